@@ -1,0 +1,1 @@
+"""Leader election and competing consumers, on the store that you already run."""

@@ -1,0 +1,586 @@
+"""One candidate's election, as a pure state machine: events and ``now`` in, effects and ``wake_at`` out.
+
+House rules:
+
+- No I/O, no clock, no loop, no dice of its own. ``handle(event, now)`` returns what is to be done; ``wake_at`` says
+  when to call again with ``Tick``. Nobody polls.
+- Three answers: yes, no, don't know. "No" ends the term at once. "Don't know" is asked again inside the time left.
+- A grant is believed from *before the question was sent*; see :func:`tenure.lease.trusted_until`.
+- Never hand a lease back while work runs. What ends a term is ``WorkEnded``, not our wish.
+- Every acquisition has a holder name of its own, so that a lost answer can be asked for again and a late one can be told
+  from the present one.
+
+::
+
+              Tick: time to ask                 Granted
+    STANDBY ────────────────────▶ CAMPAIGNING ──────────▶ LEADING ◀──────────┐
+      ▲  ▲                             │                   │   │             │ Granted,
+      │  └─── HeldBy, no answer ───────┘                   │   │ Tick: time  │ no answer
+      │                                                    │   ▼ to renew    │
+      │                          Lost, no time left,       │  RENEWING ──────┘
+      │                          asked to resign, resign,  │   │
+      │                          work has ended            ▼   ▼
+      └────────── work has ended, lease handed back ──── RESIGNING ──▶ STOPPED   (Stop)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from tenure.events import (
+    CampaignFailed,
+    Event,
+    HandedBack,
+    Overrun,
+    Reason,
+    Renewed,
+    RenewalMissed,
+    TermBegan,
+    TermEnded,
+    TermEnding,
+)
+from tenure.lease import Grant, Granted, HeldBy, Lost, Released, trusted_until
+from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, later, sooner
+
+NEVER = math.inf
+
+
+class State(Enum):
+    """Where a candidate stands."""
+
+    STANDBY = "standby"  # waits for a vacancy, or for the time to look again
+    CAMPAIGNING = "campaigning"  # has asked for the name
+    LEADING = "leading"  # holds the lease; work runs
+    RENEWING = "renewing"  # leads, and has asked for more time
+    RESIGNING = "resigning"  # leaves office: work is ending, or the lease is being handed back
+    STOPPED = "stopped"  # will never ask again
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.STANDBY: frozenset({State.CAMPAIGNING, State.LEADING, State.STOPPED}),  # LEADING: a late, still good, yes
+    State.CAMPAIGNING: frozenset({State.STANDBY, State.LEADING, State.STOPPED}),
+    State.LEADING: frozenset({State.RENEWING, State.RESIGNING}),
+    State.RENEWING: frozenset({State.LEADING, State.RESIGNING}),
+    State.RESIGNING: frozenset({State.STANDBY, State.STOPPED}),
+    State.STOPPED: frozenset(),
+}
+"""Every legal change of state; the machine refuses any other, whatever it is fed."""
+
+
+# --- what comes in -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """``wake_at`` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """The store says that something may have changed. It may lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Another candidate of this process renews now: renew along with it, if it is nearly time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Don't know: the store could not be asked, or did not say."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """The renewal was not sent, because the work makes no progress."""
+
+    why: str
+
+
+Answer = Granted | HeldBy | Lost | Released | NoAnswer | Withheld
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The question number *ask* has come back. Each question does, once, however late."""
+
+    ask: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEnded:
+    """The work of the term *token* has really ended; *again* tells whether to campaign anew."""
+
+    token: int
+    again: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """The candidate's owner wants this term to end; the candidacy goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The candidate's owner wants no further term. Work that runs may finish first."""
+
+
+Input = Tick | Hint | Together | Answered | WorkEnded | Resign | Stop
+
+
+# --- what goes out -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Ask the store for the name, as *holder*."""
+
+    ask: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Ask the store for more time, if the work makes progress."""
+
+    ask: int
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Hand the claim back."""
+
+    ask: int
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class StartWork:
+    """A term has begun: run the work, trusting the term until *trusted_until*."""
+
+    grant: Grant
+    trusted_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The term may be trusted until *until*; at once no more, if that is past."""
+
+    token: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    """Tell the work to stop, and say ``WorkEnded`` once it has."""
+
+    token: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOverran:
+    """Work still runs although its term is over: report it, or end the process."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Let the ears know."""
+
+    event: Event
+
+
+Effect = Acquire | Renew | Release | StartWork | Trust | CancelWork | WorkOverran | Tell
+
+
+# --- what is remembered ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """An unanswered question: when it was asked, and for which claim."""
+
+    asked_at: float
+    kind: type[Acquire] | type[Renew] | type[Release]
+    holder: str
+
+
+@dataclass(slots=True)
+class _Office:
+    """A term from its first to its last moment."""
+
+    grant: Grant
+    trusted_until: float
+    renew_at: float
+    asked_at: float  # when the newest question to renew went out
+    ours: bool = True  # False once the store has said no
+    stalled: bool = False  # the newest renewal was withheld
+    ending: Reason | None = None
+    stop_by: float = NEVER  # work that runs beyond this has overrun
+    overran: bool = False
+    work_runs: bool = True
+
+
+class Machine:
+    """Decide for one candidate: when to ask, what to believe and until when, when to stop the work and to resign.
+
+    Args:
+        name: What the election is about.
+        holder: This candidate's identity; each acquisition appends its own number.
+        timing: The times to keep.
+        dice: Where jitter comes from.
+        hints: Whether the store tells of vacancies; without, a candidate looks every ``timing.retry_every``.
+        now: The present moment; the first question goes out at once.
+    """
+
+    MAY: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
+
+    def __init__(self, name: str, holder: str, timing: Timing, dice: Dice, *, hints: bool, now: float) -> None:
+        self.name = name
+        self.timing = timing
+        self.state = State.STANDBY
+        self._holder = holder
+        self._dice = dice
+        self._hints = hints
+        self._questions: dict[int, _Question] = {}
+        self._asked = 0  # number of the newest question
+        self._current = 0  # number of the question we wait for; 0 for none
+        self._deadline = NEVER  # how long we wait for it
+        self._acquisition = 1
+        self._look_at = now  # when to ask for the name
+        self._hinted = False  # a hint came while a question was under way
+        self._stopping = False
+        self._office: _Office | None = None
+
+    # --- what others may read ---
+
+    @property
+    def wake_at(self) -> float:
+        """When to call ``handle(Tick(), now)``, by the same clock as ``now``; infinity for never."""
+        office = self._office
+        match self.state:
+            case State.STANDBY:
+                return self._look_at
+            case State.CAMPAIGNING:
+                return self._deadline
+            case State.LEADING if office:
+                return min(office.renew_at, self._cancel_at(office))
+            case State.RENEWING if office:
+                return min(self._deadline, self._cancel_at(office))
+            case State.RESIGNING if office and office.work_runs:
+                return NEVER if office.overran else office.stop_by
+            case State.RESIGNING:
+                return self._deadline
+        return NEVER
+
+    @property
+    def trusted_until(self) -> float:
+        """Until when the present term may be trusted; minus infinity if there is none."""
+        return self._office.trusted_until if self._office else -math.inf
+
+    @property
+    def grant(self) -> Grant | None:
+        """The present term's claim, from the win until the work has ended."""
+        return self._office.grant if self._office and self._office.work_runs else None
+
+    @property
+    def renewable_from(self) -> float:
+        """From when ``Together`` makes this candidate renew; infinity while it doesn't lead."""
+        if self.state is not State.LEADING or self._office is None:
+            return NEVER
+        return self._office.renew_at - RENEWALS_TOGETHER * self.timing.renew_every
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has stopped and every question it asked has come back."""
+        return self.state is State.STOPPED and not self._questions
+
+    # --- the one way in ---
+
+    def handle(self, event: Input, now: float) -> list[Effect]:
+        """Take in *event* at *now* and return what is to be done, in this order."""
+        effects: list[Effect] = []
+        # Time goes first: whatever arrives after the term has lapsed finds it ended.
+        self._lapse(now, effects)
+        match event:
+            case Tick():
+                self._tick(now, effects)
+            case Hint():
+                self._hint(now)
+                self._tick(now, effects)
+            case Together():
+                if now >= self.renewable_from:
+                    self._renew(now, effects)
+            case Answered(ask, answer):
+                question = self._questions.pop(ask, None)
+                if question is not None:
+                    if ask == self._current:
+                        self._current = 0
+                        self._deadline = NEVER
+                        self._take(question, answer, now, effects)
+                    else:
+                        self._take_late(question, answer, now, effects)
+            case WorkEnded(token, again):
+                self._work_ended(token, again, now, effects)
+            case Resign():
+                if self.state in (State.LEADING, State.RENEWING):
+                    self._leave("stopped" if self._stopping else "resigned", now, effects)
+            case Stop():
+                self._stopping = True
+                if self.state in (State.STANDBY, State.CAMPAIGNING):
+                    self._abandon_question()
+                    self._move(State.STOPPED)
+        return effects
+
+    # --- time ---
+
+    def _lapse(self, now: float, effects: list[Effect]) -> None:
+        office = self._office
+        if office is None:
+            return
+        if self.state in (State.LEADING, State.RENEWING) and now >= self._cancel_at(office):
+            self._leave("stalled" if office.stalled else "unanswered", now, effects)
+        if office.work_runs and not office.overran and now >= office.stop_by:
+            office.overran = True
+            effects.append(Tell(Overrun(now, self.name, office.grant.holder, office.grant.token)))
+            effects.append(WorkOverran(office.grant.token))
+
+    def _tick(self, now: float, effects: list[Effect]) -> None:
+        office = self._office
+        match self.state:
+            case State.STANDBY if now >= self._look_at:
+                self._move(State.CAMPAIGNING)
+                holder = f"{self._holder}#{self._acquisition}"
+                effects.append(Acquire(self._ask(Acquire, holder, now), holder))
+            case State.CAMPAIGNING if now >= self._deadline:
+                self._abandon_question()
+                self._look_again(f"no answer within {self.timing.retry_every:g} s", now, effects)
+            case State.LEADING if office and now >= office.renew_at:
+                self._renew(now, effects)
+            case State.RENEWING if office and now >= self._deadline:
+                self._abandon_question()
+                self._missed(office, f"no answer within {self.timing.retry_every:g} s", now, effects)
+                self._renew(now, effects)
+            case State.RESIGNING if office and not office.work_runs and now >= self._deadline:
+                self._abandon_question()
+                self._hand_back(office, now, effects)
+
+    def _hint(self, now: float) -> None:
+        match self.state:
+            case State.STANDBY:
+                self._look_at = min(self._look_at, now)
+            case State.LEADING if self._office:
+                self._renew_early(self._office, now)
+            case State.CAMPAIGNING | State.RENEWING:
+                self._hinted = True
+
+    def _renew_early(self, office: _Office, now: float) -> None:
+        # The next answer tells whether we were asked to resign. Hints may lie, so they can't make us ask without pause.
+        office.renew_at = min(office.renew_at, max(now, office.asked_at + self.timing.retry_every / 4))
+
+    # --- questions ---
+
+    def _ask(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
+        self._asked += 1
+        self._questions[self._asked] = _Question(now, kind, holder)
+        self._current = self._asked
+        self._deadline = now + self.timing.retry_every
+        return self._asked
+
+    def _abandon_question(self) -> None:
+        """Wait no longer. Its answer will be late, and is looked at then."""
+        self._current = 0
+        self._deadline = NEVER
+
+    def _renew(self, now: float, effects: list[Effect]) -> None:
+        assert self._office is not None
+        self._move(State.RENEWING)
+        self._hinted = False
+        self._office.asked_at = now
+        effects.append(Renew(self._ask(Renew, self._office.grant.holder, now), self._office.grant))
+
+    # --- answers ---
+
+    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        office = self._office
+        match self.state, answer:
+            case State.CAMPAIGNING, Granted(grant):
+                self._win(question, grant, now, effects)
+            case State.CAMPAIGNING, HeldBy(remaining=remaining):
+                self._stand_by(remaining, now)
+            case State.CAMPAIGNING, NoAnswer(why):
+                self._look_again(why, now, effects)
+            case State.RENEWING, Granted(_, resign_asked) if office:
+                self._extend(office, question, resign_asked, now, effects)
+            case State.RENEWING, Lost() if office:
+                self._denied(office, now, effects)
+            case State.RENEWING, NoAnswer(why) if office:
+                self._missed(office, why, now, effects)
+            case State.RENEWING, Withheld(why) if office:
+                self._missed(office, why, now, effects)
+                office.stalled = True
+            case State.RESIGNING, Released() | Lost() if office and not office.work_runs:
+                self._close(office, now)
+            case State.RESIGNING, NoAnswer() if office and not office.work_runs:
+                self._deadline = now + self.timing.retry_every
+
+    def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        """Look at an answer that we no longer waited for. It still counts from its own question."""
+        office = self._office
+        match answer:
+            case Granted(grant) if office is not None and grant == office.grant:
+                if self.state in (State.LEADING, State.RENEWING):
+                    self._trust(office, self._counted(question), now, effects)
+            case Granted(grant) if question.kind is Acquire:
+                if question.holder == f"{self._holder}#{self._acquisition}" and self.state in (
+                    State.STANDBY,
+                    State.CAMPAIGNING,
+                ):
+                    self._abandon_question()
+                    self._win(question, grant, now, effects)
+                else:
+                    self._return_unused(grant, now, effects)
+            case Lost(grant) if office is not None and grant == office.grant and question.kind is Renew:
+                if self.state in (State.LEADING, State.RENEWING):
+                    self._denied(office, now, effects)
+
+    def _counted(self, question: _Question) -> float:
+        """Return how long a yes to *question* may be believed: counted from the question, however late it is heard."""
+        return trusted_until(question.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
+
+    def _win(self, question: _Question, grant: Grant, now: float, effects: list[Effect]) -> None:
+        until = self._counted(question)
+        if now >= until - self.timing.grace:  # the answer was so long on its way that no time for work is left
+            self._return_unused(grant, now, effects)
+            self._acquisition += 1
+            self._look_again("the answer came too late to lead", now, effects)
+            return
+        self._move(State.LEADING)
+        renew_at = question.asked_at + sooner(self.timing.renew_every, self._dice)
+        self._office = _Office(grant, until, renew_at, question.asked_at)
+        effects.append(Tell(TermBegan(now, self.name, grant.holder, grant.token)))
+        effects.append(StartWork(grant, until))
+
+    def _extend(
+        self, office: _Office, question: _Question, resign_asked: bool, now: float, effects: list[Effect]
+    ) -> None:
+        office.stalled = False
+        self._trust(office, self._counted(question), now, effects)
+        if resign_asked:
+            self._leave("asked", now, effects)
+            return
+        self._move(State.LEADING)
+        office.renew_at = question.asked_at + sooner(self.timing.renew_every, self._dice)
+        if self._hinted:
+            self._renew_early(office, now)
+
+    def _trust(self, office: _Office, until: float, now: float, effects: list[Effect]) -> None:
+        if until > office.trusted_until:
+            office.trusted_until = until
+            effects.append(Trust(office.grant.token, until))
+            effects.append(Tell(Renewed(now, self.name, office.grant.holder, office.grant.token, until)))
+
+    def _missed(self, office: _Office, why: str, now: float, effects: list[Effect]) -> None:
+        self._move(State.LEADING)
+        office.renew_at = now + sooner(self.timing.retry_every, self._dice)
+        left = office.trusted_until - now
+        effects.append(Tell(RenewalMissed(now, self.name, office.grant.holder, office.grant.token, why, left)))
+
+    def _denied(self, office: _Office, now: float, effects: list[Effect]) -> None:
+        office.ours = False
+        office.trusted_until = -math.inf
+        effects.append(Trust(office.grant.token, -math.inf))
+        self._leave("denied", now, effects)
+
+    def _stand_by(self, remaining: float | None, now: float) -> None:
+        self._move(State.STANDBY)
+        retry = self.timing.retry_every
+        if self._hinted:
+            wait = 0.0
+        elif remaining is None:
+            wait = later(retry, self._dice)
+        else:
+            # The lease may be renewed meanwhile, then we look again after that. Where nobody tells of an early release,
+            # look sooner. A tenth of retry_every spreads those who wait for the same moment.
+            wait = (remaining if self._hints else min(remaining, retry)) + 0.1 * retry * self._dice.random()
+        self._hinted = False
+        self._look_at = now + wait
+
+    def _look_again(self, why: str, now: float, effects: list[Effect]) -> None:
+        if self.state is not State.STANDBY:
+            self._move(State.STANDBY)
+        self._hinted = False
+        self._look_at = now + later(self.timing.retry_every, self._dice)
+        effects.append(Tell(CampaignFailed(now, self.name, self._holder, why)))
+
+    # --- leaving office ---
+
+    def _cancel_at(self, office: _Office) -> float:
+        return office.trusted_until - self.timing.grace
+
+    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+        office = self._office
+        assert office is not None
+        self._abandon_question()
+        self._move(State.RESIGNING)
+        office.ending = reason
+        # Denied, the trusted time is over already: work still gets its grace to notice.
+        office.stop_by = office.trusted_until if office.ours else now + self.timing.grace
+        token, holder = office.grant.token, office.grant.holder
+        effects.append(Tell(TermEnding(now, self.name, holder, token, reason, office.stop_by)))
+        effects.append(CancelWork(token, reason))
+
+    def _work_ended(self, token: int, again: bool, now: float, effects: list[Effect]) -> None:
+        office = self._office
+        if office is None or office.grant.token != token or not office.work_runs:
+            return
+        office.work_runs = False
+        self._stopping = self._stopping or not again
+        if self.state is not State.RESIGNING:
+            self._abandon_question()
+            self._move(State.RESIGNING)
+            office.ending = "ended"
+        assert office.ending is not None
+        effects.append(Tell(TermEnded(now, self.name, office.grant.holder, token, office.ending, office.ours)))
+        self._hand_back(office, now, effects)
+
+    def _hand_back(self, office: _Office, now: float, effects: list[Effect]) -> None:
+        """Release the lease, again until it is answered; once it has run out by itself there is nothing to hand back."""
+        if office.ours and now < office.trusted_until:
+            effects.append(Release(self._ask(Release, office.grant.holder, now), office.grant))
+        else:
+            self._close(office, now)
+
+    def _close(self, office: _Office, now: float) -> None:
+        self._abandon_question()
+        self._office = None
+        self._acquisition += 1
+        self._hinted = False
+        if self._stopping:
+            self._move(State.STOPPED)
+            return
+        self._move(State.STANDBY)
+        # Who left of its own will lets the others go first.
+        turns = 2 if office.ending in ("asked", "resigned") else 1
+        self._look_at = now + later(turns * self.timing.retry_every, self._dice)
+
+    def _return_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
+        """Hand back a grant that came too late to be used. Nobody waits for the answer."""
+        self._asked += 1
+        self._questions[self._asked] = _Question(now, Release, grant.holder)
+        effects.append(Release(self._asked, grant))
+        effects.append(Tell(HandedBack(now, self.name, grant.holder, grant.token)))
+
+    def _move(self, to: State) -> None:
+        if to not in self.MAY[self.state]:
+            raise AssertionError(f"a candidate can't go from {self.state.value} to {to.value}")
+        self.state = to

@@ -1,0 +1,47 @@
+"""The errors that tenure raises: one small tree, each a letter to a tired operator.
+
+::
+
+    TenureError
+    ├── ConfigError            can never work as asked: a setting, a URL, a file that is no database
+    │   └── BackendNotInstalled    the URL's driver is missing; the message names the pip command
+    ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
+    ├── TermLost               this term is over, or can no longer be trusted
+    └── LockLost               this delivery's lock is over; somebody else may have the message
+
+Every message says what was asked, what was found, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class TenureError(Exception):
+    """Be the common ancestor, so that one ``except`` catches all that tenure raises on purpose."""
+
+
+class ConfigError(TenureError):
+    """Say that what was asked can never work, and which setting would."""
+
+
+class BackendNotInstalled(ConfigError):
+    """Say which extra brings the driver that a URL needs."""
+
+
+class Unavailable(TenureError):
+    """Say that the store could not be asked, or gave no answer: neither a yes nor a no."""
+
+
+class TermLost(TenureError):
+    """Say that a term is over: nothing may be done in its name any more."""
+
+
+class LockLost(TenureError):
+    """Say that a delivery is no longer ours: it was settled, or its lock has ended."""
+
+
+def nearest(asked: str, known: list[str]) -> str:
+    """Return ``'; did you mean …?'`` for the closest of *known*, or nothing if none is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(asked, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,89 @@
+"""What happens in an election, as plain values: told to ears (logs, metrics, displays), never used to decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Reason = Literal[
+    "denied",  # the store said that the claim is over
+    "unanswered",  # the trusted time ran out without an answer
+    "stalled",  # we withheld the renewal: the work made no progress
+    "asked",  # somebody asked the leader to step down
+    "resigned",  # the candidate's own owner called resign()
+    "stopped",  # the campaign is being stopped
+    "ended",  # the work returned or raised
+]
+"""Why a term came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to one candidate, at *at* seconds of its own clock."""
+
+    at: float
+    name: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermBegan(Event):
+    """The candidate was elected."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed(Event):
+    """The term may be trusted for longer."""
+
+    token: int
+    trusted_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalMissed(Event):
+    """A renewal brought no yes and no no; it is tried again inside the time left."""
+
+    token: int
+    why: str
+    time_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignFailed(Event):
+    """The store could not be asked for the name; the candidate goes on asking."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermEnding(Event):
+    """Work has been told to stop; it has until *deadline*."""
+
+    token: int
+    reason: Reason
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun(Event):
+    """Work still runs although its term can no longer be trusted. The lease is left to run out."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class TermEnded(Event):
+    """Work has ended, and the term with it; *released* tells whether the lease is being handed back."""
+
+    token: int
+    reason: Reason
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack(Event):
+    """A grant arrived after we had given up on it, and was returned unused."""
+
+    token: int

@@ -1,0 +1,119 @@
+"""URLs of backends: parsed once, options checked and typed, secrets never shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from tenure.errors import ConfigError, nearest
+
+Options = TypeVar("Options")
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+]*\Z")
+_SECRET = re.compile(r"pass|secret|token|key|sig|credential", re.IGNORECASE)
+_BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A backend's address, taken apart; ``str()`` of it shows no password.
+
+    ``path`` is as written (for SQLite, what follows the third slash); ``query`` holds the options, still as text.
+    """
+
+    scheme: str
+    netloc: str
+    path: str
+    query: Mapping[str, str]
+    written: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def parse(cls, written: str) -> Url:
+        """Take *written* apart.
+
+        Raises:
+            ConfigError: It isn't of the form ``scheme:…``, or an option stands twice.
+        """
+        if not isinstance(written, str):
+            raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {written!r}")
+        scheme, colon, _ = written.partition(":")
+        if not colon or not _SCHEME.match(scheme):
+            raise ConfigError(
+                f"{redact(written)!r} is not the URL of a backend; write for example sqlite:///work.db or memory:"
+            )
+        try:
+            parts = urlsplit(written)
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        except ValueError as error:
+            raise ConfigError(f"{redact(written)!r} can't be read as a URL: {error}") from error
+        query: dict[str, str] = {}
+        for name, value in pairs:
+            if name in query:
+                raise ConfigError(f"the option {name!r} stands twice in {redact(written)!r}; write it once")
+            query[name] = value
+        return cls(parts.scheme, parts.netloc, parts.path, query, written)
+
+    def options(self, kind: type[Options]) -> Options:
+        """Build the dataclass *kind* from the query: each field an option, its annotation the type, its default kept.
+
+        Raises:
+            ConfigError: An option is unknown (the nearest known one is named), or its value doesn't fit.
+        """
+        fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        given: dict[str, Any] = {}
+        for name, text in self.query.items():
+            if name not in fields:
+                known = ", ".join(sorted(fields)) or "none"
+                raise ConfigError(
+                    f"{self.scheme} has no option {name!r}{nearest(name, list(fields))} (known: {known})"
+                )
+            given[name] = _typed(name, text, str(fields[name].type))
+        return kind(**given)
+
+    def __str__(self) -> str:
+        return redact(self.written)
+
+
+def redact(url: str) -> str:
+    """Return *url* with its password and every option that smells of a secret replaced by ``***``."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return re.sub(r"://[^/]*@", "://***@", url)
+    netloc = parts.netloc
+    if "@" in netloc:
+        user, _, host = netloc.rpartition("@")
+        name, colon, _ = user.partition(":")
+        netloc = f"{name}:***@{host}" if colon else f"{user}@{host}"
+    query = "&".join(
+        f"{name}=***" if equals and _SECRET.search(name) else part
+        for part in parts.query.split("&")
+        for name, equals, _ in [part.partition("=")]
+    )
+    shown = SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment).geturl()
+    # urlunsplit drops the empty authority of sqlite:///x when the path is relative: keep what was written.
+    return shown if "://" in shown or "://" not in url else url.partition("://")[0] + "://" + netloc + parts.path
+
+
+def _typed(name: str, text: str, annotation: str) -> Any:
+    kind = annotation.removesuffix(" | None")
+    try:
+        if kind == "bool":
+            return _BOOLS[text.lower()]
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except (KeyError, ValueError) as error:
+        expected = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
+        raise ConfigError(f"the option {name!r} must be {expected}, not {text!r}") from error
+    if kind == "str":
+        return text
+    choices = re.findall(r"['\"]([^'\"]*)['\"]", kind) if kind.startswith("Literal[") else []
+    if text not in choices:
+        raise ConfigError(f"the option {name!r} must be one of {', '.join(choices)}, not {text!r}{nearest(text, choices)}")
+    return text
