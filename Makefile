@@ -1,0 +1,81 @@
+# The front door. `make` alone lists what there is; `make demo` and `make test` are all that a newcomer needs.
+#
+#   make demo ARGS='--help'            arguments for the program behind a target
+#   make test PYTHON=python3.13        another interpreter (after `make clean`)
+
+PYTHON ?= python3
+ARGS   ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Plain pip is all it takes. The two variables pin what pip installs to build a package, for old and new pips.
+INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/dev.txt \
+          $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test format lint types layers unit wheel coverage bench clean
+
+help: ## List what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## See it work (ARGS='...')
+	@$(BIN)/tenure demo $(ARGS)
+
+test: $(VENV)/.dev ## Check everything, as CI does: format, lint, layers, types, wheel, tests
+	@$(BIN)/python scripts/stages.py
+
+format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+lint: $(VENV)/.dev ## Check format and lint (ruff)
+	@$(BIN)/python scripts/stages.py format lint
+
+types: $(VENV)/.dev ## Check types: mypy strict inside, pyright on the public API
+	@$(BIN)/python scripts/stages.py types
+
+layers: $(VENV)/.dev ## Check that modules import downwards only (import-linter)
+	@$(BIN)/python scripts/stages.py layers
+
+unit: $(VENV)/.dev ## Run the tests alone (ARGS='-k lease -x')
+	@$(BIN)/python -m pytest $(ARGS)
+
+wheel: $(VENV)/.dev ## Build the wheel, install it bare, time its import
+	@$(BIN)/python scripts/stages.py wheel
+
+coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they miss
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
+
+bench: $(VENV)/.bench ## Measure tenure beside its peers (ARGS='...')
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove everything that make made, .venv too
+	rm -rf $(VENV) dist build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One environment; each stamp says how much of it is installed, and goes stale with the file that decides it.
+
+$(VENV)/.demo: pyproject.toml constraints/dev.txt | $(BIN)/python
+	@echo "Installing tenure into $(VENV)"
+	@$(INSTALL) -e '.[cli]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints/dev.txt | $(BIN)/python
+	@echo "Installing tenure and its development tools into $(VENV) (about a minute, once)"
+	@$(INSTALL) -e '.[cli,dev]'
+	@touch $(VENV)/.demo $@
+
+$(VENV)/.bench: constraints/bench.txt $(VENV)/.dev
+	@$(INSTALL) -c constraints/bench.txt -e '.[cli,dev,bench]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "tenure needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+	    echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }

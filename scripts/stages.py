@@ -1,0 +1,75 @@
+"""
+Run the checks one after the other, cheapest first, and end with a table of their times.
+
+Every stage runs, also after a failure, so that one run tells everything; the exit status is 1 if any failed.
+Names given as arguments choose stages: ``python scripts/stages.py lint types``.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+
+STAGES: dict[str, list[list[str]]] = {
+    "format": [["ruff", "format", "--check", "."]],
+    "lint": [["ruff", "check", "."]],
+    "layers": [["lint-imports", "--no-cache"]],
+    "types": [
+        ["mypy"],
+        ["pyright", "--pythonpath", PYTHON],
+        ["pyright", "--pythonpath", PYTHON, "--verifytypes", "tenure", "--ignoreexternal"],
+    ],
+    "wheel": [[PYTHON, "scripts/check_wheel.py"]],
+    # Two workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine
+    # with two cores. A file stays on one worker, so its tests still run one after the other.
+    "tests": [[PYTHON, "-m", "pytest", "-n", "2", "--dist", "loadfile"]],
+}
+
+QUIET = {"layers", "types"}  # much to say when all is well: shown only if something is wrong
+
+
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(STAGES))
+    if unknown:
+        print(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}", file=sys.stderr)
+        return 2
+    results = [(name, *timed(name)) for name in names or STAGES]
+    print(f"\n{'stage':<10}{'seconds':>8}  result")
+    for name, passed, seconds in results:
+        print(f"{name:<10}{seconds:>8.1f}  {'ok' if passed else 'FAILED'}")
+    print(f"{'total':<10}{sum(seconds for _, _, seconds in results):>8.1f}")
+    return 0 if all(passed for _, passed, _ in results) else 1
+
+
+def timed(name: str) -> tuple[bool, float]:
+    print(f"\n--- {name}", flush=True)
+    begun = time.monotonic()
+    failures = [command for command in STAGES[name] if not run(command, quiet=name in QUIET)]
+    seconds = time.monotonic() - begun
+    print(f"--- {name}: {'FAILED' if failures else 'ok'} in {seconds:.1f} s", flush=True)
+    return not failures, seconds
+
+
+def run(command: list[str], *, quiet: bool) -> bool:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
+        check=False,
+    )
+    if quiet and done.returncode:
+        print(done.stdout, flush=True)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
