@@ -1,1 +1,66 @@
-"""Leader election and competing consumers, on the store that you already run."""
+"""Leader election and competing consumers, on the store that you already run.
+
+Start at :func:`connect`. Names are loaded when they are first used, so that ``import tenure`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenure import sync as sync
+    from tenure.backend import Backend as Backend
+    from tenure.backend import Diagnosis as Diagnosis
+    from tenure.backend import connect as connect
+    from tenure.election.elector import Election as Election
+    from tenure.election.elector import Term as Term
+    from tenure.errors import BackendNotInstalled as BackendNotInstalled
+    from tenure.errors import ConfigError as ConfigError
+    from tenure.errors import LockLost as LockLost
+    from tenure.errors import TenureError as TenureError
+    from tenure.errors import TermLost as TermLost
+    from tenure.errors import Unavailable as Unavailable
+    from tenure.lease import Leader as Leader
+    from tenure.pacing import Timing as Timing
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "tenure.backend": ("Backend", "Diagnosis", "connect"),
+    "tenure.election.elector": ("Election", "Term"),
+    "tenure.errors": ("BackendNotInstalled", "ConfigError", "LockLost", "TenureError", "TermLost", "Unavailable"),
+    "tenure.lease": ("Leader",),
+    "tenure.pacing": ("Timing",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Backend",
+    "BackendNotInstalled",
+    "ConfigError",
+    "Diagnosis",
+    "Election",
+    "Leader",
+    "LockLost",
+    "TenureError",
+    "Term",
+    "TermLost",
+    "Timing",
+    "Unavailable",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "sync":
+        return import_module("tenure.sync")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'tenure' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -74,11 +74,16 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads: the holder's identity, the term's fencing token, and what the holder tells about itself."""
+    """Who leads: the holder's identity, the term's fencing token, and what the holder tells about itself.
+
+    ``remaining`` is how many seconds the lease had left when the store was asked, if it isn't renewed; None where the
+    store can't tell. It doesn't count when two leaders are compared.
+    """
 
     holder: str
     token: int
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    remaining: float | None = field(default=None, compare=False)
 
 
 def trusted_until(asked_at: float, ttl: float, drift: float, margin: float) -> float:

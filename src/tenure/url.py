@@ -68,9 +68,7 @@ class Url:
         for name, text in self.query.items():
             if name not in fields:
                 known = ", ".join(sorted(fields)) or "none"
-                raise ConfigError(
-                    f"{self.scheme} has no option {name!r}{nearest(name, list(fields))} (known: {known})"
-                )
+                raise ConfigError(f"{self.scheme} has no option {name!r}{nearest(name, list(fields))} (known: {known})")
             given[name] = _typed(name, text, str(fields[name].type))
         return kind(**given)
 
@@ -115,5 +113,7 @@ def _typed(name: str, text: str, annotation: str) -> Any:
         return text
     choices = re.findall(r"['\"]([^'\"]*)['\"]", kind) if kind.startswith("Literal[") else []
     if text not in choices:
-        raise ConfigError(f"the option {name!r} must be one of {', '.join(choices)}, not {text!r}{nearest(text, choices)}")
+        raise ConfigError(
+            f"the option {name!r} must be one of {', '.join(choices)}, not {text!r}{nearest(text, choices)}"
+        )
     return text

@@ -7,8 +7,8 @@ House rules:
 - Three answers: yes, no, don't know. "No" ends the term at once. "Don't know" is asked again inside the time left.
 - A grant is believed from *before the question was sent*; see :func:`tenure.lease.trusted_until`.
 - Never hand a lease back while work runs. What ends a term is ``WorkEnded``, not our wish.
-- Every acquisition has a holder name of its own, so that a lost answer can be asked for again and a late one can be told
-  from the present one.
+- Every acquisition has a holder name of its own, so that a lost answer can be asked for again, and a late one can be
+  told from the present one.
 
 ::
 
@@ -36,8 +36,8 @@ from tenure.events import (
     HandedBack,
     Overrun,
     Reason,
-    Renewed,
     RenewalMissed,
+    Renewed,
     TermBegan,
     TermEnded,
     TermEnding,
@@ -247,7 +247,7 @@ class Machine:
     def __init__(self, name: str, holder: str, timing: Timing, dice: Dice, *, hints: bool, now: float) -> None:
         self.name = name
         self.timing = timing
-        self.state = State.STANDBY
+        self.state: State = State.STANDBY
         self._holder = holder
         self._dice = dice
         self._hints = hints
@@ -291,6 +291,11 @@ class Machine:
     def grant(self) -> Grant | None:
         """The present term's claim, from the win until the work has ended."""
         return self._office.grant if self._office and self._office.work_runs else None
+
+    @property
+    def in_office(self) -> bool:
+        """Whether there is a term, from the win until its lease is handed back or given up."""
+        return self._office is not None
 
     @property
     def renewable_from(self) -> float:
@@ -554,7 +559,7 @@ class Machine:
         self._hand_back(office, now, effects)
 
     def _hand_back(self, office: _Office, now: float, effects: list[Effect]) -> None:
-        """Release the lease, again until it is answered; once it has run out by itself there is nothing to hand back."""
+        """Release the lease, until it is answered or has run out by itself."""
         if office.ours and now < office.trusted_until:
             effects.append(Release(self._ask(Release, office.grant.holder, now), office.grant))
         else:

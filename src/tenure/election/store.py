@@ -37,9 +37,7 @@ class LeaseStore(Protocol):
         """What this store can do."""
         ...
 
-    async def acquire(
-        self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA
-    ) -> Granted | HeldBy:
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* for *ttl* seconds if it is free, under a token one higher than any before.
 
         *holder* is new for each acquisition. If it holds the name already, an earlier answer was lost on its way: the
@@ -64,7 +62,7 @@ class LeaseStore(Protocol):
         ...
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none. It hears of it in its next answer, or by hint."""
+        """Ask the present holder to step down; False if there is none. It hears of it in its next answer or by hint."""
         ...
 
     def hints(self, name: str) -> AsyncIterator[None]:

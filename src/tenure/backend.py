@@ -1,0 +1,212 @@
+"""A store, connected: where elections and queues come from."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+from tenure import registry
+from tenure.clock import Clock, SystemClock
+from tenure.driver import Driver
+from tenure.election.elector import Election, Health, MakeTerm, Term, leader_of
+from tenure.election.store import LeaseTraits
+from tenure.errors import ConfigError
+from tenure.events import Event
+from tenure.keeper import Keeper
+from tenure.lease import Leader
+from tenure.pacing import DERIVED, Timing
+from tenure.url import Url
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What ``tenure doctor`` found out about a backend: times in seconds, advice as whole sentences."""
+
+    url: str
+    round_trip: float
+    traits: LeaseTraits
+    facts: Mapping[str, str]
+    advice: Sequence[str]
+
+
+class Backend:
+    """A store that coordinates equal instances; made by :func:`tenure.connect`, usable inside ``async with``."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keeper: Keeper | None = None,
+        clock: Clock | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        make_term: MakeTerm = Term,
+    ) -> None:
+        self.url = Url.parse(url)
+        self._module = registry.load(self.url)
+        self._given_keeper = keeper
+        self._clock = clock or SystemClock()
+        self._on_event = on_event
+        self._make_term = make_term
+        self._keeper: Keeper | None = None
+        self._opened: Any = None
+        self._driver: Driver | None = None
+
+    async def __aenter__(self) -> Backend:
+        if self._keeper is not None:
+            raise ConfigError(f"{self.url} is open already; connect once more for a second connection")
+        keeper = self._given_keeper or Keeper.enter()
+
+        async def open_store() -> tuple[Any, Driver]:
+            opened = await self._module.open(self.url, clock=self._clock)
+            return opened, Driver(opened.leases, self._clock)
+
+        try:
+            self._opened, self._driver = await keeper.call(open_store)
+        except BaseException:
+            await _leave(keeper, given=self._given_keeper is not None)
+            raise
+        self._keeper = keeper
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every campaign, hand back what is held, close the store."""
+        keeper, driver, opened = self._connected()
+        self._keeper = self._driver = self._opened = None
+
+        async def close() -> None:
+            try:
+                await driver.close()
+            finally:
+                await opened.close()
+
+        try:
+            await keeper.call(close)
+        finally:
+            await _leave(keeper, given=self._given_keeper is not None)
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float = 15.0,
+        renew_every: float = DERIVED,
+        retry_every: float = DERIVED,
+        drift: float = 0.05,
+        margin: float = DERIVED,
+        grace: float = DERIVED,
+        stall_after: float | None = None,
+        health: Health | None = None,
+        overrun: Literal["report", "exit"] = "report",
+        metadata: Mapping[str, str] | None = None,
+        label: str | None = None,
+    ) -> Election:
+        """Return an election for *name*, in which this object is one candidate.
+
+        Args:
+            name: What to lead: 1 to 1,024 printable characters. All instances that use it compete.
+            ttl: Length of a lease in seconds. A dead leader's name is free after this time.
+            renew_every, retry_every, drift, margin, grace: See :class:`tenure.Timing`; unset, they follow from *ttl*.
+            stall_after: Renew only while ``term.beat()`` was called within so many seconds.
+            health: Renew only while this function (plain or async, called on the work's loop) returns true.
+            overrun: What happens when cancelled work still runs at the end of its term: ``"report"`` leaves the lease
+                to run out and says so, ``"exit"`` ends the process with code 70.
+            metadata: What others read of the leader, such as its address.
+            label: The readable part of the holder's identity (default: host name and process id). A random part is
+                always appended: identities must never be shared.
+
+        Raises:
+            ConfigError: The times leave too little room, or don't fit this backend's limits.
+        """
+        keeper, driver, opened = self._connected()
+        timing = Timing(ttl, renew_every, retry_every, drift, margin, grace)
+        traits: LeaseTraits = opened.leases.traits
+        if not traits.ttl_min <= timing.ttl <= traits.ttl_max:
+            raise ConfigError(
+                f"ttl ({timing.ttl:g} s) must be between {traits.ttl_min:g} and {traits.ttl_max:g} s on {self.url}"
+            )
+        return Election(
+            name,
+            timing,
+            driver=driver,
+            keeper=keeper,
+            label=label,
+            metadata=metadata,
+            stall_after=stall_after,
+            health=health,
+            overrun=overrun,
+            on_event=self._on_event,
+            make_term=self._make_term,
+        )
+
+    async def leaders(self) -> dict[str, Leader | None]:
+        """Return every name that was ever led on this store, sorted, with its present leader.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        keeper, driver, _ = self._connected()
+
+        async def look() -> dict[str, Leader | None]:
+            return {name: leader_of(await driver.store.inspect(name)) for name in await driver.store.names()}
+
+        return await keeper.call(look)
+
+    async def diagnose(self) -> Diagnosis:
+        """Reach the store and tell what it is, how far away, and what to mind.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        keeper, driver, opened = self._connected()
+
+        async def look() -> Diagnosis:
+            trips = []
+            for _ in range(5):
+                asked_at = time.perf_counter()
+                await driver.store.inspect("tenure doctor")
+                trips.append(time.perf_counter() - asked_at)
+            facts, advice = await opened.describe()
+            facts = {"python": platform.python_version(), **facts, "clock": type(self._clock).__name__}
+            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts, advice)
+
+        return await keeper.call(look)
+
+    def _connected(self) -> tuple[Keeper, Driver, Any]:
+        if self._keeper is None or self._driver is None:
+            raise ConfigError(f"{self.url} is not open; use it inside 'async with tenure.connect(…) as backend:'")
+        return self._keeper, self._driver, self._opened
+
+
+def connect(
+    url: str,
+    *,
+    on_event: Callable[[Event], None] | None = None,
+) -> Backend:
+    """Connect to the store at *url*; use it as ``async with tenure.connect(url) as backend:``.
+
+    Args:
+        url: ``memory:`` or ``sqlite:///path``; options stand in the query and are checked.
+        on_event: Called on the caller's loop with everything that happens to its candidates (``tenure.events``).
+
+    Raises:
+        ConfigError: The URL names no backend, or an option is unknown or doesn't fit.
+        BackendNotInstalled: The backend's driver is missing; the message names the pip command.
+    """
+    return Backend(url, on_event=on_event)
+
+
+async def _leave(keeper: Keeper, *, given: bool) -> None:
+    """Give the keeper back without blocking the caller's loop while its thread ends."""
+    if given:
+        return
+    if asyncio.get_running_loop() is keeper.loop:
+        keeper.leave()
+    else:
+        await asyncio.to_thread(keeper.leave)

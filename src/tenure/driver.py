@@ -1,0 +1,383 @@
+"""The driver: feeds machines and does what they say. Dull on purpose; every decision is the machine's.
+
+It lives on the keeper's loop. One driver serves all candidates of one store, so that renewals which are due at about
+the same time travel together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from tenure.clock import Clock
+from tenure.election.machine import (
+    NEVER,
+    Acquire,
+    Answer,
+    Answered,
+    CancelWork,
+    Effect,
+    Hint,
+    Input,
+    Machine,
+    NoAnswer,
+    Release,
+    Renew,
+    Resign,
+    StartWork,
+    Stop,
+    Tell,
+    Tick,
+    Together,
+    Trust,
+    Withheld,
+    WorkOverran,
+)
+from tenure.election.store import LeaseStore
+from tenure.errors import TenureError, Unavailable
+from tenure.events import Event, Reason
+from tenure.keeper import Pulse
+from tenure.lease import Grant, HeldBy, Metadata, Vacant
+
+BATCH_MAX = 500
+"""Renewals in one call to the store: enough to be cheap, few enough not to hold others up."""
+
+SUSPEND_CHECK = 1.0
+"""Seconds between looks for a suspend: timers stand still meanwhile, our clock doesn't."""
+
+
+class Office(Protocol):
+    """Where a candidate's work runs. All but ``healthy`` are called on the keeper's loop and must not block it."""
+
+    metadata: Metadata
+    pulse: Pulse | None
+    has_health: bool
+
+    def begin(self, grant: Grant, trusted_until: float) -> None:
+        """Start the work of this term."""
+        ...
+
+    def trust(self, token: int, until: float) -> None:
+        """Believe in the term until then."""
+        ...
+
+    def cancel(self, token: int, reason: Reason) -> None:
+        """Tell the work to stop."""
+        ...
+
+    def overran(self, token: int) -> None:
+        """The work did not stop in time."""
+        ...
+
+    def stalled(self) -> str | None:
+        """Say why the work makes no progress, or None."""
+        ...
+
+    async def healthy(self, within: float) -> str | None:
+        """Ask the work's own health callback: say why it is not well, or None."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """The candidacy is over: what was asked can never work, or tenure itself is broken."""
+        ...
+
+    def left(self) -> None:
+        """The candidacy has ended, and nothing of it is under way."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Pass on what happened."""
+        ...
+
+
+class Candidacy:
+    """One machine at work: its timer, its hints, its questions to the store."""
+
+    def __init__(self, driver: Driver, machine: Machine, office: Office) -> None:
+        self.machine = machine
+        self.office = office
+        self._driver = driver
+        self._timer: asyncio.TimerHandle | None = None
+        self._hints: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+        self._out_of_office = asyncio.Event()
+
+    def begin(self) -> None:
+        if self._driver.store.traits.hints:
+            self._hints = self._driver.spawn(self._listen())
+        self.feed(Tick())
+
+    def feed(self, event: Input) -> None:
+        """Give *event* to the machine, do what it says, and wake it when it wants."""
+        if self.ended.is_set():
+            return
+        try:
+            for effect in self.machine.handle(event, self._driver.clock.now()):
+                self._perform(effect)
+        except Exception as error:  # a machine that breaks must not leave anybody believing
+            self.fail(error)
+            return
+        if not self.machine.in_office:
+            self._out_of_office.set()
+        if self.machine.settled:
+            self._finish()
+        else:
+            self._arm()
+
+    async def resign(self, wait: bool) -> bool:
+        """End the present term, and *wait* until its lease is handed back; False if there is none."""
+        if not self.machine.in_office:
+            return False
+        self._out_of_office.clear()
+        self.feed(Resign())
+        if wait:
+            await self._out_of_office.wait()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        if self.ended.is_set():
+            return
+        if grant := self.machine.grant:
+            self.office.trust(grant.token, -NEVER)
+            self.office.cancel(grant.token, "stopped")
+        self.office.failed(error)
+        self._finish()
+
+    def _finish(self) -> None:
+        self.ended.set()
+        self._out_of_office.set()
+        if self._timer:
+            self._timer.cancel()
+        if self._hints:
+            self._hints.cancel()
+        self._driver.candidacies.discard(self)
+        self.office.left()
+
+    def _arm(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        wake_at = self.machine.wake_at
+        wait = max(0.0, wake_at - self._driver.clock.now())
+        self._timer = None if wake_at == NEVER else self._driver.loop.call_later(wait, self.feed, Tick())
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Renew(ask, grant):
+                self._driver.renew_soon(self, ask, grant)
+            case Acquire(ask, holder):
+                machine, store = self.machine, self._driver.store
+                claim = store.acquire(machine.name, holder, machine.timing.ttl, self.office.metadata)
+                self._driver.spawn(self._question(ask, claim))
+            case Release(ask, grant):
+                self._driver.spawn(self._question(ask, self._driver.store.release(grant)))
+            case StartWork(grant, until):
+                self.office.begin(grant, until)
+            case Trust(token, until):
+                self.office.trust(token, until)
+            case CancelWork(token, reason):
+                self.office.cancel(token, reason)
+            case WorkOverran(token):
+                self.office.overran(token)
+            case Tell(event):
+                self.office.tell(event)
+
+    async def _question(self, ask: int, call: Coroutine[Any, Any, Answer]) -> None:
+        try:
+            answer = await call
+        except Unavailable as error:
+            answer = NoAnswer(str(error))
+        except Exception as error:  # ConfigError: it can never work; anything else: a bug. Neither must be waited out
+            self.fail(error)
+            return
+        self.feed(Answered(ask, answer))
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for _ in self._driver.store.hints(self.machine.name):
+                    self.feed(Hint())
+            except TenureError:
+                pass  # hints may be absent; the machine looks again in its own time
+            await asyncio.sleep(self.machine.timing.retry_every)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A renewal that goes out in this turn of the loop."""
+
+    candidacy: Candidacy
+    ask: int
+    grant: Grant
+
+    def answered(self, answer: Answer) -> None:
+        self.candidacy.feed(Answered(self.ask, answer))
+
+
+class Driver:
+    """All candidacies on one store."""
+
+    def __init__(self, store: LeaseStore, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.candidacies: set[Candidacy] = set()
+        self._due: list[_Due] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = WeakKeyDictionary()
+        self._lag = self._clock_lag()
+        self._suspend_watch: asyncio.TimerHandle | None = None
+
+    def stand(self, machine: Machine, office: Office) -> Candidacy:
+        """Begin a candidacy."""
+        candidacy = Candidacy(self, machine, office)
+        self.candidacies.add(candidacy)
+        if self._suspend_watch is None:
+            self._watch_suspend()
+        candidacy.begin()
+        return candidacy
+
+    async def close(self) -> None:
+        """End every candidacy that is left, then everything that is under way."""
+        for candidacy in list(self.candidacies):
+            candidacy.feed(Stop())
+            candidacy.feed(Resign())
+        if leaving := [(c.ended.wait(), c.machine.timing) for c in self.candidacies]:
+            patience = max(timing.grace + timing.retry_every for _, timing in leaving)
+            try:
+                async with asyncio.timeout(patience):
+                    await asyncio.gather(*(ended for ended, _ in leaving))
+            except TimeoutError:
+                pass  # said below, to each that is left
+        for candidacy in list(self.candidacies):
+            candidacy.fail(TenureError("the backend was closed while work was still running in its name"))
+        if self._suspend_watch:
+            self._suspend_watch.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def pulse_of(self, loop: asyncio.AbstractEventLoop) -> Pulse:
+        """Return the one pulse of *loop*, so that all who work there share its questions."""
+        return self._pulses.setdefault(loop, Pulse(loop))
+
+    # --- renewals travel together ---
+
+    def renew_soon(self, candidacy: Candidacy, ask: int, grant: Grant) -> None:
+        """Renew along with whoever else is due; the question goes out in this turn of the loop."""
+        self._due.append(_Due(candidacy, ask, grant))
+        if len(self._due) == 1:
+            self.loop.call_soon(self._renew_due)
+
+    def _renew_due(self) -> None:
+        now = self.clock.now()
+        for candidacy in list(self.candidacies):
+            if candidacy.machine.renewable_from <= now:
+                candidacy.feed(Together())
+        due, self._due = self._due, []
+        groups: dict[tuple[int, float], list[_Due]] = {}
+        for one in due:
+            office = one.candidacy.office
+            # Those of one loop stand or fall together. A health callback may be slow, so who has one goes alone.
+            place = id(office) if office.has_health else id(office.pulse)
+            groups.setdefault((place, one.candidacy.machine.timing.ttl), []).append(one)
+        for (_, ttl), group in groups.items():
+            for start in range(0, len(group), BATCH_MAX):
+                self.spawn(self._renew(group[start : start + BATCH_MAX], ttl))
+
+    async def _renew(self, group: list[_Due], ttl: float) -> None:
+        office = group[0].candidacy.office
+        # Half of the time that the machine waits, so that it hears "withheld" and not "no answer".
+        within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
+        if office.pulse is not None and not await office.pulse.beats(within):
+            _answer_alike(group, Withheld(f"the event loop that runs the work did not answer for {within:g} s"))
+            return
+        if office.has_health and (why := await office.healthy(within)):
+            _answer_alike(group, Withheld(why))
+            return
+        moving = []
+        for one in group:
+            if why := one.candidacy.office.stalled():
+                one.answered(Withheld(why))
+            else:
+                moving.append(one)
+        if not moving:
+            return
+        try:
+            answers = await self.store.renew([one.grant for one in moving], ttl)
+        except TenureError as error:  # also one that can never work: the terms end when their time is up
+            _answer_alike(moving, NoAnswer(str(error)))
+            return
+        except Exception as error:
+            for one in moving:
+                one.candidacy.fail(error)
+            return
+        for one, answer in zip(moving, answers, strict=True):
+            one.answered(answer)
+
+    # --- suspend ---
+
+    def _watch_suspend(self) -> None:
+        """Timers of the loop stand still while the machine sleeps. When the clocks have come apart, wake everybody."""
+        lag = self._clock_lag()
+        if lag - self._lag > SUSPEND_CHECK / 2:
+            for candidacy in list(self.candidacies):
+                candidacy.feed(Tick())
+        self._lag = lag
+        self._suspend_watch = self.loop.call_later(SUSPEND_CHECK, self._watch_suspend)
+
+    def _clock_lag(self) -> float:
+        return self.clock.now() - self.loop.time()
+
+    # --- observing ---
+
+    async def watch(self, name: str, poll: float) -> AsyncGenerator[HeldBy | Vacant, None]:
+        """Yield who holds *name*, at first and at every change that is seen."""
+        woken = asyncio.Event()
+        listener = self.spawn(self._wake(name, woken.set, poll)) if self.store.traits.hints else None
+        seen: int | None = -1  # the token of the leader last told of; None for a vacancy
+        try:
+            while True:
+                woken.clear()
+                wait = poll
+                try:
+                    found = await self.store.inspect(name)
+                except Unavailable:
+                    found = None  # don't know: what was seen last stands, look again
+                if found is not None:
+                    if isinstance(found, HeldBy) and found.remaining is not None:
+                        wait = found.remaining + poll / 100 if listener else min(found.remaining + poll / 100, poll)
+                    token = found.token if isinstance(found, HeldBy) else None
+                    if token != seen:
+                        seen = token
+                        yield found
+                try:
+                    async with asyncio.timeout(wait):
+                        await woken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            if listener:
+                listener.cancel()
+
+    async def _wake(self, name: str, wake: Callable[[], None], pause: float) -> None:
+        while True:
+            try:
+                async for _ in self.store.hints(name):
+                    wake()
+            except TenureError:
+                pass
+            await asyncio.sleep(pause)
+
+
+def _answer_alike(group: list[_Due], answer: Answer) -> None:
+    for one in group:
+        one.answered(answer)

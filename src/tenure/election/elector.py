@@ -1,0 +1,593 @@
+"""The room where an election's work runs: ``Election`` and ``Term`` as users meet them.
+
+The machine and its questions live on the keeper's loop; work runs on the caller's. What crosses between the two is
+either a plain number (until when a term is trusted) or a callback posted to the other loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import secrets
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Protocol
+
+from tenure.clock import Clock
+from tenure.driver import Candidacy, Driver
+from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
+from tenure.errors import ConfigError, TermLost
+from tenure.events import Event, Reason
+from tenure.keeper import Keeper
+from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
+from tenure.observe.log import log_event
+from tenure.pacing import Timing
+
+NAME_MAX = 1024
+"""Characters in an election's name."""
+
+EXIT_OVERRUN = 70
+"""With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
+
+WHY: Mapping[Reason, str] = MappingProxyType(
+    {
+        "denied": "the store says that the lease is over or somebody else's",
+        "unanswered": "the store did not confirm the lease in time",
+        "stalled": "the lease was not renewed because the work made no progress",
+        "asked": "the leader was asked to step down",
+        "resigned": "this candidate resigned",
+        "stopped": "the campaign was stopped",
+        "ended": "the work has ended",
+    }
+)
+
+
+class Flag(Protocol):
+    """An event, of asyncio or of threading."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
+
+
+class Tenancy:
+    """A claim to lead, and until when it may be believed: what terms for loops and terms for threads share."""
+
+    name: str
+    holder: str
+    token: int
+    lost: Flag
+
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock, lost: Flag) -> None:
+        self.name = grant.name
+        self.holder = grant.holder
+        self.token = grant.token
+        self.lost = lost
+        self._trusted_until = trusted_until
+        self._clock = clock
+        self._beat_at = clock.now()
+        self._reason: Reason | None = None
+
+    def remaining(self) -> float:
+        """Return for how many seconds this term may still be trusted, if nothing more is heard; 0.0 if it is over."""
+        return max(0.0, self._trusted_until - self._clock.now())
+
+    def check(self) -> None:
+        """Do nothing if this term may be trusted right now; call it before every act that only a leader may do.
+
+        It compares the clock with the deadline, here and now: there is no flag that a blocked thread had to set.
+
+        Raises:
+            TermLost: The term is over. Whoever leads now has a newer token.
+        """
+        if self._clock.now() >= self._trusted_until:
+            raise TermLost(self.obituary())
+
+    def beat(self) -> None:
+        """Prove that the work makes progress: with ``stall_after``, the lease is renewed only while beats come."""
+        self._beat_at = self._clock.now()
+
+    def obituary(self) -> str:
+        """Say why this term is over, and what to do about it."""
+        return (
+            f"term {self.token} of {self.name!r} is over: {WHY[self._reason or 'unanswered']}; stop acting as the "
+            "leader, and send term.token along with every write, so that the resource can refuse an old one"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Term {self.token} of {self.name!r}, {self.remaining():.3g} s left>"
+
+
+class Term(Tenancy):
+    """A term of office: who leads what, under which fencing token, and for how long that may be believed.
+
+    Attributes:
+        name: What the election is about.
+        holder: The identity that won; new for each acquisition.
+        token: The fencing token. It rises with every acquisition, by whomever, and never falls.
+        lost: An ``asyncio.Event``, set once the work has been told to stop.
+    """
+
+    lost: asyncio.Event
+
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
+        super().__init__(grant, trusted_until, clock, asyncio.Event())
+
+
+Work = Callable[[Term], Awaitable[Any]]
+MakeTerm = Callable[[Grant, float, Clock], Tenancy]
+Health = Callable[[], bool | Awaitable[bool]]
+
+
+class Election:
+    """One name to lead, and our candidacy for it. Made by ``backend.election(name, …)``."""
+
+    def __init__(
+        self,
+        name: str,
+        timing: Timing,
+        *,
+        driver: Driver,
+        keeper: Keeper,
+        label: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        stall_after: float | None = None,
+        health: Health | None = None,
+        overrun: Literal["report", "exit"] = "report",
+        on_event: Callable[[Event], None] | None = None,
+        make_term: MakeTerm = Term,
+    ) -> None:
+        self.name = _checked_name(name)
+        self.timing = timing
+        self.metadata: Metadata = _checked_metadata(metadata)
+        _check_gates(stall_after, health, overrun)
+        self.label = label or f"{socket.gethostname()}-{os.getpid()}"
+        self.stall_after = stall_after
+        self.health = health
+        self.overrun = overrun
+        self._driver = driver
+        self._keeper = keeper
+        self._on_event = on_event
+        self._make_term = make_term
+        self._seat: Seat | None = None
+
+    async def run(self, work: Work, *, again: bool = False, stop: asyncio.Event | None = None) -> None:
+        """Campaign for the name and run *work* during every term won.
+
+        *work* is cancelled ``grace`` before its term can no longer be trusted, which is before the store would give the
+        name to anyone else. After a loss, the candidate contends again, for ever, and starts *work* with a new term.
+        The lease is handed back once *work* has really ended, never before.
+
+        Args:
+            work: ``async def work(term)``. When it returns, the campaign ends; see *again*. When it raises, the
+                candidate steps down and the error comes out of ``run``.
+            again: Campaign anew when *work* returns.
+            stop: Set it to stop contending. Work that runs may finish; the lease is handed back after it.
+
+        Raises:
+            ConfigError: The store can never be used as it is. Nobody leads because of it.
+
+        Example::
+
+            async def coordinate(term):
+                while True:
+                    term.check()
+                    await plan(fence=term.token)
+
+
+            await election.run(coordinate)
+        """
+        async with self._stand() as seat:
+            stopping = asyncio.create_task(_stop_when(stop, seat)) if stop else None
+            try:
+                while (term := await seat.elected()) is not None:
+                    await self._serve(seat, term, work, again)
+            finally:
+                if stopping:
+                    stopping.cancel()
+
+    def campaign(self, *, cancel: bool = True) -> Campaign:
+        """Campaign for the name as a block: entered once elected, left with the lease handed back.
+
+        When the term is lost, the block is cancelled, and ``TermLost`` comes out of it.
+
+        Args:
+            cancel: False leaves the block running when the term is lost; it must watch ``term.lost`` itself.
+
+        Raises:
+            TermLost: The term ended before the block did.
+            ConfigError: The store can never be used as it is.
+
+        Example::
+
+            async with election.campaign() as term:
+                await rebuild_index(fence=term.token)
+        """
+        return Campaign(self, cancel)
+
+    async def leader(self) -> Leader | None:
+        """Return who leads now, or None if nobody does.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        return leader_of(await self._keeper.call(lambda: self._driver.store.inspect(self.name)))
+
+    async def observe(self) -> AsyncGenerator[Leader | None, None]:
+        """Yield who leads, at first and then at every change; None stands for a vacancy.
+
+        While the store can't be reached, nothing is yielded: what was said last is the last that is known. Changes that
+        follow one another within a round trip may be told as one.
+        """
+        watch = self._driver.watch(self.name, self.timing.retry_every)
+        if asyncio.get_running_loop() is self._keeper.loop:
+            async with aclosing(watch) as seen:
+                async for found in seen:
+                    yield leader_of(found)
+            return
+        try:
+            while True:
+                yield leader_of(await self._keeper.call(lambda: _next(watch)))
+        finally:
+            await self._keeper.call(lambda: _close(watch))
+
+    async def resign(self, *, wait: bool = True) -> bool:
+        """End our own term: the work is cancelled, and the lease handed back once it has ended.
+
+        The candidacy goes on, but lets others go first. Returns whether there was a term to end.
+
+        Args:
+            wait: Return only once the lease has been handed back. (Work that waits for this is cancelled meanwhile.)
+        """
+        return await self._seat.resign(wait) if self._seat else False
+
+    async def ask_to_resign(self) -> bool:
+        """Ask the present leader, whoever it is, to step down; it hears of it with its next renewal or by hint.
+
+        Returns whether there was a leader to ask.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        return await self._keeper.call(lambda: self._driver.store.ask_to_resign(self.name))
+
+    # --- inside ---
+
+    def _stand(self) -> Seat:
+        if self._seat is not None:
+            raise ConfigError(
+                f"this object campaigns for {self.name!r} already; one object is one candidate: make another with "
+                f"backend.election({self.name!r})"
+            )
+        return Seat(self)
+
+    async def _serve(self, seat: Seat, term: Any, work: Work, again: bool) -> None:
+        """Run *work* for one term, to its real end."""
+        call: object = work(term)
+        if not inspect.isawaitable(call):
+            seat.ended(term, again=False)
+            raise ConfigError(
+                f"work must be an async function, and {_named(work)} returned {type(call).__name__}; "
+                "for plain functions there is tenure.sync"
+            )
+        task = asyncio.ensure_future(call)
+        seat.occupy(term, task.cancel)
+        outside: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as cancelled:
+                # We are being cancelled ourselves. The lease can't go before the work has ended, so see it out.
+                outside = cancelled
+                seat.stop(at_once=True)
+        error = None if task.cancelled() else task.exception()
+        lost = seat.vacate(term)
+        if isinstance(error, TermLost) and lost:
+            error = None  # that is how work notices
+        unasked = task.cancelled() and not lost and outside is None  # the work cancelled itself
+        seat.ended(term, again=(again or lost) and error is None and outside is None and not unasked)
+        if outside is not None:
+            raise outside
+        if error is not None:
+            raise error
+        if unasked:
+            raise asyncio.CancelledError("the work cancelled itself")
+
+
+class Campaign:
+    """The block form of a campaign: ``async with election.campaign() as term``."""
+
+    def __init__(self, election: Election, cancel: bool) -> None:
+        self._election = election
+        self._cancel = cancel
+
+    async def __aenter__(self) -> Any:  # a Term; in tenure.sync its own
+        self._seat = seat = self._election._stand()
+        await seat.__aenter__()
+        try:
+            term = await seat.elected()
+            if term is None:
+                raise TermLost(
+                    f"the campaign for {self._election.name!r} was ended before it won: the backend was closed"
+                )
+        except BaseException:
+            await seat.__aexit__(*sys.exc_info())
+            raise
+        self._term = term
+        self._interrupted: asyncio.Task[Any] | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+
+        def interrupt() -> None:
+            if self._cancel:
+                self._interrupted = task
+                task.cancel()
+
+        seat.occupy(term, interrupt)
+        return term
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._seat.vacate(self._term)
+        over = self._term.remaining() == 0.0
+        if self._interrupted:
+            if kind is not asyncio.CancelledError:
+                # Our cancel() may still be on its way to the next await. That is ours: take it here.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
+            ours = self._interrupted.uncancel() <= self._cancelling
+            over = ours and (over or kind is asyncio.CancelledError)
+        self._seat.ended(self._term, again=False)
+        await self._seat.__aexit__(kind, error, trace)
+        if over and (error is None or kind is asyncio.CancelledError):
+            raise TermLost(self._term.obituary()) from error
+
+
+class Seat:
+    """One candidacy as its owner's loop sees it; the office where its work runs as the keeper sees it."""
+
+    def __init__(self, election: Election) -> None:
+        self._election = election
+        self._loop = asyncio.get_running_loop()
+        self._inline = self._loop is election._keeper.loop
+        self.metadata = election.metadata
+        self.pulse = None if self._inline else election._driver.pulse_of(self._loop)
+        self.has_health = election.health is not None
+        self._candidacy: Candidacy | None = None
+        self._term: Tenancy | None = None  # written on the keeper's loop, read on both
+        self._waiting: Tenancy | None = None  # begun, and not yet fetched by elected()
+        self._interrupt: Callable[[], object] | None = None
+        self._told_to_stop = 0  # token of the newest term whose work was told to stop
+        self._over = False
+        self._error: BaseException | None = None
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Seat:
+        election = self._election
+        timing, driver = election.timing, election._driver
+
+        async def stand() -> Candidacy:
+            # New for each candidacy: 128 bits that nobody else has, whatever the label, the host name or the pid.
+            holder = f"{election.label}-{secrets.token_hex(16)}"
+            hints, now = driver.store.traits.hints, driver.clock.now()
+            machine = Machine(election.name, holder, timing, random.Random(), hints=hints, now=now)
+            return driver.stand(machine, self)
+
+        election._seat = self
+        self._candidacy = await election._keeper.call(stand)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Contend no more, and wait until the lease is handed back or has run out."""
+        self.stop(at_once=True)
+        try:
+            while not self._over:
+                self._news.clear()
+                await self._news.wait()
+        finally:
+            self._election._seat = None
+
+    # --- the owner's side ---
+
+    async def elected(self) -> Tenancy | None:
+        """Wait for the next term; None once there will be none.
+
+        Raises:
+            TenureError: Why there will be none, if it wasn't asked for.
+        """
+        while self._waiting is None and not self._over:
+            self._news.clear()
+            await self._news.wait()
+        term, self._waiting = self._waiting, None
+        if term is None and self._error is not None:
+            raise self._error
+        return term
+
+    def occupy(self, term: Tenancy, interrupt: Callable[[], object]) -> None:
+        """Work begins; *interrupt* tells it to stop."""
+        self._interrupt = interrupt
+        if self._told_to_stop >= term.token:
+            interrupt()
+
+    def vacate(self, term: Tenancy) -> bool:
+        """Work has ended; return whether it had to."""
+        self._interrupt = None
+        return self._told_to_stop >= term.token or term.remaining() == 0.0
+
+    def ended(self, term: Tenancy, *, again: bool) -> None:
+        self._feed(WorkEnded(term.token, again))
+
+    def stop(self, *, at_once: bool) -> None:
+        """Contend no more; *at_once* also cancels the work."""
+        self._feed(Stop())
+        if at_once:
+            self._feed(Resign())
+
+    async def resign(self, wait: bool) -> bool:
+        async def leave() -> bool:
+            assert self._candidacy is not None
+            return await self._candidacy.resign(wait)
+
+        return await self._election._keeper.call(leave)
+
+    def _feed(self, event: Input) -> None:
+        if self._candidacy is None:
+            return
+        if self._inline:
+            self._candidacy.feed(event)
+        else:
+            self._election._keeper.loop.call_soon_threadsafe(self._candidacy.feed, event)
+
+    # --- the keeper's side (an Office) ---
+
+    def begin(self, grant: Grant, trusted_until: float) -> None:
+        self._term = term = self._election._make_term(grant, trusted_until, self._election._driver.clock)
+        self._post(self._on_begun, term)
+
+    def trust(self, token: int, until: float) -> None:
+        # A plain number, written here and read by check() on any thread: no blocked loop stands between the two.
+        if self._term and self._term.token == token:
+            self._term._trusted_until = until
+
+    def cancel(self, token: int, reason: Reason) -> None:
+        if self._term and self._term.token == token:
+            self._term._reason = reason
+            self._post(self._on_cancelled, self._term)
+
+    def overran(self, token: int) -> None:
+        if self._election.overrun == "exit":
+            sys.stderr.write(
+                f"tenure: work of term {token} of {self._election.name!r} still runs although its lease ends now; "
+                f"overrun='exit' ends this process with code {EXIT_OVERRUN}\n"
+            )
+            sys.stderr.flush()
+            os._exit(EXIT_OVERRUN)
+
+    def stalled(self) -> str | None:
+        limit, term = self._election.stall_after, self._term
+        if limit is None or term is None:
+            return None
+        silent = self._election._driver.clock.now() - term._beat_at
+        return f"no term.beat() for {silent:.3g} s, and stall_after is {limit:g} s" if silent > limit else None
+
+    async def healthy(self, within: float) -> str | None:
+        question = self._ask_health()
+        try:
+            async with asyncio.timeout(within):
+                if self._inline:
+                    return await question
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(question, self._loop))
+        except TimeoutError:
+            return f"the health callback did not answer for {within:g} s"
+        except RuntimeError as error:
+            question.close()
+            return f"the loop that runs the work is gone: {error}"
+
+    async def _ask_health(self) -> str | None:
+        assert self._election.health is not None
+        try:
+            # tenure.sync works on the keeper's own loop, where no user code may run.
+            well = await asyncio.to_thread(self._election.health) if self._inline else self._election.health()
+            if inspect.isawaitable(well):
+                well = await well
+        except Exception as error:
+            return f"the health callback raised {type(error).__name__}: {error}"
+        return None if well else "the health callback said no"
+
+    def failed(self, error: BaseException) -> None:
+        self._post(self._on_failed, error)
+
+    def left(self) -> None:
+        self._post(self._on_left)
+
+    def tell(self, event: Event) -> None:
+        log_event(event)
+        if self._election._on_event:
+            self._post(self._election._on_event, event)
+
+    def _post(self, callback: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            # The owner's loop was closed under its work, so that work can't be running: leave office.
+            if self._candidacy and (grant := self._candidacy.machine.grant):
+                self._election._keeper.loop.call_soon(self._candidacy.feed, WorkEnded(grant.token, again=False))
+
+    # --- what the keeper's side posts here ---
+
+    def _on_begun(self, term: Tenancy) -> None:
+        self._waiting = term
+        self._news.set()
+
+    def _on_cancelled(self, term: Tenancy) -> None:
+        self._told_to_stop = term.token
+        term.lost.set()
+        if self._waiting is term:  # cancelled before its work began
+            self._waiting = None
+            self.ended(term, again=True)
+        elif self._interrupt:
+            self._interrupt()
+
+    def _on_failed(self, error: BaseException) -> None:
+        self._error = error
+
+    def _on_left(self) -> None:
+        self._over = True
+        self._news.set()
+
+
+def leader_of(found: HeldBy | Vacant) -> Leader | None:
+    """Tell a store's answer in the user's words."""
+    if isinstance(found, Vacant):
+        return None
+    return Leader(found.holder, found.token, found.metadata, found.remaining)
+
+
+async def _stop_when(stop: asyncio.Event, seat: Seat) -> None:
+    await stop.wait()
+    seat.stop(at_once=False)
+
+
+async def _next(watch: AsyncGenerator[HeldBy | Vacant, None]) -> HeldBy | Vacant:
+    return await anext(watch)
+
+
+async def _close(watch: AsyncGenerator[HeldBy | Vacant, None]) -> None:
+    await watch.aclose()
+
+
+def _named(work: object) -> str:
+    return getattr(work, "__qualname__", repr(work))
+
+
+def _checked_name(name: object) -> str:
+    if not (isinstance(name, str) and 0 < len(name) <= NAME_MAX and name.isprintable()):
+        raise ConfigError(f"an election's name must be 1 to {NAME_MAX} printable characters, not {name!r}")
+    return name
+
+
+def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
+    if metadata is None:
+        return NO_METADATA
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigError(f"metadata must map text to text, and has {key!r}: {value!r}")
+    return MappingProxyType(dict(metadata))
+
+
+def _check_gates(stall_after: object, health: object, overrun: object) -> None:
+    positive = isinstance(stall_after, (int, float)) and not isinstance(stall_after, bool) and stall_after > 0
+    if stall_after is not None and not positive:
+        raise ConfigError(f"stall_after must be a positive number of seconds, or None, not {stall_after!r}")
+    if health is not None and not callable(health):
+        raise ConfigError(f"health must be a function that returns whether all is well, not {health!r}")
+    if overrun not in ("report", "exit"):
+        raise ConfigError(f"overrun must be 'report' or 'exit', not {overrun!r}")

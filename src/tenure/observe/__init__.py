@@ -1,0 +1,1 @@
+"""Ears: what happens, told to logs and metrics. They see events and doors, never rooms."""

@@ -1,0 +1,51 @@
+"""Events as log records of the logger ``tenure``: one line each, the values as attributes of the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from tenure.events import (
+    CampaignFailed,
+    Event,
+    HandedBack,
+    Overrun,
+    RenewalMissed,
+    Renewed,
+    TermBegan,
+    TermEnded,
+    TermEnding,
+)
+
+logger = logging.getLogger("tenure")
+
+
+def log_event(event: Event) -> None:
+    """Write *event* to the log; its fields are in ``record.tenure`` for structured handlers."""
+    level, message = _said(event)
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s: %s", event.name, message, extra={"tenure": dataclasses.asdict(event)})
+
+
+def _said(event: Event) -> tuple[int, str]:
+    match event:
+        case TermBegan(holder=holder, token=token):
+            return logging.INFO, f"elected, term {token}, as {holder}"
+        case Renewed(token=token):
+            return logging.DEBUG, f"term {token} renewed"
+        case RenewalMissed(token=token, why=why, time_left=left):
+            return logging.WARNING, f"term {token} was not renewed ({why}); trusted for {left:.3g} s more, trying again"
+        case CampaignFailed(why=why):
+            return logging.WARNING, f"could not stand for election ({why}); trying again"
+        case TermEnding(token=token, reason=reason, deadline=deadline, at=at):
+            return logging.INFO, f"term {token} ends ({reason}); work has {max(0.0, deadline - at):.3g} s to stop"
+        case Overrun(token=token):
+            return logging.ERROR, (
+                f"term {token} is over and its work still runs; the lease is left to run out, and this candidate "
+                "does not contend until the work has ended"
+            )
+        case TermEnded(token=token, reason=reason, released=released):
+            return logging.INFO, f"term {token} has ended ({reason}), lease {'handed back' if released else 'gone'}"
+        case HandedBack(token=token):
+            return logging.INFO, f"term {token} was granted too late to be used, and handed back"
+    return logging.INFO, repr(event)
