@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from tenure import registry
+from tenure.backends import Fact, Opened
 from tenure.clock import Clock, SystemClock
 from tenure.driver import Driver
 from tenure.election.elector import Election, Health, MakeTerm, Term, leader_of
@@ -25,13 +26,12 @@ from tenure.url import Url
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What ``tenure doctor`` found out about a backend: times in seconds, advice as whole sentences."""
+    """What ``tenure doctor`` found out about a backend; ``round_trip`` is the median of five questions, in seconds."""
 
     url: str
     round_trip: float
     traits: LeaseTraits
-    facts: Mapping[str, str]
-    advice: Sequence[str]
+    facts: Sequence[Fact]
 
 
 class Backend:
@@ -53,7 +53,7 @@ class Backend:
         self._on_event = on_event
         self._make_term = make_term
         self._keeper: Keeper | None = None
-        self._opened: Any = None
+        self._opened: Opened | None = None
         self._driver: Driver | None = None
 
     async def __aenter__(self) -> Backend:
@@ -61,8 +61,8 @@ class Backend:
             raise ConfigError(f"{self.url} is open already; connect once more for a second connection")
         keeper = self._given_keeper or Keeper.enter()
 
-        async def open_store() -> tuple[Any, Driver]:
-            opened = await self._module.open(self.url, clock=self._clock)
+        async def open_store() -> tuple[Opened, Driver]:
+            opened: Opened = self._module.open(self.url, clock=self._clock)
             return opened, Driver(opened.leases, self._clock)
 
         try:
@@ -126,7 +126,7 @@ class Backend:
         """
         keeper, driver, opened = self._connected()
         timing = Timing(ttl, renew_every, retry_every, drift, margin, grace)
-        traits: LeaseTraits = opened.leases.traits
+        traits = opened.leases.traits
         if not traits.ttl_min <= timing.ttl <= traits.ttl_max:
             raise ConfigError(
                 f"ttl ({timing.ttl:g} s) must be between {traits.ttl_min:g} and {traits.ttl_max:g} s on {self.url}"
@@ -172,14 +172,17 @@ class Backend:
                 asked_at = time.perf_counter()
                 await driver.store.inspect("tenure doctor")
                 trips.append(time.perf_counter() - asked_at)
-            facts, advice = await opened.describe()
-            facts = {"python": platform.python_version(), **facts, "clock": type(self._clock).__name__}
-            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts, advice)
+            facts = [
+                Fact("python", platform.python_version()),
+                *await opened.describe(),
+                Fact("clock", f"{type(self._clock).__name__}, at {self._clock.now():.3f} s"),
+            ]
+            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts)
 
         return await keeper.call(look)
 
-    def _connected(self) -> tuple[Keeper, Driver, Any]:
-        if self._keeper is None or self._driver is None:
+    def _connected(self) -> tuple[Keeper, Driver, Opened]:
+        if self._keeper is None or self._driver is None or self._opened is None:
             raise ConfigError(f"{self.url} is not open; use it inside 'async with tenure.connect(…) as backend:'")
         return self._keeper, self._driver, self._opened
 

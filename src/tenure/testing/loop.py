@@ -13,8 +13,10 @@ House rules:
 
     from tenure.testing.loop import run
 
+
     async def main() -> None:
-        await asyncio.sleep(3600)                 # a virtual hour
+        await asyncio.sleep(3600)  # a virtual hour
+
 
     run(main(), seed=7, limit=7200)
 """
