@@ -555,12 +555,16 @@ class Machine:
             self._move(State.RESIGNING)
             office.ending = "ended"
         assert office.ending is not None
-        effects.append(Tell(TermEnded(now, self.name, office.grant.holder, token, office.ending, office.ours)))
+        released = self._can_release(office, now)
+        effects.append(Tell(TermEnded(now, self.name, office.grant.holder, token, office.ending, released)))
         self._hand_back(office, now, effects)
+
+    def _can_release(self, office: _Office, now: float) -> bool:
+        return office.ours and now < office.trusted_until
 
     def _hand_back(self, office: _Office, now: float, effects: list[Effect]) -> None:
         """Release the lease, until it is answered or has run out by itself."""
-        if office.ours and now < office.trusted_until:
+        if self._can_release(office, now):
             effects.append(Release(self._ask(Release, office.grant.holder, now), office.grant))
         else:
             self._close(office, now)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -100,7 +100,7 @@ class Election:
         """Return who leads now, or None. See :meth:`tenure.Election.leader`."""
         return self._keeper.call_blocking(self._election.leader)
 
-    def observe(self) -> Iterator[Leader | None]:
+    def observe(self) -> Generator[Leader | None, None, None]:
         """Yield who leads, at first and at every change. See :meth:`tenure.Election.observe`."""
         changes = self._election.observe()
         try:
