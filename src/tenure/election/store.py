@@ -6,10 +6,12 @@ work* (``ConfigError``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tenure.errors import ConfigError
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 
 
@@ -66,5 +68,41 @@ class LeaseStore(Protocol):
         ...
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when something may have changed for *name*. A hint may lie, may be late, may be absent."""
+        """Yield when something may have changed for *name*. A hint may lie, may be late, may be absent.
+
+        What changed between this call and the moment when the store really listens is told by a first hint.
+        """
         ...
+
+
+NAME_MAX = 1_000
+"""Every store takes names and holders of up to so many characters, whatever they are."""
+
+
+def require_name(name: object, of: str = "name") -> None:
+    """Refuse, the same on every store, what can't name an election or a holder.
+
+    Raises:
+        ConfigError: It isn't text, is empty, is too long, or holds a character that not every store can keep.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the {of} must be text of 1 to {NAME_MAX} characters, not {name!r}")
+    if len(name) > NAME_MAX:
+        raise ConfigError(f"the {of} must have at most {NAME_MAX} characters, not {len(name)}: {name[:40]!r}…")
+    if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ConfigError(f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them")
+
+
+def require_ttl(ttl: float, traits: LeaseTraits) -> None:
+    """Refuse a *ttl* that the store can't keep.
+
+    Raises:
+        ConfigError: It isn't a number, or outside the store's limits; the message names them.
+    """
+    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or math.isnan(ttl):
+        raise ConfigError(f"ttl must be a number of seconds, not {ttl!r}")
+    if not traits.ttl_min <= ttl <= traits.ttl_max:
+        fits = min(max(ttl, traits.ttl_min), traits.ttl_max)
+        raise ConfigError(
+            f"ttl ({ttl:g} s) must be from {traits.ttl_min:g} to {traits.ttl_max:g} s on this store; try ttl={fits:g}"
+        )

@@ -1,0 +1,41 @@
+"""Leases in this process's memory: ``memory:`` keeps them private, ``memory:NAME`` shares them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure.backends import Fact
+from tenure.backends.memory.client import Memory, memory_of
+from tenure.backends.memory.leases import TRAITS, MemoryLeases
+from tenure.clock import Clock, SystemClock
+from tenure.url import Url
+
+__all__ = ["TRAITS", "Memory", "MemoryBackend", "MemoryLeases", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> MemoryBackend:
+    """Open the memory that *url* names.
+
+    Raises:
+        ConfigError: The URL is not of the form ``memory:`` or ``memory:NAME``.
+    """
+    return MemoryBackend(memory_of(url), clock or SystemClock())
+
+
+class MemoryBackend:
+    """A memory in use."""
+
+    def __init__(self, memory: Memory, clock: Clock) -> None:
+        self._memory = memory
+        self.leases = MemoryLeases(clock, memory)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Tell what is in it."""
+        shared = f"shared in this process as {self._memory.name!r}" if self._memory.name else "private"
+        return [
+            Fact("memory", shared, "gone when the process ends; for tests and single processes"),
+            Fact("names", str(len(await self.leases.names()))),
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: the memory goes with its last user."""

@@ -1,0 +1,57 @@
+"""The memory itself: what is kept, and the register of those that are shared by name."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+
+from tenure.bell import Bell
+from tenure.errors import ConfigError
+from tenure.lease import NO_METADATA, Metadata
+from tenure.url import Url
+
+
+@dataclass(slots=True)
+class Claim:
+    """A name's row. It expires and is never deleted, so that its token never falls."""
+
+    token: int = 0
+    holder: str | None = None  # None once released
+    expires_at: float = 0.0
+    metadata: Metadata = NO_METADATA
+    resign_asked: bool = False
+
+
+class Memory:
+    """Everything one ``memory:`` keeps. Clients of several threads may share it: hold ``lock`` while touching it."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.bell = Bell()
+        self.claims: dict[str, Claim] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``memory:`` URL: there is none."""
+
+
+_shared: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+def memory_of(url: Url) -> Memory:
+    """Return a new memory for ``memory:``, and for ``memory:NAME`` the one that this process has under the name."""
+    url.options(Options)
+    if url.netloc or url.path.startswith("/"):
+        name = url.netloc or url.path.strip("/")
+        raise ConfigError(f"{str(url)!r} has slashes that mean nothing in memory; write memory:{name}")
+    if not url.path:
+        return Memory()
+    with _shared_lock:
+        memory = _shared.get(url.path)
+        if memory is None:
+            memory = _shared[url.path] = Memory(url.path)
+        return memory
