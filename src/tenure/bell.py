@@ -9,6 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 
 class Bell:
@@ -71,8 +72,7 @@ class Listener(AsyncIterator[None]):
 
     async def __anext__(self) -> None:
         with self._lock:
-            if self._rung:
-                self._rung = False
+            if self._take():
                 return
             if self.closed:
                 raise StopAsyncIteration
@@ -86,15 +86,18 @@ class Listener(AsyncIterator[None]):
             with self._lock:
                 self._waiter = None
                 self._waiting.discard(self)
-        with self._lock:
-            if not self._rung:
-                raise StopAsyncIteration
-            self._rung = False
+        if not self._take():
+            raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Listen no longer; a task that waits in the iterator finds its end."""
         with self._lock:
             self.end()
+
+    def _take(self) -> bool:
+        """Return whether it was rung, and forget that."""
+        rung, self._rung = self._rung, False
+        return rung
 
     # --- called by the bell, with its lock held ---
 
@@ -116,10 +119,8 @@ class Listener(AsyncIterator[None]):
         if loop is _running_loop():
             _settle(waiter)
             return
-        try:
+        with suppress(RuntimeError):  # that loop is closed, and its task with it
             loop.call_soon_threadsafe(_settle, waiter)
-        except RuntimeError:
-            pass  # that loop is closed, and its task with it
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

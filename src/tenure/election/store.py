@@ -90,7 +90,9 @@ def require_name(name: object, of: str = "name") -> None:
     if len(name) > NAME_MAX:
         raise ConfigError(f"the {of} must have at most {NAME_MAX} characters, not {len(name)}: {name[:40]!r}…")
     if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ConfigError(f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them")
+        raise ConfigError(
+            f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them"
+        )
 
 
 def require_ttl(ttl: float, traits: LeaseTraits) -> None:
@@ -99,7 +101,7 @@ def require_ttl(ttl: float, traits: LeaseTraits) -> None:
     Raises:
         ConfigError: It isn't a number, or outside the store's limits; the message names them.
     """
-    if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or math.isnan(ttl):
+    if math.isnan(ttl):
         raise ConfigError(f"ttl must be a number of seconds, not {ttl!r}")
     if not traits.ttl_min <= ttl <= traits.ttl_max:
         fits = min(max(ttl, traits.ttl_min), traits.ttl_max)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tenure.bell import Bell
 from tenure.errors import ConfigError
@@ -19,7 +19,7 @@ class Claim:
     token: int = 0
     holder: str | None = None  # None once released
     expires_at: float = 0.0
-    metadata: Metadata = NO_METADATA
+    metadata: Metadata = field(default_factory=lambda: NO_METADATA)
     resign_asked: bool = False
 
 

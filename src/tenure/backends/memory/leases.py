@@ -37,9 +37,7 @@ class MemoryLeases:
         """What this store can do."""
         return TRAITS
 
-    async def acquire(
-        self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA
-    ) -> Granted | HeldBy:
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")

@@ -1,0 +1,207 @@
+"""Leases in an SQLite file.
+
+House rules:
+
+- A row per name, which expires and is never deleted. Whether it has expired is judged by a clock that all processes of
+  the machine share and nobody sets: the time since boot.
+- A row that another boot has stamped (the machine was started anew, or the file came from elsewhere) can't be compared
+  with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
+  that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
+- The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
+- To look needs no write lock, so that many who stand by don't hinder one who renews.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from tenure.backends.sqlite.boot import agreed, this_boot
+from tenure.backends.sqlite.client import Database, Part, Worker, statements
+from tenure.backends.sqlite.wake import Wake
+from tenure.clock import Clock
+from tenure.election.store import LeaseTraits, require_name, require_ttl
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+
+LEASES = Part("leases", version=1, script="schema.sql")
+
+TRAITS = LeaseTraits(
+    ttl_min=0.1,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+)
+
+_SQL = statements("leases.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    holder: str | None
+    token: int
+    expires_at: float
+    ttl: float
+    boot: str
+    metadata: str
+    resign_asked: int
+
+
+class SqliteLeases:
+    """A ``LeaseStore`` in an SQLite file.
+
+    Args:
+        worker: The thread with the connection.
+        wake: Tells the other processes, and hears from them.
+        clock: Judges expiry; must be common to all that share the file.
+        boot: What the clock counts from; found out when not given.
+    """
+
+    def __init__(self, worker: Worker, wake: Wake, clock: Clock, boot: str = "") -> None:
+        self._worker = worker
+        self._wake = wake
+        self._clock = clock
+        self._boot = boot
+        self._agreed = bool(boot)
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do here: without a place for sockets, it gives no hints."""
+        return TRAITS if self._wake.possible else replace(TRAITS, hints=False)
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        told = json.dumps(dict(metadata))
+        return await self._worker.run(lambda database: self._acquire(database, name, holder, ttl, told))
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        """Extend many claims by *ttl* seconds from now, in one transaction."""
+        require_ttl(ttl, TRAITS)
+        if not grants:
+            return []
+        return await self._worker.run(lambda database: self._renew(database, grants, ttl))
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back; its token is kept."""
+        asked = {"name": grant.name, "holder": grant.holder, "token": grant.token}
+        changed = await self._worker.run(lambda database: self._change(database, "release", asked))
+        return Released(grant) if changed else Lost(grant)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*, without changing anything."""
+        require_name(name)
+        return await self._worker.run(lambda database: self._inspect(database, name))
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted."""
+        return await self._worker.run(
+            lambda database: database.read(lambda connection: [name for (name,) in connection.execute(_SQL["names"])])
+        )
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none."""
+        require_name(name)
+        return await self._worker.run(lambda database: self._change(database, "ask_to_resign", {"name": name}))
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*, in this process or another."""
+        require_name(name)
+        return self._wake.listen(f"lease:{name}")
+
+    # --- in the worker's thread ---
+
+    def _acquire(self, database: Database, name: str, holder: str, ttl: float, metadata: str) -> Granted | HeldBy:
+        self._agree(database)
+        row = database.read(lambda connection: _find(connection, name))
+        now = self._clock.now()
+        if row is not None and self._is_ours(row) and self._is_live(row, now) and row.holder != holder:
+            return _held(row, row.expires_at - now)
+        answer, won = database.write(lambda connection: self._claim(connection, name, holder, ttl, metadata))
+        if won:
+            self._wake.ring(f"lease:{name}")
+        return answer
+
+    def _claim(
+        self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str
+    ) -> tuple[Granted | HeldBy, bool]:
+        """Give the name, if it is free now that nobody else can write; and tell whether the claim is a new one."""
+        row = _find(connection, name)
+        now = self._clock.now()
+        asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, "now": now, "boot": self._boot}
+        if row is None or not self._is_live(row, now):
+            (token,) = connection.execute(_SQL["claim"], asked).fetchone()
+            return Granted(Grant(name, holder, token)), True
+        if row.holder == holder:
+            connection.execute(_SQL["stamp"], asked)
+            return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
+        if self._is_ours(row):
+            return _held(row, row.expires_at - now), False
+        connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl})
+        return _held(row, row.ttl), False
+
+    def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
+        self._agree(database)
+        asked = json.dumps([(grant.name, grant.holder, grant.token) for grant in grants])
+
+        def renew(connection: sqlite3.Connection) -> dict[Grant, bool]:
+            rows = connection.execute(_SQL["renew"], {"grants": asked, "ttl": ttl, **self._present()})
+            return {Grant(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
+
+        kept = database.write(renew)
+        return [Granted(grant, kept[grant]) if grant in kept else Lost(grant) for grant in grants]
+
+    def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
+        """Run a statement on one row, and tell the others if it changed the row."""
+        self._agree(database)
+        changed = database.write(
+            lambda connection: connection.execute(_SQL[statement], {**asked, **self._present()}).fetchone() is not None
+        )
+        if changed:
+            self._wake.ring(f"lease:{asked['name']}")
+        return changed
+
+    def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
+        self._agree(database)
+        row = database.read(lambda connection: _find(connection, name))
+        now = self._clock.now()
+        if row is None or not self._is_live(row, now):
+            return Vacant(name, row.token if row else 0)
+        return _held(row, row.expires_at - now if self._is_ours(row) else row.ttl)
+
+    # --- time ---
+
+    def _present(self) -> dict[str, object]:
+        return {"now": self._clock.now(), "boot": self._boot}
+
+    def _is_ours(self, row: _Row) -> bool:
+        """Whether the row's times can be compared with our clock."""
+        return row.boot == self._boot
+
+    def _is_live(self, row: _Row, now: float) -> bool:
+        return row.holder is not None and (not self._is_ours(row) or now < row.expires_at)
+
+    def _agree(self, database: Database) -> None:
+        """Settle, before anything else, under which name this boot stands in the file."""
+        if not self._agreed:
+            boots = database.read(
+                lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
+            )
+            self._boot, self._agreed = agreed(this_boot(), boots), True
+
+
+def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
+    row = connection.execute(_SQL["find"], {"name": name}).fetchone()
+    return _Row(*row) if row else None
+
+
+def _held(row: _Row, remaining: float) -> HeldBy:
+    assert row.holder is not None
+    return HeldBy(row.name, row.holder, row.token, remaining, MappingProxyType(json.loads(row.metadata)))

@@ -1,0 +1,20 @@
+-- The tables of leases. All of ours begin with tenure_, and carry their own version, because the file may be the
+-- user's: application_id and user_version are not ours to claim. Not STRICT, which SQLite before 3.37 can't even read.
+
+CREATE TABLE IF NOT EXISTS tenure_schema (
+    part       TEXT PRIMARY KEY NOT NULL,
+    version    INTEGER NOT NULL,
+    written_by TEXT NOT NULL
+);
+
+-- A row per name. It expires and is never deleted, so that its token never falls.
+CREATE TABLE IF NOT EXISTS tenure_lease (
+    name         TEXT PRIMARY KEY NOT NULL,
+    holder       TEXT,                        -- NULL once released
+    token        INTEGER NOT NULL,
+    expires_at   REAL NOT NULL,               -- seconds since the boot that "boot" names
+    ttl          REAL NOT NULL,
+    boot         TEXT NOT NULL,
+    metadata     TEXT NOT NULL,
+    resign_asked INTEGER NOT NULL
+);

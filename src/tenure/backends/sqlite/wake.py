@@ -1,0 +1,220 @@
+"""Waking other processes: each binds a datagram socket in a folder beside the file, and is sent what has changed.
+
+A datagram arrives in a tenth of a millisecond, where polling would cost more and wake later. It is a hint: if one is
+lost, those who wait look again when a lease runs out. Topics are ``lease:NAME`` and the like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from tenure.backends import Fact
+from tenure.backends.sqlite.client import Database, Worker
+from tenure.bell import Bell, Listener
+
+_PATH_MAX = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere, and the socket's own name comes on top
+_CROWDED = 8
+"""So many datagrams at once, and the socket may have been full (at ten, by default): some topic may be missing."""
+
+
+class Wake:
+    """The sockets of one file: ``ring`` tells all processes, ``listen`` hears from all.
+
+    Args:
+        path: The file.
+        worker: Its thread, in which the folder and the socket are made.
+    """
+
+    def __init__(self, path: str, worker: Worker) -> None:
+        self._file = path
+        self._folder = f"{path}.wake"
+        self._worker = worker
+        self._bell = Bell()
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+        self._name = ""
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that reads the socket
+        self._why_not = _why_not(self._folder)
+
+    @property
+    def possible(self) -> bool:
+        """Whether other processes can wake us."""
+        return not self._why_not
+
+    def fact(self) -> Fact:
+        """Tell how this process is woken."""
+        if self.possible:
+            return Fact("wake-up", f"by sockets in {self._folder}")
+        return Fact("wake-up", "none: waiting processes look again from time to time", self._why_not)
+
+    # --- telling ---
+
+    def ring(self, topic: str) -> None:
+        """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
+        self._bell.ring(topic)
+        if not hasattr(socket, "AF_UNIX"):
+            return
+        try:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return  # nobody ever listened
+        try:
+            # A new socket each time: what a stopped process has not read yet counts against its sender.
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                for name in os.listdir(folder):
+                    if name != self._name and not name.startswith("."):
+                        _send(sender, topic, folder, self._folder, name)
+        finally:
+            os.close(folder)
+
+    # --- hearing ---
+
+    def listen(self, topic: str) -> AsyncIterator[None]:
+        """Return an iterator that yields when *topic* was rung, here or in another process."""
+        self._refresh()
+        return _Heard(self, self._bell.listen(topic))
+
+    async def hear(self) -> bool:
+        """See to it that the socket is read; True if it was not, so that something may have been missed."""
+        self._refresh()
+        if self._why_not or (self._home is not None and not self._home.is_closed()):
+            return False
+        if not await self._worker.run(self._bind):
+            return False
+        assert self._socket is not None
+        self._home = asyncio.get_running_loop()
+        self._home.add_reader(self._socket, self._read)
+        return True
+
+    async def close(self) -> None:
+        """Stop listening, and take the socket away; every iterator ends."""
+        self._bell.close()
+        listening, home = self._socket, self._home
+        if listening is None or self._pid != os.getpid():
+            return
+        self._socket = self._home = None
+        self._why_not = "closed"
+        name = self._name
+
+        def let_go() -> None:
+            if home is not None:
+                home.remove_reader(listening)
+            listening.close()
+
+        if home is None or home.is_closed() or home is asyncio.get_running_loop():
+            if home is not None and home.is_closed():
+                listening.close()
+            else:
+                let_go()
+        else:
+            home.call_soon_threadsafe(let_go)
+        with suppress(OSError):
+            os.unlink(os.path.join(self._folder, name))
+
+    def _bind(self, _: Database) -> bool:
+        """Make the folder and the socket in it; in the worker's thread."""
+        if self._socket is not None:
+            return True
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            listening.setblocking(False)
+            mode = _mode_like(self._file)
+            with suppress(FileExistsError):
+                os.mkdir(self._folder, mode)
+                os.chmod(self._folder, mode)
+            self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                # Bound under a name that nobody sends to, then renamed: between its birth and its binding a socket
+                # refuses, and would be taken for one that a dead process left.
+                address = _address(folder, self._folder, f".{self._name}")
+                listening.bind(address)
+                os.chmod(address, mode & 0o666)
+                os.rename(f".{self._name}", self._name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            listening.close()
+            self._why_not = f"no socket can be made in {self._folder}: {error}"
+            return False
+        self._socket = listening
+        return True
+
+    def _read(self) -> None:
+        """Ring for every datagram that has come; the home loop calls this."""
+        topics: list[str] = []
+        with suppress(BlockingIOError):
+            while self._socket is not None:
+                topics.append(self._socket.recv(65_536).decode(errors="replace"))
+        if len(topics) >= _CROWDED:
+            self._bell.ring_all()
+        else:
+            for topic in dict.fromkeys(topics):
+                self._bell.ring(topic)
+
+    def _refresh(self) -> None:
+        """Begin anew after a fork: the socket is the parent's, and so are those who listen."""
+        if self._pid != os.getpid():
+            self._pid, self._bell = os.getpid(), Bell()
+            if self._socket is not None:
+                os.close(self._socket.detach())
+            self._socket = self._home = None
+
+
+class _Heard(AsyncIterator[None]):
+    """Yields for each ring; and once when the socket begins to be read, for what may have come before."""
+
+    def __init__(self, wake: Wake, listener: Listener) -> None:
+        self._wake = wake
+        self._listener = listener
+
+    async def __anext__(self) -> None:
+        if not await self._wake.hear():
+            await anext(self._listener)
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+
+
+def _send(sender: socket.socket, topic: str, folder: int, path: str, name: str) -> None:
+    try:
+        sender.sendto(topic.encode(), _address(folder, path, name))
+    except ConnectionRefusedError:  # its process died without taking it away
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass  # gone meanwhile, or full: then it wakes anyway; or another user's
+
+
+def _address(folder: int, path: str, name: str) -> str:
+    """Return a path to the socket that fits into an address, however long the folder's own path is."""
+    return f"/proc/self/fd/{folder}/{name}" if _through_proc() else os.path.join(path, name)
+
+
+def _through_proc() -> bool:
+    return os.path.isdir("/proc/self/fd")
+
+
+def _mode_like(path: str) -> int:
+    """Return the folder's mode: for those who may write the file, as SQLite does it for its log."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    return 0o700 | (0o070 if mode & 0o060 == 0o060 else 0) | (0o007 if mode & 0o006 == 0o006 else 0)
+
+
+def _why_not(folder: str) -> str:
+    """Tell why no socket can be made in *folder*, as far as can be known without trying."""
+    if not hasattr(socket, "AF_UNIX"):
+        return "this system has no Unix sockets"
+    if not _through_proc() and len(os.fsencode(folder)) > _PATH_MAX - 24:
+        return f"the path {folder} is too long for a socket; keep the file under a shorter one"
+    place = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    if os.path.isdir(place) and not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} can't be written from here"
+    return ""
