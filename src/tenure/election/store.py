@@ -75,7 +75,7 @@ class LeaseStore(Protocol):
         ...
 
 
-NAME_MAX = 1_000
+NAME_MAX = 1_024
 """Every store takes names and holders of up to so many characters, whatever they are."""
 
 

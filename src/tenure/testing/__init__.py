@@ -1,1 +1,55 @@
-"""What users and authors of backends test with: a simulator, a loop in virtual time, suites for stores."""
+"""What users and authors of backends test with: a simulator, a loop in virtual time, suites for stores.
+
+Here are the small things: a clock to turn by hand, and a wait that is no sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+
+class ManualClock:
+    """A ``Clock`` that moves only when told to."""
+
+    def __init__(self, now: float = 1_000.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        """Return the seconds it was set to."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back: {seconds}")
+        self._now += seconds
+
+
+async def until(
+    condition: Callable[[], object | Awaitable[object]], *, within: float = 10.0, what: str = "the condition"
+) -> None:
+    """Return as soon as *condition* holds, in real time.
+
+    Args:
+        condition: Looked at every few milliseconds; may be a coroutine function.
+        within: How many seconds it may take.
+        what: What is waited for, for the message.
+
+    Raises:
+        AssertionError: It did not come to hold.
+    """
+    give_up = time.monotonic() + within
+    pause = 0.001
+    while True:
+        answer = condition()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return
+        if time.monotonic() >= give_up:
+            raise AssertionError(f"{what} did not come to hold within {within:g} s")
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, 0.05)

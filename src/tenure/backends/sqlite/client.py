@@ -32,6 +32,7 @@ LIBRARY_SOUND = (3, 51, 3)  # mends the reset of the write-ahead log, broken sin
 PATIENCE = 5.0
 """How many seconds beyond ``busy`` a caller waits for the disk before it is told that there was no answer."""
 
+_BARRED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _NOT_READ = "it can't be read from here; check the rights on the file and its folder"
 _NOT_WRITTEN = "it can't be written from here; check the rights on the file and its folder, for SQLite writes both"
 
@@ -53,7 +54,7 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
             )
         case sqlite3.SQLITE_FULL:
             return Unavailable(f"the disk that holds {path} is full; nothing was written")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+        case code if code in _BARRED:
             obstacle = _obstacle(path)
             if obstacle:
                 return ConfigError(f"{path} can't be used: {obstacle}")
@@ -216,7 +217,7 @@ class Database:
         known = self.read(_versions)
         sound = ".".join(map(str, LIBRARY_SOUND))
         return [
-            Fact("file", self.path, "must be on a disk of this machine: a network share can't keep it safe"),
+            Fact("file", self.path),
             Fact(
                 "SQLite",
                 sqlite3.sqlite_version,
@@ -262,8 +263,8 @@ class Database:
     def _give_up(self, error: sqlite3.Error) -> None:
         self.close()  # whatever is wrong with this connection, the next question gets a new one
         ours = translate(error, self.path)
-        if isinstance(ours, ConfigError) and self._worked and _primary(error) != sqlite3.SQLITE_CORRUPT:
-            ours = Unavailable(f"{ours} (it was usable before, so it is tried again)")
+        if isinstance(ours, ConfigError) and self._worked and _primary(error) in _BARRED:
+            ours = Unavailable(f"{ours} (it was usable before, so it may be again)")
         raise ours from error
 
     @staticmethod

@@ -149,14 +149,17 @@ class SqliteLeases:
 
     def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
         self._agree(database)
-        asked = json.dumps([(grant.name, grant.holder, grant.token) for grant in grants])
+        keys = [(grant.name, grant.holder, grant.token) for grant in grants]
+        asked = json.dumps(keys)
 
-        def renew(connection: sqlite3.Connection) -> dict[Grant, bool]:
+        def renew(connection: sqlite3.Connection) -> dict[tuple[str, str, int], bool]:
             rows = connection.execute(_SQL["renew"], {"grants": asked, "ttl": ttl, **self._present()})
-            return {Grant(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
+            return {(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
 
         kept = database.write(renew)
-        return [Granted(grant, kept[grant]) if grant in kept else Lost(grant) for grant in grants]
+        return [
+            Granted(grant, kept[key]) if key in kept else Lost(grant) for grant, key in zip(grants, keys, strict=True)
+        ]
 
     def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
         """Run a statement on one row, and tell the others if it changed the row."""

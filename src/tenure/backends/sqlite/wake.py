@@ -13,10 +13,12 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import cache
 
 from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Worker
 from tenure.bell import Bell, Listener
+from tenure.errors import TenureError
 
 _PATH_MAX = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere, and the socket's own name comes on top
 _CROWDED = 8
@@ -57,6 +59,7 @@ class Wake:
 
     def ring(self, topic: str) -> None:
         """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
+        self._refresh()
         self._bell.ring(topic)
         if not hasattr(socket, "AF_UNIX"):
             return
@@ -86,42 +89,39 @@ class Wake:
         self._refresh()
         if self._why_not or (self._home is not None and not self._home.is_closed()):
             return False
-        if not await self._worker.run(self._bind):
+        try:
+            bound = await self._worker.run(self._bind)
+        except TenureError:
+            bound = False  # no hint now; the next call tries again
+        if not bound or self._socket is None:
             return False
-        assert self._socket is not None
         self._home = asyncio.get_running_loop()
         self._home.add_reader(self._socket, self._read)
         return True
 
     async def close(self) -> None:
         """Stop listening, and take the socket away; every iterator ends."""
+        self._refresh()
         self._bell.close()
-        listening, home = self._socket, self._home
-        if listening is None or self._pid != os.getpid():
-            return
-        self._socket = self._home = None
         self._why_not = "closed"
-        name = self._name
-
-        def let_go() -> None:
-            if home is not None:
-                home.remove_reader(listening)
+        listening, home = self._socket, self._home
+        self._socket = self._home = None
+        if listening is None:
+            return
+        if home is None or home.is_closed():
             listening.close()
-
-        if home is None or home.is_closed() or home is asyncio.get_running_loop():
-            if home is not None and home.is_closed():
-                listening.close()
-            else:
-                let_go()
+        elif home is asyncio.get_running_loop():
+            _let_go(home, listening)
         else:
-            home.call_soon_threadsafe(let_go)
-        with suppress(OSError):
-            os.unlink(os.path.join(self._folder, name))
+            home.call_soon_threadsafe(_let_go, home, listening)
+        with suppress(TenureError):
+            await self._worker.run(lambda _: self._unlink())
 
-    def _bind(self, _: Database) -> bool:
+    def _bind(self, database: Database) -> bool:
         """Make the folder and the socket in it; in the worker's thread."""
         if self._socket is not None:
             return True
+        database.read(lambda _: None)  # so that the file is there, whose rights are to be copied
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             listening.setblocking(False)
@@ -147,6 +147,10 @@ class Wake:
         self._socket = listening
         return True
 
+    def _unlink(self) -> None:
+        with suppress(OSError):
+            os.unlink(os.path.join(self._folder, self._name))
+
     def _read(self) -> None:
         """Ring for every datagram that has come; the home loop calls this."""
         topics: list[str] = []
@@ -166,6 +170,7 @@ class Wake:
             if self._socket is not None:
                 os.close(self._socket.detach())
             self._socket = self._home = None
+            self._name = ""
 
 
 class _Heard(AsyncIterator[None]):
@@ -183,6 +188,11 @@ class _Heard(AsyncIterator[None]):
         await self._listener.aclose()
 
 
+def _let_go(home: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
+    home.remove_reader(listening)
+    listening.close()
+
+
 def _send(sender: socket.socket, topic: str, folder: int, path: str, name: str) -> None:
     try:
         sender.sendto(topic.encode(), _address(folder, path, name))
@@ -198,6 +208,7 @@ def _address(folder: int, path: str, name: str) -> str:
     return f"/proc/self/fd/{folder}/{name}" if _through_proc() else os.path.join(path, name)
 
 
+@cache
 def _through_proc() -> bool:
     return os.path.isdir("/proc/self/fd")
 

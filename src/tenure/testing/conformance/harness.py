@@ -1,0 +1,120 @@
+"""What a backend brings to its suites: how to open it, how time passes for it, and how to hurt it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar, Literal
+
+from tenure.election.store import LeaseStore, LeaseTraits
+from tenure.errors import Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+
+Fault = Literal["lose_answer", "cut", "restart"]
+
+
+class LeaseHarness(ABC):
+    """One test's storage, with as many clients as the test opens. Made without arguments, once for each test."""
+
+    traits: ClassVar[LeaseTraits]
+    ttl: ClassVar[float] = 10.0
+    """The length of a lease in the tests, in seconds; short where time is real, for it is waited out."""
+    patience: ClassVar[float] = 10.0
+    """How many real seconds a question may take at most, the store being out of reach."""
+    faults: ClassVar[frozenset[Fault]] = frozenset()
+    """What can be done to this store; tests that need another fault are skipped."""
+
+    async def start(self) -> None:  # noqa: B027  # most have nothing to start
+        """Make the storage ready, and empty as far as the tests' random names go."""
+
+    @abstractmethod
+    async def open(self) -> LeaseStore:
+        """Return a new client of the same storage: it stands for another process."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close every client, and do away with the storage."""
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let *seconds* pass for the store. Real ones, unless it has a clock that can be turned."""
+        await asyncio.sleep(seconds)
+
+    def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        """Inside the block, what *store* is asked is done, and its answers are lost: ``Unavailable``."""
+        raise NotImplementedError
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        """Inside the block, *store* can't be asked to change anything."""
+        raise NotImplementedError
+
+    async def restart(self) -> None:
+        """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+
+class Lossy:
+    """A ``LeaseStore`` around another, whose answers can be lost on their way; for stores without a network to cut."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self.store = store
+        self._losing = False
+
+    @asynccontextmanager
+    async def lose_answer(self) -> AsyncIterator[None]:
+        """Lose every answer inside the block."""
+        self._losing = True
+        try:
+            yield
+        finally:
+            self._losing = False
+
+    def _arrive(self) -> None:
+        if self._losing:
+            raise Unavailable("the answer was lost on its way, as the test wants it")
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What the store inside can do."""
+        return self.store.traits
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Ask the store inside."""
+        answer = await self.store.acquire(name, holder, ttl, metadata)
+        self._arrive()
+        return answer
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        """Ask the store inside."""
+        answers = await self.store.renew(grants, ttl)
+        self._arrive()
+        return answers
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Ask the store inside."""
+        answer = await self.store.release(grant)
+        self._arrive()
+        return answer
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Ask the store inside."""
+        answer = await self.store.inspect(name)
+        self._arrive()
+        return answer
+
+    async def names(self) -> Sequence[str]:
+        """Ask the store inside."""
+        answer = await self.store.names()
+        self._arrive()
+        return answer
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the store inside."""
+        answer = await self.store.ask_to_resign(name)
+        self._arrive()
+        return answer
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Listen to the store inside."""
+        return self.store.hints(name)

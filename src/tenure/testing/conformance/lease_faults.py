@@ -1,0 +1,119 @@
+"""What a store of leases must do when it is hurt: lost answers, no way through, restarts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tenure.errors import Unavailable
+from tenure.lease import Granted, HeldBy, Lost, Vacant
+from tenure.testing.conformance.harness import Fault, LeaseHarness
+from tenure.testing.conformance.leases import LATE, LeaseSuite, claim, holder, win
+
+
+class LeaseFaultSuite(LeaseSuite):
+    """A question that brings no answer is neither a yes nor a no, and may be asked again."""
+
+    # --- the answer is lost, after the command was carried out ---
+
+    async def test_acquire_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        for _ in range(2):
+            async with house.lose_answer(ann):
+                with pytest.raises(Unavailable):
+                    await ann.acquire(name, "ann#1", house.ttl)
+        seen = await bob.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert (await claim(ann, name, "ann#1", house.ttl)).token == seen.token
+
+    async def test_a_lost_acquisition_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.acquire(name, "ann#1", house.ttl)
+        seen = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(seen, HeldBy)
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > seen.token
+
+    async def test_renew_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        await house.pass_time(house.ttl * 0.6)
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.renew([grant], house.ttl)
+        await house.pass_time(house.ttl * 0.6)
+        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)  # the renewal did count
+        assert await ann.renew([grant], house.ttl) == [Granted(grant)]
+
+    async def test_release_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.release(grant)
+        assert await bob.inspect(name) == Vacant(name, grant.token)
+        new = await claim(bob, name, "bob#1", house.ttl)
+        assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
+        assert await bob.renew([new], house.ttl) == [Granted(new)]
+
+    # --- no way through ---
+
+    async def test_what_can_not_be_asked_is_told_in_time(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "cut")
+        store = await house.open()
+        grant = await claim(store, name, "ann#1", house.ttl)
+        async with house.cut(store):
+            for ask in (
+                lambda: store.acquire(f"{name}-other", "ann#1", house.ttl),
+                lambda: store.renew([grant], house.ttl),
+                lambda: store.release(grant),
+            ):
+                asked_at = time.monotonic()
+                with pytest.raises(Unavailable):
+                    await ask()
+                assert time.monotonic() - asked_at < house.patience
+        assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
+        await claim(store, f"{name}-other", "ann#1", house.ttl)
+
+    async def test_a_cut_does_not_prolong_a_lease(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "cut")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.cut(ann):
+            with pytest.raises(Unavailable):
+                await ann.renew([grant], house.ttl)
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > grant.token
+        assert await ann.renew([grant], house.ttl) == [Lost(grant)]
+
+    # --- a restart ---
+
+    async def test_tokens_and_leases_survive_a_restart(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "restart")
+        if not house.traits.survives_restart:
+            pytest.skip("this store forgets when it is restarted")
+        store = await house.open()
+        held = await claim(store, f"{name}-held", "ann#1", house.ttl)
+        free = await claim(store, f"{name}-free", "ann#1", house.ttl)
+        await store.release(free)
+        await house.restart()
+        store = await house.open()
+        assert await holder(store, held.name) == "ann#1"
+        assert isinstance(await store.acquire(held.name, "bob#1", house.ttl), HeldBy)
+        assert list(await store.renew([held], house.ttl)) == [Granted(held)]
+        assert (await claim(store, free.name, "bob#1", house.ttl)).token > free.token
+        await store.release(held)
+        assert (await claim(store, held.name, "bob#1", house.ttl)).token > held.token
+
+
+def needs(house: LeaseHarness, fault: Fault) -> None:
+    """Skip the test if this fault can't be made here."""
+    if fault not in house.faults:
+        pytest.skip(f"this harness can't make the fault {fault!r}")

@@ -1,0 +1,63 @@
+"""Leases in an SQLite file, before the suites."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from tenure.backends import sqlite
+from tenure.election.store import LeaseStore
+from tenure.testing import ManualClock
+from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.url import Url
+
+
+class SqliteHarness(LeaseHarness):
+    traits = sqlite.TRAITS
+    faults = frozenset({"lose_answer", "cut", "restart"})
+
+    async def start(self) -> None:
+        self._clock = ManualClock()
+        self._folder = tempfile.TemporaryDirectory(prefix="tenure-")
+        self._file = Path(self._folder.name, "leases.db")
+        self._opened: list[sqlite.SqliteBackend] = []
+
+    async def open(self) -> Lossy:
+        backend = sqlite.open(Url.parse(f"sqlite:///{self._file}?busy=1&synchronous=normal"), clock=self._clock)
+        self._opened.append(backend)
+        return Lossy(backend.leases)
+
+    async def restart(self) -> None:
+        while self._opened:
+            await self._opened.pop().close()
+
+    async def close(self) -> None:
+        await self.restart()
+        self._folder.cleanup()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return store.lose_answer()
+
+    @asynccontextmanager
+    async def cut(self, store: LeaseStore) -> AsyncIterator[None]:
+        other = sqlite3.connect(self._file, isolation_level=None)
+        try:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+        finally:
+            other.close()
+
+
+class TestSqliteLeases(LeaseStoreSuite):
+    harness = SqliteHarness
+
+
+class TestSqliteLeaseFaults(LeaseFaultSuite):
+    harness = SqliteHarness
