@@ -1,0 +1,254 @@
+"""tenure.sync, and elections whose caller and keeper have loops of their own: real threads, real time, short leases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+
+import tenure
+import tenure.sync
+from tenure.events import Event, TermBegan, TermEnding
+from tenure.keeper import Keeper
+
+TTL = 1.0
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory:{uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    yield
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tenure")])
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+def test_a_thread_leads_and_hands_back(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        tokens: list[int] = []
+
+        def work(term: tenure.sync.Term) -> None:
+            leader = election.leader()
+            assert leader is not None
+            assert leader.holder == term.holder
+            term.check()
+            tokens.append(term.token)
+
+        election.run(work)
+        election.run(work)
+        assert tokens == [1, 2]
+        assert election.leader() is None
+        assert backend.leaders() == {"chair": None}
+
+
+def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign() as term:
+        until = time.monotonic() + 3 * TTL
+        while time.monotonic() < until:
+            term.check()
+            time.sleep(0.01)
+
+
+def test_what_a_thread_raises_comes_out(url: str) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise LookupError("no plan")
+
+    with tenure.sync.connect(url) as backend:
+        with pytest.raises(LookupError, match="no plan"):
+            backend.election("chair", ttl=TTL).run(work)
+        with pytest.raises(ZeroDivisionError), backend.election("chair", ttl=TTL).campaign():
+            _ = 1 // 0
+        assert backend.election("chair").leader() is None
+
+
+def test_a_thread_that_exits_the_interpreter_only_ends_its_work(url: str) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise SystemExit(3)
+
+    with tenure.sync.connect(url) as backend, pytest.raises(tenure.TenureError, match="work raised SystemExit: 3"):
+        backend.election("chair", ttl=TTL).run(work)
+
+
+def test_work_may_resign_from_its_own_thread(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        stop = threading.Event()
+
+        def work(term: tenure.sync.Term) -> None:
+            assert election.resign()
+            assert term.lost.wait(PATIENCE)
+            stop.set()
+
+        election.run(work, stop=stop)
+        assert election.leader() is None
+
+
+def test_stop_from_another_thread(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        stop = threading.Event()
+        began = threading.Event()
+        leader = backend.election("chair", ttl=TTL)
+        with leader.campaign():
+            waiting = threading.Thread(target=lambda: backend.election("chair", ttl=TTL).run(began.set, stop=stop))  # type: ignore[arg-type]
+            waiting.start()
+            stop.set()
+            waiting.join(PATIENCE)
+            assert not waiting.is_alive()
+            assert not began.is_set()
+
+
+def test_a_thread_that_does_not_beat_loses_its_lease(url: str) -> None:
+    events: list[Event] = []
+    with tenure.sync.connect(url, on_event=events.append) as backend:
+        election = backend.election("chair", ttl=TTL, stall_after=0.2)
+        with pytest.raises(tenure.TermLost, match="made no progress"), election.campaign() as term:
+            assert term.lost.wait(PATIENCE)
+            wait_until(lambda: term.remaining() == 0.0)
+            term.check()
+
+
+def test_threads_see_changes(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+        with backend.election("chair", ttl=TTL).campaign() as term:
+            leader = next(changes)
+            assert leader is not None
+            assert leader.token == term.token
+            assert backend.election("chair").ask_to_resign()
+            assert term.lost.wait(PATIENCE)
+        assert next(changes) is None
+        changes.close()
+
+
+def test_a_closed_backend_says_so(url: str) -> None:
+    backend = tenure.sync.connect(url)
+    with pytest.raises(tenure.ConfigError, match="is not open"):
+        backend.election("chair")
+
+
+async def test_a_blocked_loop_loses_its_lease_and_disturbs_nobody(url: str) -> None:
+    events: list[Event] = []
+    free: list[Event] = []
+    asleep = threading.Event()
+
+    def neighbour() -> None:
+        with (
+            tenure.sync.connect(url, on_event=free.append) as backend,
+            backend.election("other chair", ttl=TTL).campaign() as term,
+        ):
+            asleep.wait(PATIENCE)
+            until = time.monotonic() + 2 * TTL
+            while time.monotonic() < until:
+                term.check()
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=neighbour)
+    thread.start()
+    async with tenure.connect(url, on_event=events.append) as backend:
+        with pytest.raises(tenure.TermLost, match="made no progress"):
+            async with backend.election("chair", ttl=TTL).campaign() as term:
+                asleep.set()
+                time.sleep(2 * TTL)
+                assert term.remaining() == 0.0
+                with pytest.raises(tenure.TermLost):
+                    term.check()
+                await asyncio.Event().wait()
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert [event.reason for event in events if isinstance(event, TermEnding)] == ["stalled"]
+    assert not [event for event in free if isinstance(event, TermEnding)]
+
+
+async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> None:
+    successor = threading.Event()
+
+    def succeed() -> None:
+        with tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign():
+            successor.set()
+
+    async with tenure.connect(url) as backend:
+        thread = threading.Thread(target=succeed)
+        with pytest.raises(tenure.TermLost):
+            async with backend.election("chair", ttl=TTL).campaign():
+                thread.start()
+                assert successor.wait(PATIENCE)  # blocks the loop
+                await asyncio.Event().wait()
+        await asyncio.to_thread(thread.join, PATIENCE)
+
+
+async def test_two_loops_in_one_process_share_the_keeper(url: str) -> None:
+    async with tenure.connect(url) as one, tenure.connect(url) as two:
+        assert [t.name for t in threading.enumerate()].count("tenure-keeper") == 1
+        async with one.election("chair", ttl=TTL).campaign():
+            leader = await two.election("chair").leader()
+            assert leader is not None
+            assert leader.token == 1
+
+
+async def test_closing_a_backend_ends_its_campaigns(url: str) -> None:
+    events: list[Event] = []
+    backend = tenure.connect(url, on_event=events.append)
+    async with backend:
+        task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
+        while not [event for event in events if isinstance(event, TermBegan)]:
+            await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE):
+        await task
+    async with tenure.connect(url) as again:
+        assert await again.leaders() == {"chair": None}
+
+
+def test_a_forked_child_has_a_keeper_of_its_own(url: str) -> None:
+    with tenure.sync.connect(url):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                keeper = Keeper.enter()
+                answer = keeper.call_blocking(lambda: asyncio.sleep(0, b"alive"))
+                keeper.leave()
+                os.write(write, answer)
+            finally:
+                os._exit(0)
+        os.close(write)
+        assert os.read(read, 5) == b"alive"
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlit:///x.db", "no backend serves 'sqlit'; did you mean 'sqlite'"),
+        ("work.db", "is not the URL of a backend; write for example sqlite:///work.db"),
+        ("ftp://me:geheim@host/x", "no backend serves 'ftp'"),
+    ],
+)
+def test_urls_of_no_backend(url: str, message: str) -> None:
+    with pytest.raises(tenure.ConfigError, match=message) as caught:
+        tenure.connect(url)
+    assert "geheim" not in str(caught.value)
+
+
+async def test_a_ttl_outside_the_backends_limits(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        with pytest.raises(tenure.ConfigError, match=r"ttl \(0.001 s\) must be"):
+            backend.election("chair", ttl=0.001)
+        with pytest.raises(tenure.ConfigError, match="is open already"):
+            await backend.__aenter__()
