@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from tenure.errors import ConfigError, nearest
 
@@ -50,6 +51,8 @@ class Url:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
             raise ConfigError(f"{redact(written)!r} can't be read as a URL: {error}") from error
+        if parts.fragment:
+            raise ConfigError(f"{redact(written)!r} has a '#', which would end the address; write it as %23")
         query: dict[str, str] = {}
         for name, value in pairs:
             if name in query:
@@ -69,7 +72,7 @@ class Url:
             if name not in fields:
                 known = ", ".join(sorted(fields)) or "none"
                 raise ConfigError(f"{self.scheme} has no option {name!r}{nearest(name, list(fields))} (known: {known})")
-            given[name] = _typed(name, text, str(fields[name].type))
+            given[name] = _typed(name, text, fields[name].type)
         return kind(**given)
 
     def __str__(self) -> str:
@@ -81,8 +84,11 @@ def redact(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return re.sub(r"://[^/]*@", "://***@", url)
+        return re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
     netloc = parts.netloc
+    if netloc and "@" not in netloc and ":" in netloc and "@" in url:
+        # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the @.
+        return re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
     if "@" in netloc:
         user, _, host = netloc.rpartition("@")
         name, colon, _ = user.partition(":")
@@ -92,23 +98,27 @@ def redact(url: str) -> str:
         for part in parts.query.split("&")
         for name, equals, _ in [part.partition("=")]
     )
-    shown = SplitResult(parts.scheme, netloc, parts.path, query, parts.fragment).geturl()
-    # urlunsplit drops the empty authority of sqlite:///x when the path is relative: keep what was written.
-    return shown if "://" in shown or "://" not in url else url.partition("://")[0] + "://" + netloc + parts.path
+    # Put into what was written, not put together anew: geturl() changes the number of slashes.
+    shown = url.replace(f"//{parts.netloc}", f"//{netloc}", 1) if parts.netloc else url
+    return shown.replace(f"?{parts.query}", f"?{query}", 1) if parts.query else shown
 
 
-def _typed(name: str, text: str, annotation: str) -> Any:
-    kind = annotation.removesuffix(" | None")
+def _typed(name: str, text: str, annotation: object) -> Any:
+    # A class where the module has no "from __future__ import annotations", else its name.
+    written = annotation.__name__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
+    kind = written.removesuffix(" | None")
     try:
         if kind == "bool":
             return _BOOLS[text.lower()]
         if kind == "int":
             return int(text)
-        if kind == "float":
+        if kind == "float" and math.isfinite(float(text)):
             return float(text)
     except (KeyError, ValueError) as error:
         expected = {"bool": "true or false", "int": "a whole number", "float": "a number"}[kind]
         raise ConfigError(f"the option {name!r} must be {expected}, not {text!r}") from error
+    if kind == "float":
+        raise ConfigError(f"the option {name!r} must be a finite number, not {text!r}")
     if kind == "str":
         return text
     choices = re.findall(r"['\"]([^'\"]*)['\"]", kind) if kind.startswith("Literal[") else []
