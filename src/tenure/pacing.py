@@ -15,6 +15,9 @@ RENEWALS_TOGETHER = 0.2
 """A renewal may go out this share of ``renew_every`` early, so that many of one process share one statement."""
 
 
+MARGIN_MOST = 1.0
+"""A margin that follows from ``ttl`` is never longer."""
+
 DERIVED = math.nan
 """The mark of a time that was not given, and follows from ``ttl``."""
 
@@ -56,7 +59,7 @@ class Timing:
         self._number("ttl", self.ttl, above=0.0)
         self._derive("renew_every", self.ttl / 3)
         self._derive("retry_every", min(2.0, self.ttl * 2 / 15))
-        self._derive("margin", min(1.0, self.ttl / 20))
+        self._derive("margin", min(MARGIN_MOST, self.ttl / 20))
         self._derive("grace", min(2.0, self.ttl * 2 / 15))
         self._number("renew_every", self.renew_every, above=0.0)
         self._number("retry_every", self.retry_every, above=0.0)
@@ -65,9 +68,10 @@ class Timing:
         if self.drift >= 1.0:
             raise ConfigError(f"drift ({self.drift:g}) must be less than 1: it is a share of ttl; try drift=0.05")
         if self.window <= self.grace:
+            ttl = 3 * (self.grace + max(self.margin, MARGIN_MOST)) / (1 - self.drift)
             raise ConfigError(
                 f"grace ({self.grace:g} s) must be less than ttl − drift·ttl − margin ({self.window:g} s); "
-                f"try grace={_round_down(max(self.window, 0.0) / 5):g} or ttl={math.ceil(self.ttl * 2):g}"
+                f"try {f'grace={_round_down(self.window / 5):g} or ' if self.window > 0 else ''}ttl={math.ceil(ttl)}"
             )
         if self.renew_every >= self.office:
             raise ConfigError(

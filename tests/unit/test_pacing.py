@@ -1,0 +1,111 @@
+"""Timing: what builds is safe, what doesn't is refused with a setting that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.errors import ConfigError
+from tenure.pacing import ATTEMPTS_MIN, Timing, later, sooner
+
+seconds = st.floats(min_value=0.001, max_value=1e5)
+settings = st.fixed_dictionaries(
+    {"ttl": seconds},
+    optional={
+        "renew_every": seconds,
+        "retry_every": seconds,
+        "drift": st.floats(min_value=0.0, max_value=1.5),
+        "margin": st.floats(min_value=0.0, max_value=1e5),
+        "grace": st.floats(min_value=0.0, max_value=1e5),
+    },
+)
+
+
+def test_the_defaults_are_as_documented() -> None:
+    timing = Timing()
+    assert dataclasses.astuple(timing) == (15.0, 5.0, 2.0, 0.05, 0.75, 2.0)
+    assert timing.window == pytest.approx(13.5)
+    assert timing.office == pytest.approx(11.5)
+    assert timing.attempts == 4
+
+
+@given(seconds)
+def test_any_ttl_alone_makes_a_timing(ttl: float) -> None:
+    assert Timing(ttl).attempts >= ATTEMPTS_MIN
+
+
+@given(settings)
+def test_whatever_builds_keeps_every_inequality(given: dict[str, float]) -> None:
+    try:
+        timing = Timing(**given)
+    except ConfigError:
+        return
+    assert 0 <= timing.drift < 1
+    assert 0 < timing.renew_every < timing.office <= timing.window <= timing.ttl
+    assert timing.margin >= 0
+    assert timing.grace >= 0
+    # The last of three attempts is asked while work still runs.
+    last = timing.renew_every + (ATTEMPTS_MIN - 1) * timing.retry_every
+    assert last <= timing.office * (1 + 1e-6)
+    assert timing.attempts >= ATTEMPTS_MIN
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+@given(given=settings)
+def test_what_a_refusal_suggests_does_help(which: int, given: dict[str, float]) -> None:
+    """Follow the suggestions one after the other: they soon lead to a timing that builds."""
+    asked = dict(given)
+    for _ in range(5):
+        refusal = _refusal(asked)
+        if refusal is None:
+            return
+        name, value = re.findall(r"(\w+)=([\d.e+-]+)", refusal)[which]
+        asked[name] = float(value)
+    raise AssertionError(f"the suggestions lead nowhere: {asked}")
+
+
+def _refusal(given: dict[str, float]) -> str | None:
+    try:
+        Timing(**given)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ttl": 0}, "ttl must be more than 0 s, not 0"),
+        ({"ttl": -1}, "ttl must be more than 0"),
+        ({"ttl": math.inf}, "ttl must be a finite number of seconds, not inf"),
+        ({"ttl": math.nan}, "ttl must be a finite number of seconds, not nan"),
+        ({"ttl": "15"}, "ttl must be a finite number of seconds, not '15'"),
+        ({"ttl": True}, "ttl must be a finite number of seconds, not True"),
+        ({"ttl": None}, "ttl must be a finite number of seconds, not None"),
+        ({"renew_every": 0}, "renew_every must be more than 0"),
+        ({"retry_every": -2}, "retry_every must be more than 0"),
+        ({"margin": -1}, "margin must be at least 0"),
+        ({"grace": -1}, "grace must be at least 0"),
+        ({"drift": 1.0}, r"drift \(1\) must be less than 1: .*; try drift=0.05"),
+        ({"grace": 14}, r"grace \(14 s\) must be less than .* \(13.5 s\); try grace=2.7 or ttl=48"),
+        ({"renew_every": 12}, r"renew_every \(12 s\) must be less than .* \(11.5 s\); try renew_every=5.7"),
+        ({"retry_every": 4}, r"retry_every \(4 s\) leaves room for 2 attempts .* \(5 s\) .* \(11.5 s\), .*=3.2"),
+    ],
+)
+def test_a_setting_that_can_not_work_is_refused_with_both_values(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Timing(**given)
+
+
+@given(st.floats(min_value=0.0, max_value=1e6), st.integers(), st.floats(min_value=0.0, max_value=1.0))
+def test_renewals_are_never_late_and_looks_never_early(duration: float, seed: int, share: float) -> None:
+    dice = random.Random(seed)
+    assert duration * (1 - share) <= sooner(duration, dice, share) <= duration
+    assert duration <= later(duration, dice, share) <= duration * (1 + share)
