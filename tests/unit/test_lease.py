@@ -1,0 +1,31 @@
+"""Leases: plain values, and the sum that says how long to believe in one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Vacant, trusted_until
+
+times = st.floats(min_value=0.0, max_value=1e6)
+
+
+def test_a_claim_is_believed_from_before_the_question() -> None:
+    assert trusted_until(100.0, 15.0, 0.05, 0.75) == 100.0 + 15.0 - 0.75 - 0.75
+
+
+@given(times, st.floats(min_value=0.1, max_value=1e4), st.floats(min_value=0.0, max_value=0.5), times)
+def test_it_is_never_believed_longer_than_the_store_keeps_it(asked: float, ttl: float, drift: float, m: float) -> None:
+    assert trusted_until(asked, ttl, drift, m) <= asked + ttl
+    # Even by a clock of ours that runs slower than the store's by that share, counted from the earliest start.
+    assert (trusted_until(asked, ttl, drift, m) - asked) / (1 - drift) <= ttl * (1 + 1e-6) + 1e-6
+
+
+def test_values_are_values() -> None:
+    grant = Grant("name", "ann#1", 7)
+    assert Granted(grant) == Granted(Grant("name", "ann#1", 7))
+    assert Granted(grant) != Granted(Grant("name", "ann#1", 8))
+    assert len({grant, Grant("name", "ann#1", 7)}) == 1
+    assert hash(HeldBy("name", "ann#1", 7, None, {"a": "b"})) == hash(HeldBy("name", "ann#1", 7, None))
+    assert Leader("ann#1", 7).metadata is NO_METADATA
+    assert Vacant("name").token == 0
