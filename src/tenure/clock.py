@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Protocol
 
@@ -15,7 +16,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The later of CLOCK_MONOTONIC and CLOCK_BOOTTIME.
+    """The later of CLOCK_MONOTONIC and CLOCK_BOOTTIME, or what comes nearest to that.
 
     CLOCK_MONOTONIC alone stands still while a laptop sleeps or a virtual machine is suspended, and a leader that
     measures its term with it would wake up believing.
@@ -25,7 +26,11 @@ class SystemClock:
 
         def now(self) -> float:
             return max(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
-    else:  # outside Linux, monotonic() is the best there is (on macOS and Windows it counts sleep)
+    elif sys.platform == "darwin":  # monotonic() stands still in sleep there, this one does not
+
+        def now(self) -> float:
+            return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    else:  # on Windows monotonic() counts sleep; elsewhere it is the best there is
 
         def now(self) -> float:
             return time.monotonic()
