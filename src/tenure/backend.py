@@ -46,7 +46,7 @@ class Backend:
         on_event: Callable[[Event], None] | None = None,
         make_term: MakeTerm = Term,
     ) -> None:
-        self.url = Url.parse(url)
+        self.url: Url = Url.parse(url)
         self._module = registry.load(self.url)
         self._given_keeper = keeper
         self._clock = clock or SystemClock()

@@ -68,7 +68,7 @@ class Listener(AsyncIterator[None]):
         self._waiting = waiting
         self._rung = False
         self._waiter: asyncio.Future[None] | None = None
-        self.closed = closed
+        self.closed: bool = closed
 
     async def __anext__(self) -> None:
         with self._lock:

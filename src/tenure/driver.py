@@ -102,7 +102,7 @@ class Candidacy:
         self._driver = driver
         self._timer: asyncio.TimerHandle | None = None
         self._hints: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Event = asyncio.Event()
         self._out_of_office = asyncio.Event()
 
     def begin(self) -> None:
@@ -222,7 +222,7 @@ class Driver:
     def __init__(self, store: LeaseStore, clock: Clock) -> None:
         self.store = store
         self.clock = clock
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.candidacies: set[Candidacy] = set()
         self._due: list[_Due] = []
         self._tasks: set[asyncio.Task[None]] = set()

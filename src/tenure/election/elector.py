@@ -16,14 +16,14 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.errors import ConfigError, TermLost
 from tenure.events import Event, Reason
-from tenure.keeper import Keeper
+from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
 from tenure.observe.log import log_event
 from tenure.pacing import Timing
@@ -55,15 +55,18 @@ class Flag(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Tenancy:
+FlagT = TypeVar("FlagT", bound=Flag)
+
+
+class Tenancy(Generic[FlagT]):
     """A claim to lead, and until when it may be believed: what terms for loops and terms for threads share."""
 
     name: str
     holder: str
     token: int
-    lost: Flag
+    lost: FlagT
 
-    def __init__(self, grant: Grant, trusted_until: float, clock: Clock, lost: Flag) -> None:
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock, lost: FlagT) -> None:
         self.name = grant.name
         self.holder = grant.holder
         self.token = grant.token
@@ -103,7 +106,7 @@ class Tenancy:
         return f"<Term {self.token} of {self.name!r}, {self.remaining():.3g} s left>"
 
 
-class Term(Tenancy):
+class Term(Tenancy[asyncio.Event]):
     """A term of office: who leads what, under which fencing token, and for how long that may be believed.
 
     Attributes:
@@ -113,14 +116,12 @@ class Term(Tenancy):
         lost: An ``asyncio.Event``, set once the work has been told to stop.
     """
 
-    lost: asyncio.Event
-
     def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
         super().__init__(grant, trusted_until, clock, asyncio.Event())
 
 
 Work = Callable[[Term], Awaitable[Any]]
-MakeTerm = Callable[[Grant, float, Clock], Tenancy]
+MakeTerm = Callable[[Grant, float, Clock], Tenancy[Any]]
 Health = Callable[[], bool | Awaitable[bool]]
 
 
@@ -142,11 +143,11 @@ class Election:
         on_event: Callable[[Event], None] | None = None,
         make_term: MakeTerm = Term,
     ) -> None:
-        self.name = _checked_name(name)
+        self.name: str = _checked_name(name)
         self.timing = timing
         self.metadata: Metadata = _checked_metadata(metadata)
         _check_gates(stall_after, health, overrun)
-        self.label = label or f"{socket.gethostname()}-{os.getpid()}"
+        self.label: str = label or f"{socket.gethostname()}-{os.getpid()}"
         self.stall_after = stall_after
         self.health = health
         self.overrun = overrun
@@ -358,12 +359,12 @@ class Seat:
         self._election = election
         self._loop = asyncio.get_running_loop()
         self._inline = self._loop is election._keeper.loop
-        self.metadata = election.metadata
-        self.pulse = None if self._inline else election._driver.pulse_of(self._loop)
-        self.has_health = election.health is not None
+        self.metadata: Metadata = election.metadata
+        self.pulse: Pulse | None = None if self._inline else election._driver.pulse_of(self._loop)
+        self.has_health: bool = election.health is not None
         self._candidacy: Candidacy | None = None
-        self._term: Tenancy | None = None  # written on the keeper's loop, read on both
-        self._waiting: Tenancy | None = None  # begun, and not yet fetched by elected()
+        self._term: Tenancy[Any] | None = None  # written on the keeper's loop, read on both
+        self._waiting: Tenancy[Any] | None = None  # begun, and not yet fetched by elected()
         self._interrupt: Callable[[], object] | None = None
         self._told_to_stop = 0  # token of the newest term whose work was told to stop
         self._over = False
@@ -397,7 +398,7 @@ class Seat:
 
     # --- the owner's side ---
 
-    async def elected(self) -> Tenancy | None:
+    async def elected(self) -> Tenancy[Any] | None:
         """Wait for the next term; None once there will be none.
 
         Raises:
@@ -411,18 +412,18 @@ class Seat:
             raise self._error
         return term
 
-    def occupy(self, term: Tenancy, interrupt: Callable[[], object]) -> None:
+    def occupy(self, term: Tenancy[Any], interrupt: Callable[[], object]) -> None:
         """Work begins; *interrupt* tells it to stop."""
         self._interrupt = interrupt
         if self._told_to_stop >= term.token:
             interrupt()
 
-    def vacate(self, term: Tenancy) -> bool:
+    def vacate(self, term: Tenancy[Any]) -> bool:
         """Work has ended; return whether it had to."""
         self._interrupt = None
         return self._told_to_stop >= term.token or term.remaining() == 0.0
 
-    def ended(self, term: Tenancy, *, again: bool) -> None:
+    def ended(self, term: Tenancy[Any], *, again: bool) -> None:
         self._feed(WorkEnded(term.token, again))
 
     def stop(self, *, at_once: bool) -> None:
@@ -523,11 +524,11 @@ class Seat:
 
     # --- what the keeper's side posts here ---
 
-    def _on_begun(self, term: Tenancy) -> None:
+    def _on_begun(self, term: Tenancy[Any]) -> None:
         self._waiting = term
         self._news.set()
 
-    def _on_cancelled(self, term: Tenancy) -> None:
+    def _on_cancelled(self, term: Tenancy[Any]) -> None:
         self._told_to_stop = term.token
         term.lost.set()
         if self._waiting is term:  # cancelled before its work began

@@ -17,7 +17,7 @@ from tenure.events import (
     TermEnding,
 )
 
-logger = logging.getLogger("tenure")
+logger: logging.Logger = logging.getLogger("tenure")
 
 
 def log_event(event: Event) -> None:

@@ -26,17 +26,16 @@ from tenure.errors import ConfigError, TenureError
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Grant, Leader
-from tenure.pacing import DERIVED
+from tenure.pacing import DERIVED, Timing
+from tenure.url import Url
 
 __all__ = ["Backend", "Election", "Term", "connect"]
 
 T = TypeVar("T")
 
 
-class Term(Tenancy):
+class Term(Tenancy[threading.Event]):
     """A term of office; ``lost`` is a ``threading.Event``. See :class:`tenure.Term`."""
-
-    lost: threading.Event
 
     def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
         super().__init__(grant, trusted_until, clock, threading.Event())
@@ -49,8 +48,8 @@ class Election:
     """One name to lead, and our candidacy for it. See :class:`tenure.Election`."""
 
     def __init__(self, election: tenure.election.elector.Election, keeper: Keeper) -> None:
-        self.name = election.name
-        self.timing = election.timing
+        self.name: str = election.name
+        self.timing: Timing = election.timing
         self._election = election
         self._keeper = keeper
         self._worker: threading.Thread | None = None
@@ -153,7 +152,7 @@ class Backend:
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._backend = tenure.backend.Backend(url, on_event=on_event, make_term=Term)
-        self.url = self._backend.url
+        self.url: Url = self._backend.url
         self._keeper: Keeper | None = None
 
     def __enter__(self) -> Backend:

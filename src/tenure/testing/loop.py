@@ -74,7 +74,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, seed: int = 0, *, start: float = 0.0) -> None:
         self.unhandled: list[dict[str, Any]] = []
         """What nobody caught: the contexts that asyncio would have logged. A test looks here at its end."""
-        self.steps = 0
+        self.steps: int = 0
         """How many callbacks have run."""
         self._dice = random.Random(seed)
         self._now = start

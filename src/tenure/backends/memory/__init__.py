@@ -27,7 +27,7 @@ class MemoryBackend:
 
     def __init__(self, memory: Memory, clock: Clock) -> None:
         self._memory = memory
-        self.leases = MemoryLeases(clock, memory)
+        self.leases: MemoryLeases = MemoryLeases(clock, memory)
 
     async def describe(self) -> Sequence[Fact]:
         """Tell what is in it."""

@@ -27,9 +27,9 @@ class Memory:
     """Everything one ``memory:`` keeps. Clients of several threads may share it: hold ``lock`` while touching it."""
 
     def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.lock = threading.Lock()
-        self.bell = Bell()
+        self.name: str = name
+        self.lock: threading.Lock = threading.Lock()
+        self.bell: Bell = Bell()
         self.claims: dict[str, Claim] = {}
 
 

@@ -29,7 +29,7 @@ class SqliteBackend:
     def __init__(self, path: str, options: Options, clock: Clock) -> None:
         self._worker = Worker(lambda: Database(path, options, [LEASES]))
         self._wake = Wake(path, self._worker)
-        self.leases = SqliteLeases(self._worker, self._wake, clock)
+        self.leases: SqliteLeases = SqliteLeases(self._worker, self._wake, clock)
 
     async def describe(self) -> Sequence[Fact]:
         """Ask the file and the library about themselves."""

@@ -177,7 +177,7 @@ class Database:
     def __init__(self, path: str, options: Options, parts: Sequence[Part]) -> None:
         self.path = path
         self.options = options
-        self.until = 0.0
+        self.until: float = 0.0
         self._parts = parts
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None

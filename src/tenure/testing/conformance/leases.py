@@ -43,7 +43,7 @@ class LeaseSuite:
     """What the suites of leases share: a house for each test, and words to write tests with."""
 
     harness: ClassVar[type[LeaseHarness]]
-    pytestmark = pytest.mark.asyncio
+    pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
     @pytest_asyncio.fixture
     async def house(self) -> AsyncIterator[LeaseHarness]:
