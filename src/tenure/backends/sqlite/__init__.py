@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Options, Worker, path_of
+from tenure.backends.sqlite.fence import Fence
 from tenure.backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure.backends.sqlite.wake import Wake
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Options", "SqliteBackend", "SqliteLeases", "open"]
+__all__ = ["TRAITS", "Fence", "Options", "SqliteBackend", "SqliteLeases", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
