@@ -1,0 +1,125 @@
+"""A candidate as a process of its own: it acts and writes while it leads, and misbehaves when told to.
+
+Started as ``python candidate.py FOLDER MODE``. Everything it does stands in files of FOLDER:
+
+- ``acts``: a line per act that follows a successful ``term.check()``, and per thing that happened, in true order (each
+  is one write to a file opened for appending);
+- ``resource.db``: what it wrote under the fence.
+
+MODE says what the first term's work does after its first act; later terms, and other processes, behave well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import tenure
+from tenure.backends.sqlite import Fence
+
+TTL = 1.0
+PAUSE = 0.01
+
+
+class Diary:
+    """Who did what, in the order in which it happened, over all processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "acts", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, what: str, token: int) -> None:
+        os.write(self._file, f"{what} {token} {os.getpid()}\n".encode())
+
+
+class Resource:
+    """What the leader works on: every write goes through the fence, in the same transaction."""
+
+    def __init__(self, folder: Path) -> None:
+        self._connection = sqlite3.connect(folder / "resource.db", isolation_level=None, timeout=10)
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS deed (seq INTEGER PRIMARY KEY, token INTEGER NOT NULL)")
+        self._fence = Fence(self._connection)
+
+    def write(self, token: int) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._fence.check("deeds", token)
+            self._connection.execute("INSERT INTO deed (token) VALUES (?)", (token,))
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+
+class Candidate:
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.mode = mode
+        self.diary = Diary(folder)
+        self.resource = Resource(folder)
+        self.url = f"sqlite:///{folder / 'leases.db'}"
+
+    async def stand(self) -> None:
+        async with tenure.connect(self.url) as backend:
+            overrun = "exit" if self.mode == "overrun-exit" else "report"
+            await backend.election("chair", ttl=TTL, overrun=overrun).run(self.work)  # type: ignore[arg-type]
+
+    async def work(self, term: tenure.Term) -> None:
+        self.act(term)
+        mode, self.mode = self.mode, "good"
+        if mode in ("stop-before-check", "stop-before-write"):
+            self.stop(term, mode)
+        elif mode == "block":
+            time.sleep(4 * TTL)
+            self.diary.note("unblocked", term.token)
+        elif mode in ("stubborn", "overrun-exit"):
+            await self.be_stubborn(term)
+        while True:
+            self.act(term)
+            await asyncio.sleep(PAUSE)
+
+    def act(self, term: tenure.Term) -> None:
+        try:
+            term.check()
+        except tenure.TermLost:
+            self.diary.note("lost", term.token)
+            raise
+        self.diary.note("act", term.token)
+        self.resource.write(term.token)
+
+    def stop(self, term: tenure.Term, where: str) -> None:
+        """Be stopped at the worst moment: right before a check, or between the check and the write it allowed."""
+        if where == "stop-before-write":
+            term.check()
+        self.diary.note("stopping", term.token)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.diary.note("continued", term.token)
+        if where == "stop-before-write":
+            try:
+                self.resource.write(term.token)
+            except tenure.TermLost:
+                self.diary.note("refused", term.token)
+
+    async def be_stubborn(self, term: tenure.Term) -> None:
+        """Ignore every cancellation, and go on acting for as long as check() allows it, and a while longer."""
+        while term.remaining() > 0.0:
+            try:
+                self.act(term)
+                await asyncio.sleep(PAUSE)
+            except asyncio.CancelledError:
+                self.diary.note("ignored", term.token)
+        until = time.monotonic() + 2 * TTL
+        while time.monotonic() < until:
+            try:
+                await asyncio.sleep(PAUSE)
+            except asyncio.CancelledError:
+                continue
+        self.diary.note("gave-up", term.token)
+
+
+if __name__ == "__main__":
+    asyncio.run(Candidate(Path(sys.argv[1]), sys.argv[2]).stand())

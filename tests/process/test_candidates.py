@@ -1,0 +1,189 @@
+"""Real processes on one SQLite file, killed, stopped, blocked, stubborn: the old leader is out before the new is in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals and /proc")]
+
+HERE = Path(__file__).parent
+PATIENCE = 60.0
+
+
+class Stage:
+    """A folder, the processes that compete in it, and what they have written there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, mode: str = "good", **environment: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"stderr-{len(self.processes)}").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "candidate.py"), str(self.folder), mode],
+                env={**os.environ, **environment},
+                stderr=errors,
+            )
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+    def lines(self) -> list[tuple[str, int, int]]:
+        path = self.folder / "acts"
+        if not path.exists():
+            return []
+        rows = (line.split() for line in path.read_text().splitlines())
+        return [(what, int(token), int(pid)) for what, token, pid in rows]
+
+    def wait(self, condition: Callable[[list[tuple[str, int, int]]], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition(self.lines()):
+            assert time.monotonic() < deadline, f"it did not happen: {self.lines()[-5:]}, {self.errors()}"
+            time.sleep(0.01)
+
+    def errors(self) -> str:
+        return "".join(path.read_text()[-2000:] for path in sorted(self.folder.glob("stderr-*")))
+
+    def newest(self) -> int:
+        return max((token for what, token, _ in self.lines() if what == "act"), default=0)
+
+    def wait_for_newer(self, token: int, acts: int = 3) -> None:
+        self.wait(lambda lines: sum(what == "act" and newer > token for what, newer, _ in lines) >= acts)
+
+    def wait_for_more(self, count: int) -> None:
+        seen = len(self.lines())
+        self.wait(lambda lines: len(lines) >= seen + count)
+
+    def judge(self) -> None:
+        """After check(), no act of an old leader once a newer one has acted; under the fence, no write of one."""
+        acts = [token for what, token, _ in self.lines() if what == "act"]
+        assert acts == sorted(acts)
+        with closing(sqlite3.connect(self.folder / "resource.db")) as connection:
+            deeds = [token for (token,) in connection.execute("SELECT token FROM deed ORDER BY seq")]
+        assert deeds == sorted(deeds)
+        holders = {(token, pid) for what, token, pid in self.lines() if what == "act"}
+        assert len(holders) == len({token for token, _ in holders}), "one token, two holders"
+        assert "Traceback" not in self.errors()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+def test_killed_leaders_are_succeeded(stage: Stage) -> None:
+    for _ in range(3):
+        stage.start()
+    stage.wait_for_newer(0)
+    for _ in range(5):
+        token = stage.newest()
+        leader = next(pid for what, of, pid in stage.lines() if what == "act" and of == token)
+        process = next(process for process in stage.processes if process.pid == leader)
+        process.kill()
+        process.wait()
+        stage.start()
+        stage.wait_for_newer(token)
+    stage.judge()
+
+
+@pytest.mark.parametrize("mode", ["stop-before-check", "stop-before-write"])
+def test_a_leader_stopped_past_its_lease(stage: Stage, mode: str) -> None:
+    old = stage.start(mode)
+    stage.wait(lambda lines: any(what == "stopping" for what, _, _ in lines))
+    token = stage.newest()
+    stage.start()
+    stage.wait_for_newer(token)
+    old.send_signal(signal.SIGCONT)
+    stage.wait(lambda lines: ("continued", token, old.pid) in lines)
+    if mode == "stop-before-write":
+        # It had checked, and then slept through its lease: only the fence can help, and it does.
+        stage.wait(lambda lines: ("refused", token, old.pid) in lines)
+    stage.wait(lambda lines: ("lost", token, old.pid) in lines)
+    stage.judge()
+
+
+def test_a_leader_whose_loop_is_blocked_is_succeeded(stage: Stage) -> None:
+    old = stage.start("block")
+    stage.wait(lambda lines: any(what == "act" for what, _, _ in lines))
+    stage.start()
+    stage.wait_for_newer(1)
+    assert not any(what == "unblocked" for what, _, _ in stage.lines())
+    stage.wait(lambda lines: ("unblocked", 1, old.pid) in lines)
+    stage.wait(lambda lines: ("lost", 1, old.pid) in lines)
+    stage.judge()
+
+
+def test_work_that_ignores_cancellation_does_not_hold_up_the_next(stage: Stage) -> None:
+    old = stage.start("stubborn")
+    stage.wait(lambda lines: any(what == "act" for what, _, _ in lines))
+    stage.start()
+    subprocess.run(
+        [sys.executable, "-c", _ASK, f"sqlite:///{stage.folder / 'leases.db'}"], check=True, timeout=PATIENCE
+    )
+    stage.wait_for_newer(1)
+    assert ("ignored", 1, old.pid) in stage.lines()
+    assert ("gave-up", 1, old.pid) not in stage.lines()
+    stage.wait(lambda lines: ("gave-up", 1, old.pid) in lines)
+    stage.judge()
+
+
+def test_an_overrun_can_end_the_process(stage: Stage) -> None:
+    old = stage.start("overrun-exit")
+    stage.wait(lambda lines: any(what == "act" for what, _, _ in lines))
+    subprocess.run(
+        [sys.executable, "-c", _ASK, f"sqlite:///{stage.folder / 'leases.db'}"], check=True, timeout=PATIENCE
+    )
+    assert old.wait(PATIENCE) == 70
+    assert "overrun='exit' ends this process with code 70" in stage.errors()
+
+
+def test_a_stepped_wall_clock_costs_no_term(stage: Stage, tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs Linux and a C compiler (Debian: gcc) to step the wall clock of one process")
+    library = tmp_path / "wallclock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "wallclock.c", "-ldl"], check=True)
+    steps = tmp_path / "step"
+    steps.write_text("0")
+    environment = {"LD_PRELOAD": str(library), "WALL_STEP": str(steps)}
+    shown = [sys.executable, "-c", "import time; print(time.time())"]
+    steps.write_text("3600")
+    stepped = subprocess.run(shown, env={**os.environ, **environment}, capture_output=True, check=True, text=True)
+    assert float(stepped.stdout) > time.time() + 3000, "the wall clock was not stepped"
+    steps.write_text("0")
+    leader = stage.start(**environment)
+    stage.wait_for_newer(0)
+    stage.start(**environment)
+    for step in (3600, -3600, 7200, 0):
+        steps.write_text(str(step))
+        stage.wait_for_more(150)  # more than a lease of steady acts
+    assert {(token, pid) for what, token, pid in stage.lines() if what == "act"} == {(1, leader.pid)}
+    stage.judge()
+
+
+_ASK = """
+import sys, tenure.sync
+with tenure.sync.connect(sys.argv[1]) as backend:
+    assert backend.election("chair").ask_to_resign()
+"""
