@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ClassVar, TypeVar
 
+from tenure.errors import Unavailable
+
 T = TypeVar("T")
 
 
@@ -63,6 +65,8 @@ class Keeper:
         """Run the coroutine that *start* makes on the keeper's loop, and return its result on ours."""
         if asyncio.get_running_loop() is self.loop:
             return await start()
+        if self.loop.is_closed():
+            raise Unavailable("the backend is closed, and its keeper with it; connect again")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(start(), self.loop))
 
     def call_blocking(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:

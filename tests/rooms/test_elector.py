@@ -508,6 +508,46 @@ async def test_work_that_is_no_coroutine_is_refused(town: Town) -> None:
 
 
 @in_town
+async def test_work_that_raises_before_it_can_be_awaited(town: Town) -> None:
+    def work(term: Term) -> Awaitable[None]:
+        raise KeyError("at once")
+
+    election = town.candidate()
+    with pytest.raises(KeyError, match="at once"):
+        await election.run(work)
+    assert await election.leader() is None
+
+
+@in_town
+async def test_what_work_raises_while_it_tidies_up_is_not_lost(town: Town) -> None:
+    async def work(term: Term) -> None:
+        try:
+            await forever(term)
+        finally:
+            raise OSError("could not save")
+
+    task = asyncio.create_task(town.candidate().run(work))
+    await elected(town)
+    task.cancel()
+    with pytest.raises(OSError, match="could not save"):
+        await task
+
+
+@in_town
+async def test_a_candidate_cancelled_at_any_moment_leaves_nobody_in_office(town: Town) -> None:
+    road, driver = town.road()
+    road.delay = 0.01
+    for steps in range(40):
+        task = asyncio.create_task(town.candidate(driver).run(forever))
+        for _ in range(steps):
+            await asyncio.sleep(0 if steps < 30 else 0.005)
+        task.cancel()
+        await asyncio.wait({task})
+        assert not driver.candidacies
+        assert isinstance(await town.store.inspect("chair"), Vacant)
+
+
+@in_town
 async def test_what_others_read_of_the_leader(town: Town) -> None:
     election = town.candidate(metadata={"address": "10.0.0.7:80"}, label="web-1")
     async with election.campaign() as term:

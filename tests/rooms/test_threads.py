@@ -192,6 +192,26 @@ async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> Non
         await asyncio.to_thread(thread.join, PATIENCE)
 
 
+async def test_cancelled_at_any_moment_nobody_is_left_in_office(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        for steps in range(60):
+            task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
+            for _ in range(steps % 20):
+                await asyncio.sleep(0 if steps < 40 else 0.0005)
+            task.cancel()
+            await asyncio.wait({task})
+        async with asyncio.timeout(PATIENCE):
+            while (await backend.leaders()).get("chair") is not None or backend._driver.candidacies:  # type: ignore[union-attr]
+                await asyncio.sleep(0.005)
+
+
+async def test_an_observer_may_outlive_its_backend(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert await anext(changes) is None
+    await changes.aclose()
+
+
 async def test_two_loops_in_one_process_share_the_keeper(url: str) -> None:
     async with tenure.connect(url) as one, tenure.connect(url) as two:
         assert [t.name for t in threading.enumerate()].count("tenure-keeper") == 1

@@ -21,15 +21,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
-from tenure.errors import ConfigError, TermLost
-from tenure.events import Event, Reason
+from tenure.election.store import require_name
+from tenure.errors import ConfigError, TermLost, Unavailable
+from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
-from tenure.observe.log import log_event
+from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
-
-NAME_MAX = 1024
-"""Characters in an election's name."""
 
 EXIT_OVERRUN = 70
 """With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
@@ -143,7 +141,8 @@ class Election:
         on_event: Callable[[Event], None] | None = None,
         make_term: MakeTerm = Term,
     ) -> None:
-        self.name: str = _checked_name(name)
+        require_name(name)
+        self.name: str = name
         self.timing = timing
         self.metadata: Metadata = _checked_metadata(metadata)
         _check_gates(stall_after, health, overrun)
@@ -235,7 +234,8 @@ class Election:
             while True:
                 yield leader_of(await self._keeper.call(lambda: _next(watch)))
         finally:
-            await self._keeper.call(lambda: _close(watch))
+            with suppress(Unavailable):  # the backend was closed meanwhile, and the watch with it
+                await self._keeper.call(lambda: _close(watch))
 
     async def resign(self, *, wait: bool = True) -> bool:
         """End our own term: the work is cancelled, and the lease handed back once it has ended.
@@ -271,7 +271,6 @@ class Election:
         """Run *work* for one term, to its real end."""
         call: object = work(term)
         if not inspect.isawaitable(call):
-            seat.ended(term, again=False)
             raise ConfigError(
                 f"work must be an async function, and {_named(work)} returned {type(call).__name__}; "
                 "for plain functions there is tenure.sync"
@@ -292,10 +291,10 @@ class Election:
             error = None  # that is how work notices
         unasked = task.cancelled() and not lost and outside is None  # the work cancelled itself
         seat.ended(term, again=(again or lost) and error is None and outside is None and not unasked)
-        if outside is not None:
-            raise outside
         if error is not None:
             raise error
+        if outside is not None:
+            raise outside
         if unasked:
             raise asyncio.CancelledError("the work cancelled itself")
 
@@ -365,8 +364,10 @@ class Seat:
         self._candidacy: Candidacy | None = None
         self._term: Tenancy[Any] | None = None  # written on the keeper's loop, read on both
         self._waiting: Tenancy[Any] | None = None  # begun, and not yet fetched by elected()
+        self._serving: Tenancy[Any] | None = None  # fetched, and not yet ended
         self._interrupt: Callable[[], object] | None = None
         self._told_to_stop = 0  # token of the newest term whose work was told to stop
+        self._withdrawn = False  # the keeper's loop alone writes and reads it
         self._over = False
         self._error: BaseException | None = None
         self._news = asyncio.Event()
@@ -375,20 +376,37 @@ class Seat:
         election = self._election
         timing, driver = election.timing, election._driver
 
-        async def stand() -> Candidacy:
+        async def stand() -> None:
+            if self._withdrawn:
+                return
             # New for each candidacy: 128 bits that nobody else has, whatever the label, the host name or the pid.
             holder = f"{election.label}-{secrets.token_hex(16)}"
             hints, now = driver.store.traits.hints, driver.clock.now()
             machine = Machine(election.name, holder, timing, random.Random(), hints=hints, now=now)
-            return driver.stand(machine, self)
+            self._candidacy = driver.stand(machine, self)
 
         election._seat = self
-        self._candidacy = await election._keeper.call(stand)
+        try:
+            await election._keeper.call(stand)
+        except BaseException:
+            # Cancelled while we asked to stand. Whether we do by now, or shall in a moment, we must not: a candidate
+            # without an owner would lead for ever, and do nothing.
+            election._seat = None
+            election._keeper.loop.call_soon_threadsafe(self._withdraw)
+            raise
         return self
+
+    def _withdraw(self) -> None:
+        self._withdrawn = True
+        if self._candidacy:
+            self._candidacy.feed(Stop())
+            self._candidacy.feed(Resign())
 
     async def __aexit__(self, *_: object) -> None:
         """Contend no more, and wait until the lease is handed back or has run out."""
         self.stop(at_once=True)
+        if self._serving:  # its work never began, or raised before it could be awaited
+            self.ended(self._serving, again=False)
         try:
             while not self._over:
                 self._news.clear()
@@ -407,7 +425,8 @@ class Seat:
         while self._waiting is None and not self._over:
             self._news.clear()
             await self._news.wait()
-        term, self._waiting = self._waiting, None
+        self._serving = term = self._waiting
+        self._waiting = None
         if term is None and self._error is not None:
             raise self._error
         return term
@@ -424,6 +443,8 @@ class Seat:
         return self._told_to_stop >= term.token or term.remaining() == 0.0
 
     def ended(self, term: Tenancy[Any], *, again: bool) -> None:
+        """Work of *term* runs no more: the lease may be handed back."""
+        self._serving = None
         self._feed(WorkEnded(term.token, again))
 
     def stop(self, *, at_once: bool) -> None:
@@ -434,8 +455,7 @@ class Seat:
 
     async def resign(self, wait: bool) -> bool:
         async def leave() -> bool:
-            assert self._candidacy is not None
-            return await self._candidacy.resign(wait)
+            return await self._candidacy.resign(wait) if self._candidacy else False
 
         return await self._election._keeper.call(leave)
 
@@ -510,7 +530,10 @@ class Seat:
         self._post(self._on_left)
 
     def tell(self, event: Event) -> None:
-        log_event(event)
+        if isinstance(event, Overrun):
+            log_event(event)  # here and now: the loop where the work runs may be what is stuck
+        elif is_logged(event):
+            self._post(log_event, event)  # a log that blocks must not block the keeper
         if self._election._on_event:
             self._post(self._election._on_event, event)
 
@@ -567,12 +590,6 @@ async def _close(watch: AsyncGenerator[HeldBy | Vacant, None]) -> None:
 
 def _named(work: object) -> str:
     return getattr(work, "__qualname__", repr(work))
-
-
-def _checked_name(name: object) -> str:
-    if not (isinstance(name, str) and 0 < len(name) <= NAME_MAX and name.isprintable()):
-        raise ConfigError(f"an election's name must be 1 to {NAME_MAX} printable characters, not {name!r}")
-    return name
 
 
 def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:

@@ -20,6 +20,11 @@ from tenure.events import (
 logger: logging.Logger = logging.getLogger("tenure")
 
 
+def is_logged(event: Event) -> bool:
+    """Return whether *event* would be written at all: renewals are many, and seldom wanted."""
+    return not isinstance(event, Renewed) or logger.isEnabledFor(logging.DEBUG)
+
+
 def log_event(event: Event) -> None:
     """Write *event* to the log; its fields are in ``record.tenure`` for structured handlers."""
     level, message = _said(event)
