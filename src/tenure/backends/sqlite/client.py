@@ -75,8 +75,14 @@ def _obstacle(path: str) -> str:
     folder = os.path.dirname(path)
     if os.path.isdir(path):
         return "it is a folder; name a file in it"
-    if not os.path.isdir(folder):
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
         return f"its folder {folder} does not exist; create it"
+    except OSError as error:
+        return f"its folder {folder} can't be reached from here: {error.strerror}"
+    if not os.path.isdir(folder):
+        return f"{folder} is a file, and no folder; name another place"
     if os.path.exists(path):
         if not os.access(path, os.R_OK):
             return _NOT_READ
