@@ -198,7 +198,7 @@ class LeaseStoreSuite(LeaseSuite):
         grants = [await claim(store, each, "ann#1", house.ttl) for each in names]
         assert list(await store.renew(grants[::-1], house.ttl)) == [Granted(grant) for grant in grants[::-1]]
 
-    async def test_nothing_can_be_renewed(self, house: LeaseHarness) -> None:
+    async def test_nothing_can_be_renewed(self, house: LeaseHarness, name: str) -> None:
         store = await house.open()
         assert list(await store.renew([], house.ttl)) == []
 

@@ -1,0 +1,230 @@
+"""The suites must find bugs that are planted: a check that can't fail proves nothing."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tenure.backends.memory import MemoryLeases
+from tenure.bell import Bell
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite, Lossy
+from tests.conformance.test_memory import MemoryHarness
+
+Suite = type[LeaseStoreSuite] | type[LeaseFaultSuite]
+
+
+class NoExpiry(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        answer = await super().acquire(name, holder, ttl, metadata)
+        self._memory.claims[name].expires_at += 1e9
+        return answer
+
+
+class EarlyExpiry(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        return await super().acquire(name, holder, ttl * 0.7, metadata)
+
+
+class RenewalRaisesToken(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        answers = await super().renew(grants, ttl)
+        for grant in grants:
+            self._memory.claims[grant.name].token += 1
+        return answers
+
+
+class RenewalWithoutEffect(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        before = {name: claim.expires_at for name, claim in self._memory.claims.items()}
+        answers = await super().renew(grants, ttl)
+        for name, at in before.items():
+            self._memory.claims[name].expires_at = at
+        return answers
+
+
+class RenewalForgetsOrder(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        return sorted(await super().renew(grants, ttl), key=lambda answer: answer.grant.name)
+
+
+class RenewalRevives(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        for grant in grants:
+            claim = self._memory.claims.get(grant.name)
+            if claim and claim.token == grant.token and claim.holder == grant.holder:
+                claim.expires_at = self._clock.now() + ttl
+        return await super().renew(grants, ttl)
+
+
+class RenewalLooksAtNameOnly(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        return [Granted(grant) if grant.name in self._memory.claims else Lost(grant) for grant in grants]
+
+
+class ReleaseLooksAtHolderOnly(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        claim = self._memory.claims.get(grant.name)
+        token = claim.token if claim and claim.holder == grant.holder else grant.token
+        answer = await super().release(Grant(grant.name, grant.holder, token))
+        return Released(grant) if isinstance(answer, Released) else Lost(grant)
+
+
+class ReleaseAlwaysSaysYes(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        await super().release(grant)
+        return Released(grant)
+
+
+class ReleaseForgetsToken(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        answer = await super().release(grant)
+        if isinstance(answer, Released):
+            del self._memory.claims[grant.name]
+        return answer
+
+
+class ReleaseTellsNobody(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        bell, self._memory.bell = self._memory.bell, Bell()
+        try:
+            return await super().release(grant)
+        finally:
+            self._memory.bell = bell
+
+
+class AskingAgainIsANewTerm(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        claim = self._memory.claims.get(name)
+        if claim and claim.holder == holder:
+            claim.holder = None
+        return await super().acquire(name, holder, ttl, metadata)
+
+
+class AskingAgainIsRefused(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        seen = await self.inspect(name)
+        return seen if isinstance(seen, HeldBy) else await super().acquire(name, holder, ttl, metadata)
+
+
+class SameHolderKeepsTokenAfterTheEnd(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        claim = self._memory.claims.get(name)
+        if claim and claim.holder == holder:
+            claim.expires_at = self._clock.now() + ttl
+        return await super().acquire(name, holder, ttl, metadata)
+
+
+class ResignationOutlivesTheTerm(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        claim = self._memory.claims.get(name)
+        asked = claim.resign_asked if claim else False
+        answer = await super().acquire(name, holder, ttl, metadata)
+        self._memory.claims[name].resign_asked = asked
+        return answer
+
+
+class ResignationIsReadOnce(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        answers = await super().renew(grants, ttl)
+        for grant in grants:
+            if grant.name in self._memory.claims:
+                self._memory.claims[grant.name].resign_asked = False
+        return answers
+
+
+class MetadataIsForgotten(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        return await super().acquire(name, holder, ttl)
+
+
+class InspectCreates(MemoryLeases):
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        if name and len(name) < 1000 and name not in self._memory.claims:
+            await super().release((await self._win(name)).grant)
+        return await super().inspect(name)
+
+    async def _win(self, name: str) -> Granted:
+        answer = await super().acquire(name, "nobody", 1.0)
+        assert isinstance(answer, Granted)
+        return answer
+
+
+class NamesAreFolded(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        return await super().acquire(name.strip() or name, holder, ttl, metadata)
+
+
+class NamesAreInOrderOfArrival(MemoryLeases):
+    async def names(self) -> Sequence[str]:
+        return list(self._memory.claims)
+
+
+class AnyTime(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        return await super().renew(grants, min(max(0.01, ttl), 100.0) if ttl == ttl else 1.0)
+
+
+class Deaf(MemoryLeases):
+    def hints(self, name: str) -> AsyncIterator[None]:
+        super().hints(name)
+        return Bell().listen(name)
+
+
+PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryLeases]
+
+
+def harness_with(plant: type[MemoryLeases]) -> type[MemoryHarness]:
+    class Planted(MemoryHarness):
+        async def open(self) -> Lossy:
+            return Lossy(plant(self._clock, self._memory))
+
+    return Planted
+
+
+def calls(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every test of *suite* with each of its parameters, as pytest would."""
+    for name in dir(suite):
+        if name.startswith("test_"):
+            marks = getattr(getattr(suite, name), "pytestmark", [])
+            lists = [[{mark.args[0]: value} for value in mark.args[1]] for mark in marks if mark.name == "parametrize"]
+            for chosen in itertools.product(*lists):
+                yield name, {key: value for one in chosen for key, value in one.items()}
+
+
+async def findings(plant: type[MemoryLeases]) -> set[str]:
+    """Run the suites against *plant* and return the tests that fail."""
+    failed = set()
+    for suite in (LeaseStoreSuite, LeaseFaultSuite):
+        for name, arguments in calls(suite):
+            house = harness_with(plant)()
+            try:
+                await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+            except pytest.skip.Exception:
+                pass
+            except (Exception, pytest.fail.Exception):
+                failed.add(name)
+            finally:
+                await house.close()
+    return failed
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait less long for hints that never come."""
+    from tenure.testing.conformance import leases
+
+    monkeypatch.setattr(leases.hint, "__kwdefaults__", {"within": 0.2})
+
+
+async def test_without_a_plant_nothing_is_found() -> None:
+    assert await findings(MemoryLeases) == set()
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_bug_is_found(plant: type[MemoryLeases]) -> None:
+    assert await findings(plant), f"no test fails on {plant.__name__}"
