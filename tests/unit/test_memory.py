@@ -1,0 +1,94 @@
+"""Memories by name, and their use from several threads."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from tenure.backends import memory
+from tenure.errors import ConfigError
+from tenure.lease import Granted, HeldBy
+from tenure.url import Url
+
+
+async def test_a_name_is_shared_and_no_name_is_not() -> None:
+    one, other = (memory.open(Url.parse("memory:shared-by-test")) for _ in range(2))
+    assert isinstance(await one.leases.acquire("name", "ann#1", 10), Granted)
+    assert isinstance(await other.leases.acquire("name", "bob#1", 10), HeldBy)
+    for private in ("memory:", "memory:", "memory:another"):
+        assert isinstance(await memory.open(Url.parse(private)).leases.acquire("name", "bob#1", 10), Granted)
+
+
+async def test_it_goes_with_its_last_user() -> None:
+    one = memory.open(Url.parse("memory:goes"))
+    await one.leases.acquire("name", "ann#1", 10)
+    await one.close()
+    del one
+    gc.collect()
+    assert list(await memory.open(Url.parse("memory:goes")).leases.names()) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("memory://name", "write memory:name"),
+        ("memory:///name", "write memory:name"),
+        ("memory:/", "write memory:$"),
+        ("memory:?x=1", "no option 'x'"),
+    ],
+)
+def test_a_url_that_means_something_else_is_refused(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        memory.open(Url.parse(written))
+
+
+async def test_a_change_in_one_thread_wakes_another() -> None:
+    here, there = (memory.open(Url.parse("memory:threads")) for _ in range(2))
+    hints = here.leases.hints("name")
+
+    async def lead() -> None:
+        answer = await there.leases.acquire("name", "ann#1", 10)
+        assert isinstance(answer, Granted)
+
+    waiting = asyncio.ensure_future(anext(hints))
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=lambda: asyncio.run(lead()))
+    thread.start()
+    await asyncio.wait_for(waiting, 5)
+    thread.join()
+
+
+def test_threads_that_race_get_one_winner_each_time() -> None:
+    backends = [memory.open(Url.parse("memory:race")) for _ in range(8)]
+    tokens: list[int] = []
+    together = threading.Barrier(len(backends))
+
+    async def compete(backend: memory.MemoryBackend, who: int) -> None:
+        for turn in range(200):
+            answer = await backend.leases.acquire("name", f"{who}#{turn}", 60)
+            if isinstance(answer, Granted):
+                tokens.append(answer.grant.token)
+                await backend.leases.release(answer.grant)
+
+    def run(backend: memory.MemoryBackend, who: int) -> None:
+        together.wait()
+        asyncio.run(compete(backend, who))
+
+    threads = [threading.Thread(target=run, args=(backend, who)) for who, backend in enumerate(backends)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(tokens)) == len(tokens) == max(tokens)
+
+
+async def test_it_tells_about_itself() -> None:
+    named = memory.open(Url.parse("memory:facts"))
+    await named.leases.acquire("name", "ann#1", 10)
+    assert {fact.name: fact.value for fact in await named.describe()} == {
+        "memory": "shared in this process as 'facts'",
+        "names": "1",
+    }

@@ -1,0 +1,121 @@
+"""Rows that another boot has stamped: they can't be compared with our clock, and are waited out in full."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tenure.backends.sqlite.boot import agreed, this_boot
+from tenure.backends.sqlite.client import Database, Options, Worker
+from tenure.backends.sqlite.leases import LEASES, SqliteLeases
+from tenure.backends.sqlite.wake import Wake
+from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure.testing import ManualClock
+
+Boot = Callable[[str, float], tuple[SqliteLeases, ManualClock]]
+
+
+@pytest.fixture
+async def boot(tmp_path: Path) -> AsyncIterator[Boot]:
+    """Open the file as a process of the boot so named, whose clock shows so much."""
+    path, workers = str(tmp_path / "x.db"), []
+
+    def start(name: str, now: float) -> tuple[SqliteLeases, ManualClock]:
+        clock = ManualClock(now)
+        worker = Worker(lambda: Database(path, Options(), [LEASES]))
+        workers.append(worker)
+        return SqliteLeases(worker, Wake(path, worker), clock, name), clock
+
+    yield start
+    for worker in workers:
+        await worker.close()
+
+
+async def claimed(store: SqliteLeases, holder: str, ttl: float) -> Grant:
+    answer = await store.acquire("name", holder, ttl)
+    assert isinstance(answer, Granted)
+    return answer.grant
+
+
+@pytest.mark.parametrize("now", [0.0, 5.0, 1e6], ids=["just started", "clock is behind", "clock is far ahead"])
+async def test_it_is_waited_out_in_full(boot: Boot, now: float) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("after", now)
+    seen = await after.acquire("name", "bob#1", 10)
+    assert seen == HeldBy("name", "ann#1", old.token, 30.0)
+    clock.advance(29.9)
+    again = await after.acquire("name", "bob#1", 10)
+    assert isinstance(again, HeldBy)
+    assert again.remaining == pytest.approx(0.1)
+    clock.advance(0.2)
+    assert (await claimed(after, "bob#1", 10)).token == old.token + 1
+
+
+async def test_its_holder_may_still_renew_it(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("after", 5.0)
+    assert list(await after.renew([old], 10)) == [Granted(old)]
+    seen = await after.acquire("name", "bob#1", 10)
+    assert isinstance(seen, HeldBy)
+    assert seen.remaining == 10.0
+    clock.advance(10)
+    assert list(await after.renew([old], 10)) == [Lost(old)]
+
+
+async def test_its_holder_may_still_release_it(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, _ = boot("after", 5.0)
+    assert await after.release(old) == Released(old)
+    assert await after.inspect("name") == Vacant("name", old.token)
+
+
+async def test_its_holder_may_still_ask_again(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, _ = boot("after", 5.0)
+    assert await after.acquire("name", "ann#1", 10) == Granted(old)
+
+
+async def test_to_look_at_it_stamps_nothing(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("after", 5.0)
+    for _ in range(2):
+        assert await after.inspect("name") == HeldBy("name", "ann#1", old.token, 30.0)
+        clock.advance(60)
+    assert await after.ask_to_resign("name") is True
+    assert list(await after.renew([old], 10)) == [Granted(old, resign_asked=True)]
+
+
+async def test_what_was_released_before_is_free_after(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    await before.release(old)
+    after, _ = boot("after", 5.0)
+    assert await after.inspect("name") == Vacant("name", old.token)
+    assert (await claimed(after, "bob#1", 10)).token == old.token + 1
+
+
+async def test_a_wrong_token_is_lost_there_too(boot: Boot) -> None:
+    before, _ = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    wrong = Grant(old.name, old.holder, old.token + 1)
+    after, _ = boot("after", 5.0)
+    assert list(await after.renew([wrong], 10)) == [Lost(wrong)]
+    assert await after.release(wrong) == Lost(wrong)
+
+
+def test_this_boot_has_a_lasting_name() -> None:
+    assert this_boot() == this_boot()
+    assert this_boot()
+
+
+def test_guesses_at_one_boot_agree() -> None:
+    assert agreed("booted:1000", ["other", "booted:2000", "booted:1040"]) == "booted:1040"
+    assert agreed("booted:1000", ["booted:1061", "booted:939"]) == "booted:1000"
+    assert agreed("7c5f… time:[4026531834]", ["booted:1000", "8d6a…"]) == "7c5f… time:[4026531834]"

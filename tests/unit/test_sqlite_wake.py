@@ -1,0 +1,347 @@
+"""Waking other processes through sockets beside the file; what is left of dead ones, and of forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tenure.backends import sqlite
+from tenure.lease import Granted, HeldBy, Vacant
+from tenure.testing import until
+from tenure.url import Url
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
+
+Opener = Callable[[], sqlite.SqliteBackend]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.db"
+
+
+@pytest.fixture
+async def opener(file: Path) -> AsyncIterator[Opener]:
+    opened: list[sqlite.SqliteBackend] = []
+
+    def open_file() -> sqlite.SqliteBackend:
+        opened.append(sqlite.open(Url.parse(f"sqlite:///{file}")))
+        return opened[-1]
+
+    yield open_file
+    for backend in opened:
+        await backend.close()
+
+
+def sockets(file: Path) -> list[Path]:
+    folder = Path(f"{file}.wake")
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+async def listening(backend: sqlite.SqliteBackend, name: str = "name") -> AsyncIterator[None]:
+    """Return hints that are surely heard: the first one is past."""
+    hints = backend.leases.hints(name)
+    await anext(hints)
+    return hints
+
+
+async def silence(hints: AsyncIterator[None]) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(hints), 0.05)
+
+
+# --- in one process, with a socket for each ---
+
+
+async def test_nothing_is_made_before_somebody_listens(file: Path, opener: Opener) -> None:
+    backend = opener()
+    await backend.leases.acquire("name", "ann#1", 10)
+    assert sockets(file) == []
+    await listening(backend)
+    assert len(sockets(file)) == 1
+    await backend.close()
+    assert sockets(file) == []
+
+
+async def test_every_change_wakes_and_nothing_else_does(opener: Opener) -> None:
+    one, other = opener(), opener()
+    hints = await listening(other)
+    await silence(hints)
+    answer = await one.leases.acquire("name", "ann#1", 10)
+    assert isinstance(answer, Granted)
+    await anext(hints)
+    await one.leases.renew([answer.grant], 10)
+    await one.leases.acquire("name", "ann#1", 10)
+    await one.leases.acquire("name", "bob#1", 10)
+    await one.leases.inspect("name")
+    await one.leases.acquire("other name", "ann#1", 10)
+    await silence(hints)
+    await one.leases.ask_to_resign("name")
+    await anext(hints)
+    await one.leases.release(answer.grant)
+    await anext(hints)
+    await one.leases.release(answer.grant)
+    await silence(hints)
+
+
+async def test_a_burst_that_overflows_wakes_everybody(opener: Opener) -> None:
+    one, other = opener(), opener()
+    hints = await listening(other)
+    names = [f"other-{number}" for number in range(60)]
+
+    def flood() -> None:  # from a thread, so that this loop can't read meanwhile
+        for name in [*names, "name"]:
+            one._wake.ring(f"lease:{name}")
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    thread.join()
+    await asyncio.wait_for(anext(hints), 5)
+
+
+async def test_a_full_socket_does_not_keep_others_from_being_woken(opener: Opener) -> None:
+    """A stopped process never reads. What it has not read must not count against those who do."""
+    one, stopped, other = opener(), opener(), opener()
+    await listening(stopped)
+    home, reading = stopped._wake._home, stopped._wake._socket
+    assert home is not None
+    assert reading is not None
+    home.remove_reader(reading)
+    hints = await listening(other)
+    for _ in range(600):
+        one._wake.ring("lease:name")
+        await asyncio.wait_for(anext(hints), 5)
+
+
+async def test_what_a_dead_process_left_is_taken_away(file: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    hints = await listening(other)
+    dead = Path(f"{file}.wake", "99999-dead")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(dead))
+    await one.leases.acquire("name", "ann#1", 10)
+    await anext(hints)
+    assert not dead.exists()
+    assert len(sockets(file)) == 1
+
+
+async def test_two_loops_may_listen_on_one_backend(opener: Opener) -> None:
+    one, other = opener(), opener()
+    hints = await listening(other)
+    heard = threading.Event()
+    ready = threading.Event()
+
+    async def listen() -> None:
+        also = other.leases.hints("name")
+        ready.set()
+        await anext(also)
+        heard.set()
+
+    thread = threading.Thread(target=asyncio.run, args=(listen(),))
+    thread.start()
+    assert await asyncio.to_thread(ready.wait, 5)
+    await one.leases.acquire("name", "ann#1", 10)
+    await anext(hints)
+    assert await asyncio.to_thread(heard.wait, 5)
+    thread.join()
+
+
+def test_a_socket_finds_a_new_home_when_its_loop_is_closed(file: Path) -> None:
+    one, other = (sqlite.open(Url.parse(f"sqlite:///{file}")) for _ in range(2))
+
+    async def round_trip(holder: str) -> None:
+        hints = await listening(other)
+        answer = await one.leases.acquire("name", holder, 10)
+        assert isinstance(answer, Granted)
+        await asyncio.wait_for(anext(hints), 5)
+        await one.leases.release(answer.grant)
+
+    asyncio.run(round_trip("ann#1"))
+    asyncio.run(round_trip("ann#2"))
+    asyncio.run(other.close())
+    asyncio.run(one.close())
+    assert sockets(file) == []
+
+
+async def test_hints_end_when_the_backend_is_closed(opener: Opener) -> None:
+    backend = opener()
+    hints = await listening(backend)
+    waiting = asyncio.ensure_future(anext(hints, "the end"))
+    await asyncio.sleep(0)
+    await backend.close()
+    assert await asyncio.wait_for(waiting, 5) == "the end"
+    assert await anext(backend.leases.hints("name"), "the end") == "the end"
+
+
+async def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30) / ("name" * 30)
+    folder.mkdir(parents=True)
+    one, other = (sqlite.open(Url.parse(f"sqlite:///{folder}/x.db")) for _ in range(2))
+    assert one.leases.traits.hints
+    hints = await listening(other)
+    await one.leases.acquire("name", "ann#1", 10)
+    await asyncio.wait_for(anext(hints), 5)
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o700), (0o664, 0o770), (0o666, 0o777), (0o640, 0o700)])
+async def test_the_folder_is_open_to_those_who_may_write_the_file(
+    file: Path, opener: Opener, mode: int, expected: int
+) -> None:
+    sqlite3.connect(file).executescript("CREATE TABLE t (x)").connection.close()
+    file.chmod(mode)
+    await listening(opener())
+    assert stat.S_IMODE(Path(f"{file}.wake").stat().st_mode) == expected
+    assert stat.S_IMODE(sockets(file)[0].stat().st_mode) == expected & 0o666
+
+
+async def test_where_no_socket_can_be_made_the_store_works_without_hints(file: Path, opener: Opener) -> None:
+    Path(f"{file}.wake").write_text("in the way")
+    backend = opener()
+    hints = backend.leases.hints("name")
+    await silence(hints)
+    assert not backend.leases.traits.hints
+    assert isinstance(await backend.leases.acquire("name", "ann#1", 10), Granted)
+    await anext(hints)  # within the process it needs no socket
+    (fact,) = [fact for fact in await backend.describe() if fact.name == "wake-up"]
+    assert "no socket can be made" in fact.advice
+
+
+# --- between real processes ---
+
+CANDIDATE = """
+import asyncio, sys, time
+from tenure.backends import sqlite
+from tenure.lease import Granted
+from tenure.url import Url
+
+async def main():
+    backend = sqlite.open(Url.parse(sys.argv[1]))
+    hints = backend.leases.hints("name")
+    while not isinstance(answer := await backend.leases.acquire("name", sys.argv[2], 600), Granted):
+        print("waits", flush=True)
+        await anext(hints)
+    print("leads", answer.grant.token, time.monotonic(), flush=True)
+    async for _ in hints:
+        (answer,) = await backend.leases.renew([answer.grant], 600)
+        if answer.resign_asked:
+            break
+    await backend.leases.release(answer.grant)
+    print("resigned", time.monotonic(), flush=True)
+    await backend.close()
+
+asyncio.run(main())
+"""
+
+
+async def candidate(file: Path, holder: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CANDIDATE, f"sqlite:///{file}", holder, stdout=asyncio.subprocess.PIPE
+    )
+
+
+async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        async for line in process.stdout:
+            words = line.decode().split()
+            if words[0] == word:
+                return words
+    raise AssertionError(f"it never said {word!r}")
+
+
+@pytest.mark.process
+async def test_processes_hand_over_without_polling(file: Path, opener: Opener) -> None:
+    """Leases of ten minutes, and a hand-over in milliseconds: only a wake-up can do that."""
+    first = await candidate(file, "ann#1")
+    assert (await said(first, "leads"))[1] == "1"
+    second = await candidate(file, "bob#1")
+    await said(second, "waits")
+    assert await opener().leases.ask_to_resign("name") is True
+    resigned_at = float((await said(first, "resigned"))[1])
+    _, token, led_at = await said(second, "leads")
+    assert token == "2"
+    assert float(led_at) - resigned_at < 5.0
+    assert await opener().leases.ask_to_resign("name") is True
+    await said(second, "resigned")
+    assert await first.wait() == await second.wait() == 0
+    assert sockets(file) == []
+
+
+@pytest.mark.process
+async def test_a_killed_process_leaves_its_lease_and_a_socket_that_goes(file: Path, opener: Opener) -> None:
+    process = await candidate(file, "ann#1")
+    await said(process, "leads")
+    await until(lambda: sockets(file), what="the other's socket")
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    store = opener().leases
+    seen = await store.inspect("name")
+    assert isinstance(seen, HeldBy)
+    assert seen.remaining is not None
+    assert 0 < seen.remaining <= 600
+    assert len(sockets(file)) == 1
+    await store.ask_to_resign("name")
+    assert sockets(file) == []
+
+
+FORKS = """
+import asyncio, os, sys, warnings
+from tenure.backends import sqlite
+from tenure.url import Url
+
+backend = sqlite.open(Url.parse(sys.argv[1]))
+
+async def work(name):
+    hints = backend.leases.hints(name)
+    await anext(hints)
+    granted = await backend.leases.acquire(name, f"{os.getpid()}#1", 600)
+    async with asyncio.timeout(10):
+        await anext(hints)
+    return granted.grant
+
+async def hand_back(grant):
+    released = await backend.leases.release(grant)
+    await backend.close()
+    return released
+
+grant = asyncio.run(work("parent"))
+warnings.simplefilter("ignore")  # Python warns of forks while threads run; that is what is tried here
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        mine = asyncio.run(work("child"))
+        asyncio.run(hand_back(mine))
+        code = 0
+    finally:
+        os._exit(code)
+assert os.waitpid(child, 0)[1] == 0
+print(asyncio.run(hand_back(grant)))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+async def test_a_fork_gets_a_connection_and_a_socket_of_its_own(file: Path, opener: Opener) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", FORKS, f"sqlite:///{file}"], capture_output=True, text=True, timeout=60
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("Released")
+    store = opener().leases
+    assert isinstance(await store.inspect("child"), Vacant)
+    assert isinstance(await store.inspect("parent"), Vacant)
+    assert sockets(file) == []
