@@ -257,6 +257,8 @@ class Machine:
         self._deadline = NEVER  # how long we wait for it
         self._acquisition = 1
         self._look_at = now  # when to ask for the name
+        self._looked_at = -math.inf  # when it was asked for last
+        self._give_way_until = -math.inf  # until then, the others have their turn
         self._hinted = False  # a hint came while a question was under way
         self._stopping = False
         self._office: _Office | None = None
@@ -364,6 +366,7 @@ class Machine:
         match self.state:
             case State.STANDBY if now >= self._look_at:
                 self._move(State.CAMPAIGNING)
+                self._looked_at = now
                 holder = f"{self._holder}#{self._acquisition}"
                 effects.append(Acquire(self._ask(Acquire, holder, now), holder))
             case State.CAMPAIGNING if now >= self._deadline:
@@ -382,7 +385,7 @@ class Machine:
     def _hint(self, now: float) -> None:
         match self.state:
             case State.STANDBY:
-                self._look_at = min(self._look_at, now)
+                self._look_at = min(self._look_at, self._soonest_look(now))
             case State.LEADING if self._office:
                 self._renew_early(self._office, now)
             case State.CAMPAIGNING | State.RENEWING:
@@ -391,6 +394,10 @@ class Machine:
     def _renew_early(self, office: _Office, now: float) -> None:
         # The next answer tells whether we were asked to resign. Hints may lie, so they can't make us ask without pause.
         office.renew_at = min(office.renew_at, max(now, office.asked_at + self.timing.retry_every / 4))
+
+    def _soonest_look(self, now: float) -> float:
+        # Nor can they, or a store that says "held, 0 s left" again and again, make us ask for the name without pause.
+        return max(now, self._looked_at + self.timing.retry_every / 10, self._give_way_until)
 
     # --- questions ---
 
@@ -518,7 +525,7 @@ class Machine:
             # look sooner. A tenth of retry_every spreads those who wait for the same moment.
             wait = (remaining if self._hints else min(remaining, retry)) + 0.1 * retry * self._dice.random()
         self._hinted = False
-        self._look_at = now + wait
+        self._look_at = max(now + wait, self._soonest_look(now))
 
     def _look_again(self, why: str, now: float, effects: list[Effect]) -> None:
         if self.state is not State.STANDBY:
@@ -578,9 +585,11 @@ class Machine:
             self._move(State.STOPPED)
             return
         self._move(State.STANDBY)
-        # Who left of its own will lets the others go first.
-        turns = 2 if office.ending in ("asked", "resigned") else 1
-        self._look_at = now + later(turns * self.timing.retry_every, self._dice)
+        # Who left of its own will lets the others go first, whatever the hints say: they tell of our own release.
+        gives_way = office.ending in ("asked", "resigned")
+        self._look_at = now + later((2 if gives_way else 1) * self.timing.retry_every, self._dice)
+        if gives_way:
+            self._give_way_until = self._look_at
 
     def _return_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
         """Hand back a grant that came too late to be used. Nobody waits for the answer."""
