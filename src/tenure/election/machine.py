@@ -464,6 +464,9 @@ class Machine:
             case Lost(grant) if office is not None and grant == office.grant and question.kind is Renew:
                 if self.state in (State.LEADING, State.RENEWING):
                     self._denied(office, now, effects)
+                elif office.work_runs and office.ours:  # told to stop already; now its trust is over as well
+                    self._disown(office, effects)
+                    office.stop_by = min(office.stop_by, now + self.timing.grace)
 
     def _counted(self, question: _Question) -> float:
         """Return how long a yes to *question* may be believed: counted from the question, however late it is heard."""
@@ -508,10 +511,13 @@ class Machine:
         effects.append(Tell(RenewalMissed(now, self.name, office.grant.holder, office.grant.token, why, left)))
 
     def _denied(self, office: _Office, now: float, effects: list[Effect]) -> None:
+        self._disown(office, effects)
+        self._leave("denied", now, effects)
+
+    def _disown(self, office: _Office, effects: list[Effect]) -> None:
         office.ours = False
         office.trusted_until = -math.inf
         effects.append(Trust(office.grant.token, -math.inf))
-        self._leave("denied", now, effects)
 
     def _stand_by(self, remaining: float | None, now: float) -> None:
         self._move(State.STANDBY)
