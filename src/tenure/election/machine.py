@@ -431,9 +431,9 @@ class Machine:
                 self._stand_by(remaining, now)
             case State.CAMPAIGNING, NoAnswer(why):
                 self._look_again(why, now, effects)
-            case State.RENEWING, Granted(_, resign_asked) if office:
+            case State.RENEWING, Granted(grant, resign_asked) if office and grant == office.grant:
                 self._extend(office, question, resign_asked, now, effects)
-            case State.RENEWING, Lost() if office:
+            case State.RENEWING, Lost(grant) if office and grant == office.grant:
                 self._denied(office, now, effects)
             case State.RENEWING, NoAnswer(why) if office:
                 self._missed(office, why, now, effects)
@@ -444,6 +444,11 @@ class Machine:
                 self._close(office, now)
             case State.RESIGNING, NoAnswer() if office and not office.work_runs:
                 self._deadline = now + self.timing.retry_every
+            case _, NoAnswer():
+                raise AssertionError(f"a candidate that is {self.state.value} waits for no answer")
+            case _:  # an answer to another question, or about another claim: whatever it says, we don't know
+                unknown = NoAnswer(f"the store answered {answer!r} to {question.kind.__name__.lower()}")
+                self._take(question, unknown, now, effects)
 
     def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
         """Look at an answer that we no longer waited for. It still counts from its own question."""
