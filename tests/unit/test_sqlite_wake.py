@@ -19,6 +19,7 @@ import pytest
 from tenure.backends import sqlite
 from tenure.lease import Granted, HeldBy, Vacant
 from tenure.testing import until
+from tenure.testing.loop import run
 from tenure.url import Url
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
@@ -210,13 +211,28 @@ async def test_the_folder_is_open_to_those_who_may_write_the_file(
 async def test_where_no_socket_can_be_made_the_store_works_without_hints(file: Path, opener: Opener) -> None:
     Path(f"{file}.wake").write_text("in the way")
     backend = opener()
-    hints = backend.leases.hints("name")
-    await silence(hints)
-    assert not backend.leases.traits.hints
+    waiting = asyncio.ensure_future(anext(backend.leases.hints("name")))
+    await until(lambda: not backend.leases.traits.hints)
+    assert not waiting.done()
     assert isinstance(await backend.leases.acquire("name", "ann#1", 10), Granted)
-    await anext(hints)  # within the process it needs no socket
+    await waiting  # within the process it needs no socket
     (fact,) = [fact for fact in await backend.describe() if fact.name == "wake-up"]
     assert "no socket can be made" in fact.advice
+
+
+def test_on_a_loop_without_sockets_the_store_works_without_hints_from_others(file: Path) -> None:
+    async def work() -> bool:
+        backend = sqlite.open(Url.parse(f"sqlite:///{file}"))
+        hints = backend.leases.hints("name")
+        waiting = asyncio.ensure_future(anext(hints))
+        await asyncio.sleep(1)
+        await backend.leases.acquire("name", "ann#1", 10)
+        await waiting
+        await backend.close()
+        return backend.leases.traits.hints
+
+    assert run(work()) is False
+    assert sockets(file) == []
 
 
 # --- between real processes ---

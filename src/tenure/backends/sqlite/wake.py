@@ -95,8 +95,16 @@ class Wake:
             bound = False  # no hint now; the next call tries again
         if not bound or self._socket is None:
             return False
-        self._home = asyncio.get_running_loop()
-        self._home.add_reader(self._socket, self._read)
+        home = asyncio.get_running_loop()
+        try:
+            home.add_reader(self._socket, self._read)
+        except NotImplementedError:
+            self._why_not = "this event loop can't watch a socket"
+            self._socket.close()
+            self._socket = None
+            await self._worker.run(lambda _: self._unlink())
+            return False
+        self._home = home
         return True
 
     async def close(self) -> None:
