@@ -1,0 +1,291 @@
+"""The door to a broker: what a queue asks of it, and what it can do.
+
+Answers that the domain expects are values. An exception means *could not find out* (``Unavailable``) or *can never
+work* (``ConfigError``). After ``Unavailable``, the command may have run or not.
+
+What every broker keeps to:
+
+- **A claim locks, counts and answers in one step.** ``receive`` takes messages that are *claimable* by the store's
+  clock: not locked or the lock has ended, not delayed or the delay has ended, not deferred, not of a session. One
+  predicate for new and for orphaned messages: no sweeper, no registry of workers.
+- **A delivery is counted when it is claimed**, so a crash counts. ``GiveBack`` (and releasing a session) takes it off.
+- **Every verb compares queue, sequence and token** with the store's row, and that the lock has not ended, in the step
+  that acts. A token belongs to one claim. What doesn't match is ``Lapsed``, and nothing has changed. A settled message
+  is ``Lapsed`` too: nobody can settle twice. (One whose answer was lost hears ``Lapsed`` on asking again.)
+- **Nothing disappears.** A message whose last allowed delivery is abandoned goes to the dead letters in that step, with
+  the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``ttl`` has ended
+  before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
+  ``ttl`` ends. Dead letters don't expire, don't count deliveries towards a limit, and keep id, sequence and history.
+- **Order**: higher priority first, then by sequence, also for what was abandoned or given back. It is a promise inside
+  a session only; elsewhere it is what an idle consumer sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from tenure.errors import ConfigError
+from tenure.queue.message import (
+    DeadMessage,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+)
+
+Support = Literal["native", "emulated", "impossible"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTraits:
+    """What a broker can do: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
+
+    lock_min: float
+    lock_max: float
+    body_max: int
+    """The largest body in bytes."""
+    fencing: Support = "native"
+    """Whether a late verb of an old claim is refused: by the store, by our check in it, or not."""
+    renewal: Support = "native"
+    dead_letters: Support = "native"
+    delay: Support = "native"
+    priorities: Support = "native"
+    sessions: Support = "native"
+    deferral: Support = "native"
+    dedupe: Support = "native"
+    transactions: bool = True
+    """Whether ``Complete`` with sends, and a batch to be sent, are one step."""
+    exact_stats: bool = True
+    hints: bool = True
+    """Whether consumers are told of new messages; without, they look now and then."""
+    survives_restart: bool = True
+    """Whether messages outlive the store's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What a queue's store must know about it. Times in seconds.
+
+    Args:
+        lock: How long a received message belongs to its consumer, unless renewed.
+        max_deliveries: How often a message is handed out before it is dead-lettered.
+        dedupe_window: How long an id is remembered after it was sent.
+        body_max: The largest body in bytes that may be sent.
+
+    Raises:
+        ConfigError: A setting can't work. The message names it, with its value and one that fits.
+    """
+
+    lock: float = 30.0
+    max_deliveries: int = 10
+    dedupe_window: float = 600.0
+    body_max: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        for name, least in (("lock", 0.0), ("dedupe_window", 0.0)):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
+            if value < least or (name == "lock" and value == 0):
+                raise ConfigError(f"{name} must be more than 0 s, not {value:g}")
+        for name in ("max_deliveries", "body_max"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+    def check(self, traits: QueueTraits) -> None:
+        """Refuse what the broker with *traits* can't keep.
+
+        Raises:
+            ConfigError: The message shows both values.
+        """
+        if not traits.lock_min <= self.lock <= traits.lock_max:
+            raise ConfigError(
+                f"lock ({self.lock:g} s) must be from {traits.lock_min:g} s to {traits.lock_max:g} s on this backend"
+            )
+        if self.body_max > traits.body_max:
+            raise ConfigError(
+                f"body_max ({self.body_max:,} bytes) must not be more than this backend takes "
+                f"({traits.body_max:,} bytes); try body_max={traits.body_max}"
+            )
+
+
+class Claim(NamedTuple):
+    """What one ``receive`` brought: deliveries that share one token and one moment at which their locks end.
+
+    ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
+    becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say.
+    """
+
+    deliveries: Sequence[Delivery]
+    due_in: float | None = None
+
+
+class NoSession(NamedTuple):
+    """No session could be accepted: none is free and has messages waiting, or the named one is locked to another.
+
+    ``due_in`` is as in :class:`Claim`: when a session's lock or a delay ends that would change this.
+    """
+
+    due_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant: those that fit every condition given; all of them if none is."""
+
+    sequences: frozenset[int] | None = None
+    ids: frozenset[str] | None = None
+    reason: str | None = None
+    dead_before: float | None = None
+    """Died before this moment of the store's wall clock, in Unix seconds."""
+    after: int = 0
+    """Have a sequence higher than this: to go through them page by page."""
+
+
+EVERYTHING = Selection()
+
+
+class Broker(Protocol):
+    """Queues by name. They come into being when first used; *queue* may be any name that ``check_name`` lets pass.
+
+    ``dead_letters_of(queue)`` is a queue too, for ``receive``, ``renew``, ``settle`` and ``hints``: there, ``Complete``
+    removes for good, ``Abandon`` and ``GiveBack`` leave the letter among the dead and ``DeadLetter`` does so under a
+    new reason; ``Defer`` is refused with ``ConfigError``.
+
+    Messages, names and settings come in checked; a broker need not look at them again.
+    """
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        ...
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*, for every process, until declared otherwise; before, ``QueueSettings()``.
+
+        They count when a verb looks at them: a lower ``max_deliveries`` also meets messages sent before.
+        """
+        ...
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        ...
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages* or, on an exception, none; return their ids in order once they are safe.
+
+        A message whose id was sent to this queue less than ``dedupe_window`` ago is not kept again, whatever has
+        become of the first; its id is returned all the same. That holds inside one batch, too. Where ``id`` is None,
+        the broker makes one up that no sender would, unique over all queues, and remembers nothing.
+        """
+        ...
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds, and answer at once, also with none.
+
+        It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
+        nothing is claimed by a question that was given up. Whoever wants to wait holds ``hints`` and ``due_in``.
+        """
+        ...
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences* that are not locked, in that order; the others are left out.
+
+        They stay deferred until completed or dead: abandoned, given back or with the lock ended, they are deferred
+        again, and come by sequence only.
+        """
+        ...
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now, in one step; the answers stand in the order of *held*.
+
+        A session's lock covers the deliveries received under it: they are extended with it (and not by themselves).
+        """
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts, on deliveries of any queues, in one step; the answers stand in the order given.
+
+        Each verdict stands or lapses by itself. On ``Unavailable``, none or all have been passed, where the store has
+        transactions. Twice the same delivery in one call: the second is ``Lapsed``.
+        """
+        ...
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or for None the next free one with a message waiting: the one that has waited longest.
+
+        A named session can be accepted also while it has no messages, e.g. to read its state.
+        """
+        ...
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session in order of sequence, under the session's token and until its lock ends.
+
+        A message that was delivered before and waits for its delay to end holds up those behind it; one that was sent
+        with a delay, or deferred, does not.
+        """
+        ...
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session, so that the next may have it at once; its unsettled deliveries are given back uncounted."""
+        ...
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return what was last stored for this session."""
+        ...
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store *state* for this session; it stays when the session is released. None forgets it."""
+        ...
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue* as they stand now by the store's clock, in a time that doesn't grow with them.
+
+        What has become claimable by time is ready; what is dead by time (``ttl``, last lock ended) is dead.
+        """
+        ...
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages with a sequence above *after*, in order, without locking (``token`` is empty)."""
+        ...
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters of *queue* in order of sequence, without locking them."""
+        ...
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*, oldest first, and tell how many (or how many it would have been).
+
+        They start anew: no deliveries counted, no delay, no ``ttl``; the history stays. A letter that is locked by a
+        consumer of the dead letters is left out, as it is by ``purge``.
+        """
+        ...
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good, oldest first, and tell how many."""
+        ...
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
+        ...
+
+    async def names(self) -> Sequence[str]:
+        """List every queue that was declared or sent to, sorted; dead letters are not listed by themselves."""
+        ...
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when something may have become claimable in *queue* by what somebody did. May lie, be late, be absent.
+
+        The first comes as soon as it listens, and one more after each interruption; from then on nothing is missed: so
+        whoever receives after a hint, and waits for the next, sees every message. Several happenings may be told as
+        one. What time alone brings is not told; see ``Claim.due_in``.
+        """
+        ...

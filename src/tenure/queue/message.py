@@ -1,0 +1,434 @@
+"""A message on its way: what is sent, what is handed out under a lock, the verdicts on it, what is left of a dead one.
+
+House rules:
+
+- A delivery is named by queue, sequence and token. Every verb carries all three, so that a consumer whose lock is over
+  cannot touch the next one's delivery.
+- A body is bytes and headers are the broker's own: no envelope.
+- What can be refused is refused here, before anything is written.
+- Wall-clock moments (``enqueued_at``, ``locked_until``, ``dead_at``) are the store's, in Unix seconds: to be shown,
+  never to decide how long a lock is good. That is counted on one's own clock, from before the question was sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from tenure.errors import ConfigError
+
+HeaderValue = str | int | float | bool
+Headers = Mapping[str, HeaderValue]
+NO_HEADERS: Headers = MappingProxyType({})
+
+Token = str | int
+"""What proves a claim: opaque, made by the broker, one for all that a claim handed out, and never used again."""
+
+PRIORITY_MAX = 9
+NAME_MAX = 200
+TEXT_MAX = 255
+INT_MAX = 2**63 - 1
+TRACEBACK_MAX = 16_384
+MESSAGE_MAX = 4_096
+
+DEAD_SUFFIX = "$dead"
+"""Dead letters are a queue of their own, under the queue's name with this behind it."""
+
+# Why a message died, when it was not a consumer who said so.
+MAX_DELIVERIES = "max_deliveries"
+EXPIRED = "expired"
+
+
+# --- going in ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """A message to be sent. (Not frozen: that would cost more time than all the rest of building one.)
+
+    Args:
+        body: The content, as bytes.
+        id: Names the message; a second one with the same id inside the queue's dedupe window is not kept. Without,
+            the broker makes one up, and nothing is remembered of it.
+        headers: Text names; values are text, whole numbers, numbers or booleans.
+        delay: Seconds before it can be received.
+        at: The moment from which it can be received: an aware ``datetime``, or Unix seconds. Not with *delay*.
+        ttl: Seconds from now after which an unreceived message is dead-lettered as ``expired``.
+        session: Messages of one session are received in the order sent, by one consumer at a time.
+        priority: 0 to 9; higher ones are received first. Ignored inside a session.
+        reply_to: The queue that waits for the answer.
+        correlation_id: What the answer is to; an answer carries the same.
+    """
+
+    body: bytes = field(default=b"", kw_only=False)
+    id: str | None = None
+    headers: Headers = field(default_factory=lambda: NO_HEADERS)
+    delay: float = 0.0
+    at: datetime | float | None = None
+    ttl: float | None = None
+    session: str | None = None
+    priority: int = 0
+    reply_to: str | None = None
+    correlation_id: str | None = None
+
+
+def checked(messages: Sequence[Outgoing], body_max: int) -> list[Outgoing]:
+    """Return *messages* fit to be written: bodies as bytes, ``at`` as Unix seconds, headers copied.
+
+    Raises:
+        ConfigError: One of them can't be sent. None is then; the message says which one and why.
+    """
+    ready: list[Outgoing] = []
+    for index, message in enumerate(messages):
+        try:
+            ready.append(_checked(message, body_max))
+        except ConfigError as error:
+            if len(messages) == 1:
+                raise
+            raise ConfigError(f"message {index} of {len(messages)}: {error}; none of them was sent") from error
+    return ready
+
+
+def _checked(message: Outgoing, body_max: int) -> Outgoing:
+    if not isinstance(message, Outgoing):
+        raise ConfigError(f"a message must be an Outgoing, not {message!r:.80}; write Outgoing(b'…')")
+    body: object = message.body
+    changes: dict[str, Any] = {}
+    if type(body) is not bytes:
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            advice = "; encode it, or send it with json=" if isinstance(body, str) else "; json= sends other values"
+            raise ConfigError(f"body must be bytes, not {type(body).__name__}{advice}")
+        changes["body"] = body = bytes(body)
+    if len(body) > body_max:
+        raise ConfigError(
+            f"body ({len(body):,} bytes) must not be larger than body_max ({body_max:,} bytes); "
+            f"send a reference to it, or raise body_max"
+        )
+    if message.headers is not NO_HEADERS:
+        changes["headers"] = _headers(message.headers)
+    if message.at is not None:
+        changes["at"] = _moment(message.at, message.delay)
+    _duration("delay", message.delay, least=0.0)
+    if message.ttl is not None:
+        _duration("ttl", message.ttl, above=0.0)
+    if type(message.priority) is not int or not 0 <= message.priority <= PRIORITY_MAX:
+        raise ConfigError(f"priority must be a whole number from 0 to {PRIORITY_MAX}, not {message.priority!r}")
+    for name in ("id", "session", "correlation_id"):
+        text = getattr(message, name)
+        if text is not None:
+            check_text(name, text)
+    if message.reply_to is not None:
+        check_name(message.reply_to, "reply_to")
+    return replace(message, **changes) if changes else message
+
+
+def _headers(headers: object) -> Headers:
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers must be a mapping of names to values, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"a header's name must be text, not {name!r}")
+        check_text("a header's name", name)
+        if type(value) not in (str, int, float, bool):
+            raise ConfigError(
+                f"the header {name!r} must be text, a whole number, a number or a boolean, not {type(value).__name__}"
+            )
+        if type(value) is str:
+            _encodable(f"the header {name!r}", value)
+        if type(value) is int and not -INT_MAX - 1 <= value <= INT_MAX:
+            raise ConfigError(f"the header {name!r} must fit into 64 bits, {value} does not; write it as text")
+        if type(value) is float and not math.isfinite(value):
+            raise ConfigError(f"the header {name!r} must be a finite number, not {value!r}")
+    return MappingProxyType(dict(headers)) if headers else NO_HEADERS
+
+
+def _moment(at: object, delay: float) -> float:
+    if delay:
+        raise ConfigError(f"delay ({delay!r}) and at ({at!s}) can't both be given; write one of them")
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ConfigError(
+                f"at ({at.isoformat()}) must have a time zone; try at=….astimezone() or tzinfo=timezone.utc"
+            )
+        return at.timestamp()
+    _duration("at", at, least=0.0, what="a datetime or finite Unix seconds")
+    return float(at)  # type: ignore[arg-type]
+
+
+def _duration(
+    name: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    what: str = "a finite number of seconds",
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be {what}, not {value!r}")
+    if least is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least:g}, not {value:g}")
+    if above is not None and value <= above:
+        raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
+
+
+def check_name(name: object, what: str = "the queue's name") -> str:
+    """Return *name* if a queue can be called so.
+
+    Raises:
+        ConfigError: It is empty, too long, or holds a character that is kept for tenure's own use.
+    """
+    check_text(what, name, most=NAME_MAX)
+    assert isinstance(name, str)
+    if "$" in name:
+        raise ConfigError(f"{what} ({name!r}) must not contain '$', which marks tenure's own queues")
+    if not name.isprintable() or name != name.strip():
+        raise ConfigError(f"{what} ({name!r}) must be printable, with no space around it")
+    return name
+
+
+def check_text(what: str, text: object, most: int = TEXT_MAX) -> None:
+    """Refuse *text* that is no text, empty, longer than *most*, or that can't be stored."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if not text:
+        raise ConfigError(f"{what} must not be empty; leave it out instead")
+    if len(text) > most:
+        raise ConfigError(f"{what} ({len(text)} characters) must not be longer than {most} characters")
+    _encodable(what, text)
+
+
+def _encodable(what: str, text: str) -> None:
+    if text.isascii():
+        if "\0" in text:
+            raise ConfigError(f"{what} must not contain a NUL character")
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} ({text!r:.80}) can't be encoded as UTF-8") from error
+    if "\0" in text:
+        raise ConfigError(f"{what} must not contain a NUL character")
+
+
+def dead_letters_of(queue: str) -> str:
+    """Return the name under which the dead letters of *queue* are received."""
+    return queue + DEAD_SUFFIX
+
+
+# --- failures, and what is left of them --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, as text that outlives its process."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Write down *error*; the end of a long traceback is kept, as that is where it says what happened."""
+        from traceback import format_exception  # dear to import, and seldom needed
+
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            text = str(error)
+        except Exception:  # an exception whose own __str__ fails must not hide what happened
+            text = "(its text could not be had)"
+        told = "".join(format_exception(error))
+        if len(told) > TRACEBACK_MAX:
+            told = "…" + told[-TRACEBACK_MAX:]
+        return cls(name, storable(text[:MESSAGE_MAX]), storable(told))
+
+
+def storable(text: str) -> str:
+    """Return *text* with what no store would take (lone surrogates, NUL) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A delivery that did not settle the message for good; ``at`` by the store's wall clock."""
+
+    number: int
+    """Which delivery it was: 1 is the first."""
+    at: float
+    outcome: Literal["abandoned", "expired", "rejected"]
+    """``abandoned`` by its consumer, its lock ``expired`` (crash, hang), or ``rejected`` to the dead letters."""
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why, when and after what a message died."""
+
+    reason: str
+    description: str
+    at: float
+    error: Failure | None = None
+    """The last failure told of."""
+    history: tuple[Attempt, ...] = ()
+
+
+# --- handed out --------------------------------------------------------------------------------------------------
+
+
+class Delivery(NamedTuple):
+    """A message locked to us. A tuple, so that a broker can make thousands out of rows: ``Delivery._make(row)``."""
+
+    queue: str
+    sequence: int
+    """The message's number in its queue: rising in the order sent, unchanged by redelivery."""
+    token: Token
+    """Proves the lock; the same for all deliveries of one claim."""
+    id: str
+    body: bytes
+    headers: Headers
+    delivery_count: int
+    """How many times it was handed out, this time included. Given back, that time is taken off again."""
+    enqueued_at: float
+    locked_until: float
+    """By the store's wall clock: for show."""
+    session: str | None = None
+    priority: int = 0
+    reply_to: str | None = None
+    correlation_id: str | None = None
+    death: Death | None = None
+    """Set only for what is received from the dead letters."""
+
+
+class SessionLock(NamedTuple):
+    """A session locked to us: its messages come to nobody else."""
+
+    queue: str
+    session: str
+    token: Token
+    locked_until: float
+    state: bytes | None = None
+    """What was last stored for this session, when it was accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A dead letter, looked at without locking it."""
+
+    queue: str
+    sequence: int
+    id: str
+    body: bytes
+    headers: Headers
+    delivery_count: int
+    enqueued_at: float
+    session: str | None
+    priority: int
+    reply_to: str | None
+    correlation_id: str | None
+    reason: str
+    description: str
+    dead_at: float
+    error: Failure | None
+    history: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How many messages a queue holds, each counted in one place, at one moment."""
+
+    ready: int = 0
+    """Could be received now: also those whose lock or delay has ended."""
+    locked: int = 0
+    delayed: int = 0
+    """Sent or abandoned with a delay that has not ended."""
+    deferred: int = 0
+    dead: int = 0
+    """Dead letters, also those that are being looked at under a lock."""
+    oldest_age: float = 0.0
+    """Seconds since the oldest ready message was sent; 0 if none is ready."""
+
+
+# --- verdicts ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """It was handled: remove it for good.
+
+    ``sends`` are written in the same step where the store has transactions, and before the removal where not.
+    ``remember`` notes the id in the queue's inbox for so many seconds, in the same step.
+    """
+
+    sends: tuple[tuple[str, Outgoing], ...] = ()
+    remember: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """It was tried and failed: to be delivered again after *delay*, or dead if that was its last delivery."""
+
+    delay: float = 0.0
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """It was not tried: unlock it and take this delivery off its count, as if it had never been handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Not now: put it aside; it is received again only by its sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """It can't be handled, now or ever: keep it among the dead letters."""
+
+    reason: str
+    description: str = ""
+    error: Failure | None = None
+
+
+Verdict = Complete | Abandon | GiveBack | Defer | DeadLetter
+
+COMPLETE = Complete()
+GIVE_BACK = GiveBack()
+
+
+class Settlement(NamedTuple):
+    """A verdict on one delivery."""
+
+    delivery: Delivery
+    verdict: Verdict
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Yes: the lock holds for the time asked, from some moment after the question was sent."""
+
+    locked_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Yes: the verdict stands. ``dead`` tells that an abandoned message died, as it had no delivery left."""
+
+    dead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """No: this lock is over, for certain and for ever. The message may be with another, settled, or waiting."""
+
+
+SETTLED = Settled()
+SETTLED_DEAD = Settled(dead=True)
+LAPSED = Lapsed()
