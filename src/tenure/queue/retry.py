@@ -1,0 +1,105 @@
+"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; the dice are an argument."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tenure.errors import ConfigError
+from tenure.pacing import Dice
+from tenure.queue.message import Abandon, DeadLetter, Failure, Verdict, check_text
+
+
+class Retry(Exception):
+    """Say that a message is to be delivered again: returned by a handler, or raised.
+
+    It counts as a delivery; the last one allowed still leads to the dead letters.
+
+    Args:
+        after: In how many seconds; without, as the retry policy says.
+    """
+
+    def __init__(self, after: float | None = None) -> None:
+        if after is not None and (
+            isinstance(after, bool) or not isinstance(after, (int, float)) or not 0 <= after < math.inf
+        ):
+            raise ConfigError(f"after must be a finite number of seconds, at least 0, not {after!r}")
+        super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
+        self.after = after
+
+
+class Reject(Exception):
+    """Say that a message can't be handled, now or ever, and goes to the dead letters: returned by a handler, or raised.
+
+    Args:
+        reason: A word or two, to group and to filter by.
+        description: For whoever looks at it later.
+    """
+
+    def __init__(self, reason: str, description: str = "") -> None:
+        check_text("reason", reason)
+        super().__init__(f"{reason}: {description}" if description else reason)
+        self.reason = reason
+        self.description = description
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a failed message waits before its next delivery: ``first``, and ``factor`` times longer each time.
+
+    Args:
+        first: Seconds to wait after the first delivery failed.
+        factor: By what the wait grows with each further failure.
+        longest: The most seconds to wait.
+        jitter: The share of the wait that is left to chance, so that what failed together isn't retried together.
+        never: Types of exceptions that no retry mends: the message is dead-lettered at once, with the type's name as
+            the reason.
+
+    Raises:
+        ConfigError: A setting can't work.
+    """
+
+    first: float = 0.5
+    factor: float = 2.0
+    longest: float = 60.0
+    jitter: float = 0.2
+    never: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("first", "factor", "longest", "jitter"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be a finite number, at least 0, not {value!r}")
+        if self.factor < 1:
+            raise ConfigError(f"factor ({self.factor:g}) must be at least 1: a wait doesn't shrink; try factor=2")
+        if self.jitter > 1:
+            raise ConfigError(f"jitter ({self.jitter:g}) must be at most 1: it is a share of the wait; try jitter=0.2")
+        if self.longest < self.first:
+            raise ConfigError(f"longest ({self.longest:g} s) must be at least first ({self.first:g} s)")
+
+    def delay(self, deliveries: int, dice: Dice) -> float:
+        """Return how long to wait after so many *deliveries* have failed; never longer than ``longest``."""
+        try:
+            grown = self.first * self.factor ** max(deliveries - 1, 0)
+        except OverflowError:
+            grown = self.longest
+        return min(grown, self.longest) * (1.0 - self.jitter * dice.random())
+
+
+def verdict_on_failure(error: BaseException, deliveries: int, policy: RetryPolicy, dice: Dice) -> Verdict:
+    """Return what becomes of a message whose handler raised *error*, or returned it."""
+    match error:
+        case Reject(reason=reason, description=description):
+            return DeadLetter(reason, description, _cause(error))
+        case Retry(after=after):
+            return Abandon(policy.delay(deliveries, dice) if after is None else after, _cause(error))
+        case _ if isinstance(error, policy.never):
+            failure = Failure.of(error)
+            return DeadLetter(failure.type, failure.message, failure)
+    return Abandon(policy.delay(deliveries, dice), Failure.of(error))
+
+
+def _cause(error: BaseException) -> Failure | None:
+    """Return what made a handler say *error*: the exception it answered to, if there was one."""
+    cause = error.__cause__ or error.__context__
+    return Failure.of(cause) if cause is not None else None
