@@ -160,7 +160,8 @@ class Broker(Protocol):
     removes for good, ``Abandon`` and ``GiveBack`` leave the letter among the dead and ``DeadLetter`` does so under a
     new reason; ``Defer`` is refused with ``ConfigError``.
 
-    Messages, names and settings come in checked; a broker need not look at them again.
+    Its methods may be called on any loop, and on several at once: messages travel on the caller's, locks are renewed on
+    the keeper's. Messages, names and settings come in checked; a broker need not look at them again.
     """
 
     @property

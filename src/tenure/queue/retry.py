@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; the dice are an argument."""
+"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; dice are an argument."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class Retry(Exception):
     """
 
     def __init__(self, after: float | None = None) -> None:
-        if after is not None and (
-            isinstance(after, bool) or not isinstance(after, (int, float)) or not 0 <= after < math.inf
-        ):
+        given: object = after
+        if given is not None and (type(given) not in (int, float) or not 0 <= after < math.inf):  # type: ignore[operator]
             raise ConfigError(f"after must be a finite number of seconds, at least 0, not {after!r}")
         super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
         self.after = after
