@@ -1,4 +1,4 @@
-"""What happens in an election, as plain values: told to ears (logs, metrics, displays), never used to decide."""
+"""What happens in an election or at a queue, as plain values: told to ears (logs, displays), never to decide by."""
 
 from __future__ import annotations
 
@@ -87,3 +87,61 @@ class HandedBack(Event):
     """A grant arrived after we had given up on it, and was returned unused."""
 
     token: int
+
+
+# --- at a queue: *name* is the queue's, *holder* the consumer -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEvent(Event):
+    """Something that happened to one delivery."""
+
+    id: str
+    sequence: int
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFailed(MessageEvent):
+    """A handler failed; the message is delivered again after *delay* seconds, unless that was its last delivery."""
+
+    error: str
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDied(MessageEvent):
+    """A message went to the dead letters."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockEnded(MessageEvent):
+    """A lock was lost, or is about to be: the handler is cancelled and its result thrown away.
+
+    *why* is ``denied`` (the broker said so), ``unanswered`` (renewals got no answer in time) or ``max_hold`` (the
+    handler took longer than it may).
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOverran(MessageEvent):
+    """A handler still runs although its lock is over; somebody else may have the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack(Event):
+    """Deliveries were given back untried and uncounted: they waited too long, or consuming stops."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUnanswered(Event):
+    """The broker could not be asked to receive, settle or renew (*what*); it is tried again."""
+
+    what: str
+    why: str

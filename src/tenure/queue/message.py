@@ -34,6 +34,8 @@ TEXT_MAX = 255
 INT_MAX = 2**63 - 1
 TRACEBACK_MAX = 16_384
 MESSAGE_MAX = 4_096
+HISTORY_MAX = 50
+"""So many attempts are kept of a message, the newest."""
 
 DEAD_SUFFIX = "$dead"
 """Dead letters are a queue of their own, under the queue's name with this behind it."""
