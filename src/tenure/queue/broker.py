@@ -157,8 +157,8 @@ class Broker(Protocol):
     """Queues by name. They come into being when first used; *queue* may be any name that ``check_name`` lets pass.
 
     ``dead_letters_of(queue)`` is a queue too, for ``receive``, ``renew``, ``settle`` and ``hints``: there, ``Complete``
-    removes for good, ``Abandon`` (with its delay) and ``GiveBack`` leave the letter among the dead, ``DeadLetter`` does so
-    under a new reason; ``Defer`` is refused with ``ConfigError``. Receiving it there doesn't count as a delivery.
+    removes for good, ``Abandon`` (with its delay) and ``GiveBack`` leave the letter among the dead, ``DeadLetter``
+    does so under a new reason; ``Defer`` is refused with ``ConfigError``. To receive it is not counted.
 
     Its methods may be called on any loop, and on several at once: messages travel on the caller's, locks are renewed on
     the keeper's. Messages, names and settings come in checked; a broker need not look at them again.
@@ -283,7 +283,7 @@ class Broker(Protocol):
         ...
 
     def hints(self, queue: str) -> AsyncIterator[None]:
-        """Yield when somebody did what makes messages of *queue* claimable, at once or later. May lie, be late, be absent.
+        """Yield when somebody did what makes messages of *queue* claimable, now or later. May lie, be late, be absent.
 
         What happens after this call is told, if late; a broker that must subscribe first yields when it has, and after
         each interruption. So whoever calls this, then receives, then waits for a hint, misses nothing. Several

@@ -1,4 +1,4 @@
-"""Leases in this process's memory: ``memory:`` keeps them private, ``memory:NAME`` shares them by name."""
+"""Leases and queues in this process's memory: ``memory:`` keeps them private, ``memory:NAME`` shares them by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from tenure.backends import Fact
 from tenure.backends.memory.client import Memory, memory_of
 from tenure.backends.memory.leases import TRAITS, MemoryLeases
+from tenure.backends.memory.queue import MemoryBroker
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Memory", "MemoryBackend", "MemoryLeases", "open"]
+__all__ = ["TRAITS", "Memory", "MemoryBackend", "MemoryBroker", "MemoryLeases", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> MemoryBackend:
@@ -28,6 +29,7 @@ class MemoryBackend:
     def __init__(self, memory: Memory, clock: Clock) -> None:
         self._memory = memory
         self.leases: MemoryLeases = MemoryLeases(clock, memory)
+        self.broker: MemoryBroker = MemoryBroker(clock, memory)
 
     async def describe(self) -> Sequence[Fact]:
         """Tell what is in it."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tenure.bell import Bell
 from tenure.errors import ConfigError
 from tenure.lease import NO_METADATA, Metadata
 from tenure.url import Url
+
+if TYPE_CHECKING:
+    from tenure.backends.memory.queue import Queue
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class Memory:
         self.lock: threading.Lock = threading.Lock()
         self.bell: Bell = Bell()
         self.claims: dict[str, Claim] = {}
+        self.queues: dict[str, Queue] = {}
+        self.tokens = 0  # of deliveries and sessions; the newest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,741 @@
+"""Queues in memory. The conformance suite certifies them, so tests may use them in place of a real broker."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+
+from tenure.backends.memory.client import Memory
+from tenure.clock import Clock, SystemClock
+from tenure.errors import ConfigError
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.message import (
+    DEAD_SUFFIX,
+    EXPIRED,
+    HISTORY_MAX,
+    LAPSED,
+    MAX_DELIVERIES,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    DeadMessage,
+    Death,
+    Defer,
+    Delivery,
+    Failure,
+    GiveBack,
+    Headers,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    dead_letters_of,
+)
+
+TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, survives_restart=False)
+
+NEVER = math.inf
+
+
+class Place(Enum):
+    """Where a message is."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    LOCKED = "locked"
+    DEFERRED = "deferred"
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A message as it is kept."""
+
+    sequence: int
+    id: str
+    body: bytes
+    headers: Headers
+    enqueued_at: float
+    priority: int
+    session: Session | None
+    reply_to: str | None
+    correlation_id: str | None
+    place: Place = Place.GONE
+    visible_at: float = 0.0
+    expires_at: float = NEVER
+    locked_until: float = 0.0
+    token: int = 0
+    delivery_count: int = 0
+    is_deferred: bool = False
+    history: tuple[Attempt, ...] = ()
+    death: Death | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session: its lock, its state, its messages that are ready, and those that hold up the ones behind them."""
+
+    name: str
+    token: int = 0
+    locked_until: float = 0.0
+    state: bytes | None = None
+    ready: list[int] = field(default_factory=list)
+    retrying: set[int] = field(default_factory=set)
+    locked: dict[int, Row] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """What one claim locked."""
+
+    token: int
+    rows: list[Row]
+
+
+class Shelf:
+    """The messages of one queue, or its dead letters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = name.endswith(DEAD_SUFFIX)
+        self.rows: dict[int, Row] = {}
+        self.count = dict.fromkeys(Place, 0)
+        self.ready: list[int] = []  # heap of the ready ones without session, see _rank
+        self.oldest: list[int] = []  # heap of all that became ready, some no longer
+        self.sessions: dict[str, Session] = {}
+        # Heap of what time will do: (at, number, what). What no longer holds is passed over.
+        self.alarms: list[tuple[float, int, Row | Session | Locks]] = []
+
+
+class Queue:
+    """A queue, its dead letters, and what is remembered for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.settings = QueueSettings()
+        self.live = Shelf(name)
+        self.dead = Shelf(dead_letters_of(name))
+        self.sequence = 0
+        self.sent: dict[str, float] = {}  # ids, and until when they are remembered
+        self.sent_order: deque[tuple[float, str]] = deque()
+        self.inbox: dict[str, float] = {}
+
+
+class MemoryBroker:
+    """A ``Broker`` in memory.
+
+    Args:
+        clock: Judges expiry; a test brings its own.
+        memory: What the messages are kept in; several brokers on one memory stand for several processes.
+    """
+
+    def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._memory = memory or Memory()
+        self._wall = time.time() - self._clock.now()  # what makes a moment of the clock one of the wall clock
+        self._number = itertools.count()
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        return TRAITS
+
+    # --- settings ---
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*."""
+        with self._memory.lock:
+            self._queue(queue).settings = settings
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        with self._memory.lock:
+            known = self._memory.queues.get(queue)
+            return known.settings if known else QueueSettings()
+
+    async def names(self) -> Sequence[str]:
+        """List every queue, sorted."""
+        with self._memory.lock:
+            return sorted(self._memory.queues)
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when messages of *queue* may have become claimable."""
+        return self._memory.bell.listen(f"queue:{queue}")
+
+    # --- sending ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages*; return their ids."""
+        with self._memory.lock:
+            ids = self._send(queue, messages, self._clock.now())
+        self._ring(queue)
+        return ids
+
+    def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
+        queue = self._queue(name)
+        while queue.sent_order and queue.sent_order[0][0] <= now:
+            until, old = queue.sent_order.popleft()
+            if queue.sent[old] == until:
+                del queue.sent[old]
+        ids = []
+        for message in messages:
+            named = message.id
+            if named is not None:
+                if queue.sent.get(named, -NEVER) > now:
+                    ids.append(named)
+                    continue
+                until = now + queue.settings.dedupe_window
+                queue.sent[named] = until
+                queue.sent_order.append((until, named))
+            queue.sequence += 1
+            ids.append(self._keep(queue, message, named or f"{name}${queue.sequence}", now))
+        return ids
+
+    def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:
+        session = None
+        if message.session is not None:
+            session = queue.live.sessions.get(message.session)
+            if session is None:
+                session = queue.live.sessions[message.session] = Session(message.session)
+            session.size += 1
+        row = Row(
+            queue.sequence,
+            name,
+            message.body,
+            message.headers,
+            now + self._wall,
+            message.priority,
+            session,
+            message.reply_to,
+            message.correlation_id,
+        )
+        queue.live.rows[row.sequence] = row
+        if message.ttl is not None:
+            row.expires_at = now + message.ttl
+            self._set_alarm(queue.live, row.expires_at, row)
+        if message.at is not None:
+            assert isinstance(message.at, (int, float))
+            self._put(queue.live, row, message.at - self._wall, now)
+        else:
+            self._put(queue.live, row, now + message.delay, now)
+        return name
+
+    # --- receiving ---
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        with self._memory.lock:
+            now = self._clock.now()
+            shelf = self._shelf(queue, now)
+            if shelf is None:
+                return Claim(())
+            rows: list[Row] = []
+            while shelf.ready and len(rows) < limit:
+                row = shelf.rows.get(_sequence(heapq.heappop(shelf.ready)))
+                if row is not None and row.place is Place.READY:
+                    rows.append(row)
+            deliveries = self._lock(shelf, rows, now + lock)
+            return Claim(deliveries, None if len(rows) == limit else _due_in(shelf, now))
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        with self._memory.lock:
+            now = self._clock.now()
+            shelf = self._shelf(queue, now)
+            if shelf is None:
+                return Claim(())
+            found = (shelf.rows.get(sequence) for sequence in dict.fromkeys(sequences))
+            rows = [row for row in found if row is not None and row.place is Place.DEFERRED]
+            return Claim(self._lock(shelf, rows, now + lock))
+
+    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
+        if not rows:
+            return ()
+        if not token:
+            token = self._new_token()
+            self._set_alarm(shelf, until, Locks(token, rows))
+        name, wall_until = shelf.name, until + self._wall
+        deliveries = []
+        for row in rows:
+            shelf.count[row.place] -= 1
+            row.place = Place.LOCKED
+            row.token = token
+            row.locked_until = until
+            if row.death is None:
+                row.delivery_count += 1
+            deliveries.append(_delivery(name, row, token, wall_until))
+        shelf.count[Place.LOCKED] += len(rows)
+        return deliveries
+
+    # --- under a lock ---
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now."""
+        with self._memory.lock:
+            now = self._clock.now()
+            until = now + lock
+            yes = Renewed(until + self._wall)
+            return [yes if self._renew(one, until, now) else LAPSED for one in held]
+
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> bool:
+        if isinstance(one, SessionLock):
+            session = self._session(one, now)
+            if session is None:
+                return False
+            session.locked_until = until
+            for row in session.locked.values():
+                row.locked_until = until
+            return True
+        found = self._locked(one, now)
+        if found is None:
+            return False
+        shelf, row = found
+        if row.session is None or shelf.is_dead or row.is_deferred:
+            row.locked_until = until
+        return True
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts."""
+        answers: list[Settled | Lapsed] = []
+        ring: set[str] = set()
+        with self._memory.lock:
+            now = self._clock.now()
+            for delivery, verdict in settlements:
+                if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
+                    raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+            for delivery, verdict in settlements:
+                found = self._locked(delivery, now)
+                if found is None:
+                    answers.append(LAPSED)
+                    continue
+                shelf, row = found
+                self._unlock(row)
+                match verdict:
+                    case Complete():
+                        self._move(shelf, row, Place.GONE)
+                        ring.update(self._complete(shelf, row, verdict, now))
+                        answers.append(SETTLED)
+                    case Abandon() | GiveBack():
+                        ring.add(shelf.name)
+                        answers.append(SETTLED_DEAD if self._return(shelf, row, verdict, now) else SETTLED)
+                    case Defer():
+                        row.is_deferred = True
+                        self._move(shelf, row, Place.DEFERRED)
+                        answers.append(SETTLED)
+                    case DeadLetter(reason, description, error):
+                        self._remember(row, "rejected", error, now)
+                        self._bury(shelf, row, reason, description, now)
+                        answers.append(SETTLED)
+        for name in sorted(ring):
+            self._ring(name)
+        return answers
+
+    def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
+        if verdict.remember:
+            inbox = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).inbox
+            for old in [one for one, until in inbox.items() if until <= now]:
+                del inbox[old]
+            inbox[row.id] = now + verdict.remember
+        for queue, message in verdict.sends:
+            self._send(queue, [message], now)
+        return [queue for queue, _ in verdict.sends]
+
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        """Put *row* back where it came from; True if it died of that."""
+        if row.death is None:
+            if isinstance(verdict, GiveBack):
+                row.delivery_count -= 1
+            else:
+                self._remember(row, "abandoned", verdict.error, now)
+                if row.delivery_count >= self._queue(shelf.name).settings.max_deliveries:
+                    self._bury(shelf, row, MAX_DELIVERIES, _tried(row), now)
+                    return True
+        self._put(shelf, row, now + (verdict.delay if isinstance(verdict, Abandon) else 0.0), now)
+        return row.death is not None and not shelf.is_dead
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        with self._memory.lock:
+            now = self._clock.now()
+            shelf = self._shelf(queue, now)
+            found: Session | None
+            if session is not None:
+                shelf = shelf or self._queue(queue).live
+                found = shelf.sessions.setdefault(session, Session(session))
+            elif shelf is not None:
+                free = [one for one in shelf.sessions.values() if not one.token and _next_of(shelf, one) is not None]
+                found = min(free, key=lambda one: _next_of(shelf, one) or 0, default=None)
+            else:
+                found = None
+            if found is None or found.token:
+                return NoSession(_due_in(shelf, now) if shelf else None)
+            assert shelf is not None
+            found.token = self._new_token()
+            found.locked_until = now + lock
+            self._set_alarm(shelf, found.locked_until, found)
+            return SessionLock(queue, found.name, found.token, found.locked_until + self._wall, found.state)
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        with self._memory.lock:
+            now = self._clock.now()
+            session = self._session(held, now)
+            if session is None:
+                return LAPSED
+            shelf = self._queue(held.queue).live
+            rows: list[Row] = []
+            while len(rows) < limit and (sequence := _next_of(shelf, session)) is not None:
+                heapq.heappop(session.ready)
+                rows.append(shelf.rows[sequence])
+            session.locked.update((row.sequence, row) for row in rows)
+            deliveries = self._lock(shelf, rows, session.locked_until, session.token)
+            return Claim(deliveries, None if len(rows) == limit else _due_in(shelf, now))
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; give back its deliveries."""
+        with self._memory.lock:
+            now = self._clock.now()
+            session = self._session(held, now)
+            if session is None:
+                return LAPSED
+            shelf = self._queue(held.queue).live
+            self._leave(shelf, session)
+            for row in list(session.locked.values()):
+                self._unlock(row)
+                self._return(shelf, row, GiveBack(), now)
+        self._ring(held.queue)
+        return SETTLED
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        with self._memory.lock:
+            session = self._session(held, self._clock.now())
+            return session.state if session else LAPSED
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store a session's state."""
+        with self._memory.lock:
+            session = self._session(held, self._clock.now())
+            if session is None:
+                return LAPSED
+            session.state = state
+            return SETTLED
+
+    # --- looking on ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*."""
+        with self._memory.lock:
+            now = self._clock.now()
+            live = self._shelf(queue, now)
+            if live is None:
+                return Stats()
+            if live.is_dead:
+                return Stats(dead=len(live.rows))
+            age = 0.0
+            while live.oldest:
+                row = live.rows.get(live.oldest[0])
+                if row is not None and row.place is Place.READY:
+                    age = max(0.0, now + self._wall - row.enqueued_at)
+                    break
+                heapq.heappop(live.oldest)
+            count = live.count
+            return Stats(
+                count[Place.READY],
+                count[Place.LOCKED],
+                count[Place.DELAYED],
+                count[Place.DEFERRED],
+                len(self._memory.queues[queue].dead.rows),
+                age,
+            )
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        with self._memory.lock:
+            shelf = self._shelf(queue, self._clock.now())
+            rows = sorted(shelf.rows.values(), key=attrgetter("sequence")) if shelf else ()
+            found = (row for row in rows if row.place is Place.DEFERRED and row.sequence > after)
+            return [_delivery(queue, row, "", 0.0) for row in itertools.islice(found, limit)]
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        with self._memory.lock:
+            return [_dead_message(queue, row) for row in self._dead(queue, which, limit, locked=True)]
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*."""
+        with self._memory.lock:
+            now = self._clock.now()
+            rows = self._dead(queue, which, limit)
+            if dry_run or not rows:
+                return len(rows)
+            home = self._memory.queues[queue]
+            for row in rows:
+                self._move(home.dead, row, Place.GONE)
+                row.death, row.delivery_count, row.expires_at, row.is_deferred = None, 0, NEVER, False
+                home.live.rows[row.sequence] = row
+                if row.session is not None:
+                    row.session = home.live.sessions.setdefault(row.session.name, row.session)
+                    row.session.size += 1
+                self._put(home.live, row, now, now)
+        self._ring(queue)
+        return len(rows)
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+        with self._memory.lock:
+            rows = self._dead(queue, which, limit)
+            for row in rows:
+                self._move(self._memory.queues[queue].dead, row, Place.GONE)
+            return len(rows)
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the inbox remembers."""
+        with self._memory.lock:
+            now = self._clock.now()
+            known = self._memory.queues.get(queue)
+            inbox = known.inbox if known else {}
+            return [inbox.get(one, -NEVER) > now for one in ids]
+
+    def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
+        now = self._clock.now()
+        shelf = self._shelf(dead_letters_of(name), now) if self._shelf(name, now) else None
+        if shelf is None:
+            return []
+        rows = sorted(shelf.rows.values(), key=attrgetter("sequence"))
+        found = (row for row in rows if _is_meant(row, which) and (locked or row.place is not Place.LOCKED))
+        return list(itertools.islice(found, limit))
+
+    def _leave(self, shelf: Shelf, session: Session) -> None:
+        session.token = 0
+        if not session.size and session.state is None:
+            shelf.sessions.pop(session.name, None)  # nothing is left to be remembered
+
+    # --- places ---
+
+    def _queue(self, name: str) -> Queue:
+        queue = self._memory.queues.get(name)
+        if queue is None:
+            queue = self._memory.queues[name] = Queue(name)
+        return queue
+
+    def _shelf(self, name: str, now: float) -> Shelf | None:
+        """Return the messages of a queue, or its dead letters, as they are *now*; None if it was never used."""
+        home = self._memory.queues.get(name.removesuffix(DEAD_SUFFIX))
+        if home is None:
+            return None
+        shelf = home.dead if name.endswith(DEAD_SUFFIX) else home.live
+        while shelf.alarms and shelf.alarms[0][0] <= now:
+            self._alarm(shelf, heapq.heappop(shelf.alarms)[2], now)
+        return shelf
+
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        shelf = self._shelf(delivery.queue, now)
+        row = shelf.rows.get(delivery.sequence) if shelf else None
+        if shelf is None or row is None or row.place is not Place.LOCKED or row.token != delivery.token:
+            return None
+        return shelf, row
+
+    def _session(self, held: SessionLock, now: float) -> Session | None:
+        shelf = self._shelf(held.queue, now)
+        session = shelf.sessions.get(held.session) if shelf else None
+        return session if session is not None and session.token and session.token == held.token else None
+
+    def _new_token(self) -> int:
+        self._memory.tokens += 1
+        return self._memory.tokens
+
+    def _unlock(self, row: Row) -> None:
+        row.token = 0
+        if row.session is not None:
+            row.session.locked.pop(row.sequence, None)
+
+    def _move(self, shelf: Shelf, row: Row, to: Place) -> None:
+        shelf.count[row.place] -= 1
+        shelf.count[to] += 1
+        row.place = to
+        if row.session is not None:
+            row.session.retrying.discard(row.sequence)
+        if to is Place.GONE:
+            del shelf.rows[row.sequence]
+            if row.session is not None and not shelf.is_dead:
+                row.session.size -= 1
+
+    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
+        """Let *row* be claimable from *visible_at* on, or deferred again if it was."""
+        row.visible_at = visible_at
+        if row.is_deferred:
+            self._move(shelf, row, Place.DEFERRED)
+        elif row.expires_at <= now:
+            self._bury(shelf, row, EXPIRED, _expired(row), now)
+        elif visible_at > now:
+            self._move(shelf, row, Place.DELAYED)
+            self._set_alarm(shelf, visible_at, row)
+            if row.session is not None and row.delivery_count:
+                row.session.retrying.add(row.sequence)
+        else:
+            self._move(shelf, row, Place.READY)
+            heapq.heappush(shelf.oldest, row.sequence)
+            if row.session is not None and row.death is None:
+                heapq.heappush(row.session.ready, row.sequence)
+            else:
+                heapq.heappush(shelf.ready, _rank(row))
+
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        self._move(shelf, row, Place.GONE)
+        dead = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).dead
+        errors = [attempt.error for attempt in reversed(row.history) if attempt.error is not None]
+        row.death = Death(reason, description, now + self._wall, errors[0] if errors else None, row.history)
+        row.is_deferred, row.expires_at = False, NEVER
+        dead.rows[row.sequence] = row
+        self._put(dead, row, now, now)
+        self._memory.bell.ring(f"queue:{dead.name}")
+
+    # --- time ---
+
+    def _set_alarm(self, shelf: Shelf, at: float, what: Row | Session | Locks) -> None:
+        heapq.heappush(shelf.alarms, (at, next(self._number), what))
+
+    def _alarm(self, shelf: Shelf, what: Row | Session | Locks, now: float) -> None:
+        if isinstance(what, Locks):
+            self._locks_end(shelf, what, now)
+        elif isinstance(what, Session):
+            if what.token and what.locked_until > now:
+                self._set_alarm(shelf, what.locked_until, what)
+            elif what.token:
+                self._leave(shelf, what)
+                for row in list(what.locked.values()):
+                    self._lock_ends(shelf, row, now)
+        elif shelf.rows.get(what.sequence) is not what:
+            return  # it is gone, or among the dead
+        elif what.place in (Place.READY, Place.DELAYED) and what.expires_at <= now:
+            self._bury(shelf, what, EXPIRED, _expired(what), now)
+        elif what.place is Place.DELAYED and what.visible_at <= now:
+            self._put(shelf, what, what.visible_at, now)
+
+    def _locks_end(self, shelf: Shelf, locks: Locks, now: float) -> None:
+        """Look at the messages of one claim: some are settled, some renewed, the locks of the others have ended."""
+        held = [row for row in locks.rows if row.token == locks.token and row.place is Place.LOCKED]
+        renewed = [row for row in held if row.locked_until > now]
+        for row in held:
+            if row.locked_until <= now:
+                self._lock_ends(shelf, row, now)
+        if renewed:
+            self._set_alarm(shelf, min(row.locked_until for row in renewed), Locks(locks.token, renewed))
+
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        self._unlock(row)
+        if row.death is None:
+            self._remember(row, "expired", None, now)
+            if row.delivery_count >= self._queue(shelf.name).settings.max_deliveries:
+                self._bury(shelf, row, MAX_DELIVERIES, _tried(row), now)
+                return
+        self._put(shelf, row, now, now)
+
+    def _remember(self, row: Row, outcome: str, error: Failure | None, now: float) -> None:
+        attempt = Attempt(row.delivery_count, now + self._wall, outcome, error)  # type: ignore[arg-type]
+        row.history = (*row.history, attempt)[-HISTORY_MAX:]
+
+    def _ring(self, name: str) -> None:
+        self._memory.bell.ring(f"queue:{name}")
+
+
+def _rank(row: Row) -> int:
+    """Return one number to order by: higher priority first, then by sequence."""
+    return row.sequence - (row.priority << 48)
+
+
+def _sequence(rank: int) -> int:
+    return rank & ((1 << 48) - 1)
+
+
+def _next_of(shelf: Shelf, session: Session) -> int | None:
+    """Return the sequence of the next message of *session*, if none that is to be tried again stands before it."""
+    while session.ready:
+        row = shelf.rows.get(session.ready[0])
+        if row is not None and row.place is Place.READY:
+            break
+        heapq.heappop(session.ready)
+    if not session.ready or any(sequence < session.ready[0] for sequence in session.retrying):
+        return None
+    return session.ready[0]
+
+
+def _due_in(shelf: Shelf, now: float) -> float | None:
+    return max(0.0, shelf.alarms[0][0] - now) if shelf.alarms else None
+
+
+def _is_meant(row: Row, which: Selection) -> bool:
+    assert row.death is not None
+    return (
+        row.sequence > which.after
+        and (which.sequences is None or row.sequence in which.sequences)
+        and (which.ids is None or row.id in which.ids)
+        and (which.reason is None or row.death.reason == which.reason)
+        and (which.dead_before is None or row.death.at < which.dead_before)
+    )
+
+
+def _tried(row: Row) -> str:
+    return f"delivered {row.delivery_count} times, and never completed"
+
+
+def _expired(row: Row) -> str:
+    return "not handled before its ttl had ended"
+
+
+def _delivery(queue: str, row: Row, token: int | str, locked_until: float) -> Delivery:
+    return Delivery(
+        queue,
+        row.sequence,
+        token,
+        row.id,
+        row.body,
+        row.headers,
+        row.delivery_count,
+        row.enqueued_at,
+        locked_until,
+        row.session.name if row.session else None,
+        row.priority,
+        row.reply_to,
+        row.correlation_id,
+        row.death,
+    )
+
+
+def _dead_message(queue: str, row: Row) -> DeadMessage:
+    assert row.death is not None
+    return DeadMessage(
+        queue,
+        row.sequence,
+        row.id,
+        row.body,
+        row.headers,
+        row.delivery_count,
+        row.enqueued_at,
+        row.session.name if row.session else None,
+        row.priority,
+        row.reply_to,
+        row.correlation_id,
+        row.death.reason,
+        row.death.description,
+        row.death.at,
+        row.death.error,
+        row.death.history,
+    )
