@@ -37,6 +37,7 @@ class Memory:
         self.claims: dict[str, Claim] = {}
         self.queues: dict[str, Queue] = {}
         self.tokens = 0  # of deliveries and sessions; the newest
+        self.epoch: float | None = None  # the wall clock's time when the clock of its first user began
 
 
 @dataclass(frozen=True, slots=True)

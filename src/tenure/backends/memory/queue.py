@@ -119,6 +119,7 @@ class Shelf:
         self.sessions: dict[str, Session] = {}
         # Heap of what time will do: (at, number, what). What no longer holds is passed over.
         self.alarms: list[tuple[float, int, Row | Session | Locks]] = []
+        self.numbers = itertools.count()
 
 
 class Queue:
@@ -146,8 +147,9 @@ class MemoryBroker:
     def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
         self._clock = clock or SystemClock()
         self._memory = memory or Memory()
-        self._wall = time.time() - self._clock.now()  # what makes a moment of the clock one of the wall clock
-        self._number = itertools.count()
+        if self._memory.epoch is None:
+            self._memory.epoch = time.time() - self._clock.now()
+        self._wall = self._memory.epoch  # makes a moment of the clock one of the wall clock
 
     @property
     def traits(self) -> QueueTraits:
@@ -610,7 +612,7 @@ class MemoryBroker:
     # --- time ---
 
     def _set_alarm(self, shelf: Shelf, at: float, what: Row | Session | Locks) -> None:
-        heapq.heappush(shelf.alarms, (at, next(self._number), what))
+        heapq.heappush(shelf.alarms, (at, next(shelf.numbers), what))
 
     def _alarm(self, shelf: Shelf, what: Row | Session | Locks, now: float) -> None:
         if isinstance(what, Locks):

@@ -9,15 +9,43 @@
     class TestMyLeaseFaults(LeaseFaultSuite):
         harness = MyHarness
 
+
+    class TestMyQueues(BrokerSuite):
+        harness = MyQueueHarness
+
+
+    class TestMyQueueFaults(BrokerFaultSuite):
+        harness = MyQueueHarness
+
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
 import pytest
 
-pytest.register_assert_rewrite("tenure.testing.conformance.leases", "tenure.testing.conformance.lease_faults")
+pytest.register_assert_rewrite(
+    *(f"tenure.testing.conformance.{name}" for name in ("leases", "lease_faults", "queues", "queue_faults"))
+)
 
-from tenure.testing.conformance.harness import Fault, LeaseHarness, Lossy  # noqa: E402
+from tenure.testing.conformance.harness import (  # noqa: E402
+    Fault,
+    LeaseHarness,
+    Lossy,
+    LossyBroker,
+    QueueHarness,
+)
 from tenure.testing.conformance.lease_faults import LeaseFaultSuite  # noqa: E402
 from tenure.testing.conformance.leases import LeaseStoreSuite  # noqa: E402
+from tenure.testing.conformance.queue_faults import BrokerFaultSuite  # noqa: E402
+from tenure.testing.conformance.queues import BrokerSuite  # noqa: E402
 
-__all__ = ["Fault", "LeaseFaultSuite", "LeaseHarness", "LeaseStoreSuite", "Lossy"]
+__all__ = [
+    "BrokerFaultSuite",
+    "BrokerSuite",
+    "Fault",
+    "LeaseFaultSuite",
+    "LeaseHarness",
+    "LeaseStoreSuite",
+    "Lossy",
+    "LossyBroker",
+    "QueueHarness",
+]

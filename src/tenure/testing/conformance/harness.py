@@ -6,11 +6,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, cast
 
 from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.errors import Unavailable
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.queue.broker import Broker, QueueTraits
 
 Fault = Literal["lose_answer", "cut", "restart"]
 
@@ -118,3 +120,86 @@ class Lossy:
     def hints(self, name: str) -> AsyncIterator[None]:
         """Listen to the store inside."""
         return self.store.hints(name)
+
+
+class QueueHarness(ABC):
+    """One test's queues, with as many clients as the test opens. Made without arguments, once for each test."""
+
+    traits: ClassVar[QueueTraits]
+    lock: ClassVar[float] = 10.0
+    """The length of a lock in the tests, in seconds; short where time is real, for it is waited out."""
+    patience: ClassVar[float] = 10.0
+    """How many real seconds a question may take at most, the broker being out of reach."""
+    faults: ClassVar[frozenset[Fault]] = frozenset()
+    """What can be done to this broker; tests that need another fault are skipped."""
+
+    async def start(self) -> None:  # noqa: B027  # most have nothing to start
+        """Make the storage ready, and empty as far as the tests' random names go."""
+
+    @abstractmethod
+    async def open(self) -> Broker:
+        """Return a new client of the same storage: it stands for another process."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close every client, and do away with the storage."""
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let *seconds* pass for the broker. Real ones, unless it has a clock that can be turned."""
+        await asyncio.sleep(seconds)
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        """Inside the block, what *broker* is asked is done, and its answers are lost: ``Unavailable``."""
+        raise NotImplementedError
+
+    def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        """Inside the block, *broker* can't be asked to change anything."""
+        raise NotImplementedError
+
+    async def restart(self) -> None:
+        """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+
+class LossyBroker:
+    """A ``Broker`` around another, which can be cut off, or lose its answers on their way."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._inside = broker
+        self._losing = False
+        self._is_cut = False
+
+    @classmethod
+    def around(cls, broker: Broker) -> Broker:
+        """Return one around *broker*, as what it is to its users."""
+        return cast(Broker, cls(broker))
+
+    @asynccontextmanager
+    async def lose_answer(self) -> AsyncIterator[None]:
+        """Lose every answer inside the block."""
+        self._losing = True
+        try:
+            yield
+        finally:
+            self._losing = False
+
+    @asynccontextmanager
+    async def cut(self) -> AsyncIterator[None]:
+        """Let no question through inside the block."""
+        self._is_cut = True
+        try:
+            yield
+        finally:
+            self._is_cut = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inside, name)
+        return found if name in ("traits", "hints") else partial(self._ask, found)
+
+    async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
+        if self._is_cut:
+            raise Unavailable("the way to the broker is cut, as the test wants it")
+        answer = await question(*args, **options)
+        if self._losing:
+            raise Unavailable("the answer was lost on its way, as the test wants it")
+        return answer

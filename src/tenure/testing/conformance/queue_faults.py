@@ -1,0 +1,167 @@
+"""What a broker must do when it is hurt: lost answers, no way through, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tenure.errors import Unavailable
+from tenure.queue.broker import EVERYTHING, QueueSettings
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Outgoing,
+    Renewed,
+    Settled,
+    Stats,
+)
+from tenure.testing.conformance.harness import Fault, QueueHarness
+from tenure.testing.conformance.queues import LATE, QueueSuite, bodies, bury, needs, receive, send, settle
+
+
+class BrokerFaultSuite(QueueSuite):
+    """A question that brings no answer is neither a yes nor a no, and may be asked again."""
+
+    # --- the answer is lost, after the command was carried out ---
+
+    async def test_send_with_an_id_is_asked_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        needs(house.traits.dedupe)
+        broker, other = await house.open(), await house.open()
+        batch = [Outgoing(b"a", id="a"), Outgoing(b"b", id="b")]
+        async with house.lose_answer(broker):
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await broker.send(name, batch)
+        assert list(await broker.send(name, batch)) == ["a", "b"]
+        assert bodies(await receive(other, name, house)) == [b"a", b"b"]
+
+    async def test_a_lost_claim_comes_again_when_its_lock_ends(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.receive(name, 10, house.lock)
+        assert await receive(other, name, house) == []
+        await house.pass_time(house.lock * LATE)
+        [got] = await receive(other, name, house)
+        assert got.delivery_count == 2
+
+    @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), DeadLetter("bad"), GIVE_BACK], ids=repr)
+    async def test_a_verdict_asked_again_has_lapsed(self, house: QueueHarness, name: str, verdict: Complete) -> None:
+        can(house, "lose_answer")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        got = await receive(broker, name, house)
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await settle(broker, got, verdict)
+        stats = await other.stats(name)
+        assert await settle(broker, got, verdict) == [LAPSED]  # it stood the first time, and stands once
+        assert await settle(broker, got, COMPLETE) == [LAPSED]
+        after = await other.stats(name)
+        assert (after.ready, after.locked, after.dead) == (stats.ready, stats.locked, stats.dead)
+        assert stats.locked == 0
+
+    async def test_renew_is_asked_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        needs(house.traits.renewal)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        got = await receive(broker, name, house)
+        await house.pass_time(house.lock * 0.6)
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.renew(got, house.lock)
+        await house.pass_time(house.lock * 0.6)
+        assert await receive(other, name, house) == []  # the renewal did count
+        assert isinstance((await broker.renew(got, house.lock))[0], Renewed)
+
+    # --- no way through ---
+
+    async def test_what_can_not_be_asked_is_told_in_time(self, house: QueueHarness, name: str) -> None:
+        can(house, "cut")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a", b"b")
+        got = await receive(broker, name, house, limit=1)
+        async with house.cut(broker):
+            for ask in (
+                lambda: broker.send(name, [Outgoing(b"c")]),
+                lambda: broker.receive(name, 10, house.lock),
+                lambda: broker.renew(got, house.lock),
+                lambda: settle(broker, got, COMPLETE),
+            ):
+                asked_at = time.monotonic()
+                with pytest.raises(Unavailable):
+                    await ask()
+                assert time.monotonic() - asked_at < house.patience
+        assert await settle(broker, got, COMPLETE) == [Settled()]
+        assert bodies(await receive(other, name, house)) == [b"b"]
+
+    async def test_a_cut_does_not_prolong_a_lock(self, house: QueueHarness, name: str) -> None:
+        can(house, "cut")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        got = await receive(broker, name, house)
+        async with house.cut(broker):
+            with pytest.raises(Unavailable):
+                await broker.renew(got, house.lock)
+        await house.pass_time(house.lock * LATE)
+        [new] = await receive(other, name, house)
+        assert await settle(broker, got, COMPLETE) == [LAPSED]
+        assert await settle(other, [new], COMPLETE) == [Settled()]
+
+    # --- giving up, restarts ---
+
+    async def test_a_question_given_up_breaks_nothing(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        for number in range(20):
+            asking = asyncio.ensure_future(broker.send(name, [Outgoing(b"%d" % number, id=f"m{number}")]))
+            await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        await broker.send(name, [Outgoing(b"%d" % number, id=f"m{number}") for number in range(20)])
+        got = await receive(broker, name, house)
+        assert sorted(one.id for one in got) == sorted(f"m{number}" for number in range(20))
+        assert await settle(broker, got, COMPLETE) == [Settled()] * 20
+
+    async def test_everything_survives_a_restart(self, house: QueueHarness, name: str) -> None:
+        can(house, "restart")
+        if not house.traits.survives_restart:
+            pytest.skip("this broker forgets when it is restarted")
+        broker = await house.open()
+        settings = QueueSettings(lock=house.lock, max_deliveries=7)
+        await broker.declare(name, settings)
+        await bury(broker, house, name, b"dead")
+        await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"later", delay=house.lock * 9), Outgoing(b"b")])
+        got = await receive(broker, name, house, limit=1)
+        before = await broker.stats(name)
+        await house.restart()
+        broker = await house.open()
+        after = await broker.stats(name)
+        assert (after.ready, after.locked, after.delayed, after.dead) == (1, 1, 1, 1)
+        assert (before.ready, before.locked, before.delayed, before.dead) == (1, 1, 1, 1)
+        assert await broker.settings(name) == settings
+        await broker.send(name, [Outgoing(b"again", id="a")])  # still known
+        assert bodies(await receive(broker, name, house)) == [b"b"]
+        assert await settle(broker, got, COMPLETE) == [Settled()]  # a lock is the store's, not the connection's
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.body, dead.reason) == (b"dead", "because")
+        await house.pass_time(house.lock * LATE)
+        [again] = await receive(broker, name, house)
+        assert (again.body, again.delivery_count) == (b"b", 2)
+        await settle(broker, [again], COMPLETE)
+        assert await broker.stats(name) == Stats(delayed=1, dead=1)
+
+
+def can(house: QueueHarness, fault: Fault) -> None:
+    """Skip the test if this fault can't be made here."""
+    if fault not in house.faults:
+        pytest.skip(f"this harness can't make the fault {fault!r}")
