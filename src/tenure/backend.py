@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,10 @@ from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Leader
 from tenure.pacing import DERIVED, Timing
+from tenure.queue.broker import Broker, QueueSettings
+from tenure.queue.desk import Desk
+from tenure.queue.message import check_name
+from tenure.queue.queue import Queue
 from tenure.url import Url
 
 
@@ -55,6 +60,7 @@ class Backend:
         self._keeper: Keeper | None = None
         self._opened: Opened | None = None
         self._driver: Driver | None = None
+        self._queues: list[Queue] = []
 
     async def __aenter__(self) -> Backend:
         if self._keeper is not None:
@@ -76,8 +82,11 @@ class Backend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End every campaign, hand back what is held, close the store."""
+        """End every campaign and every consumer, hand back what is held, close the store."""
         keeper, driver, opened = self._connected()
+        for queue in self._queues:
+            await queue.close()
+        self._queues.clear()
         self._keeper = self._driver = self._opened = None
 
         async def close() -> None:
@@ -144,6 +153,59 @@ class Backend:
             on_event=self._on_event,
             make_term=self._make_term,
         )
+
+    def queue(
+        self,
+        name: str,
+        *,
+        lock: float | None = None,
+        max_deliveries: int | None = None,
+        dedupe_window: float | None = None,
+        body_max: int | None = None,
+    ) -> Queue:
+        """Return the queue called *name*. It comes into being when it is first used.
+
+        What is given holds for everybody who uses the queue, until somebody gives something else; if nothing is given,
+        nothing is changed.
+
+        Args:
+            name: 1 to 200 printable characters, without ``$``. All instances that use it compete.
+            lock: For how many seconds a received message belongs to its consumer (30). Consumers renew it themselves.
+            max_deliveries: How often a message is handed out before it is dead-lettered (10).
+            dedupe_window: For how many seconds a message's id is remembered, so that it is kept once (600).
+            body_max: The largest body in bytes (1 MiB).
+
+        Raises:
+            ConfigError: A setting can't work, or doesn't fit this backend.
+        """
+        keeper, _, opened = self._connected()
+        broker: Broker | None = getattr(opened, "broker", None)
+        if broker is None:
+            raise ConfigError(f"{self.url} has no queues; use another backend for them")
+        options = {
+            "lock": lock,
+            "max_deliveries": max_deliveries,
+            "dedupe_window": dedupe_window,
+            "body_max": body_max,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        settings = QueueSettings(**given)  # type: ignore[arg-type]
+        settings.check(broker.traits)
+        holder = f"{platform.node()}:{os.getpid()}"
+        desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, declared=not given)
+        queue = Queue(desk)
+        self._queues.append(queue)
+        return queue
+
+    async def queues(self) -> list[str]:
+        """Return the names of all queues that were ever used on this store, sorted.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        _, _, opened = self._connected()
+        broker: Broker | None = getattr(opened, "broker", None)
+        return list(await broker.names()) if broker is not None else []
 
     async def leaders(self) -> dict[str, Leader | None]:
         """Return every name that was ever led on this store, sorted, with its present leader.

@@ -77,6 +77,22 @@ class Outgoing:
     reply_to: str | None = None
     correlation_id: str | None = None
 
+    @classmethod
+    def json(cls, value: object, **options: Any) -> Outgoing:
+        """Return a message whose body is *value* as JSON, and says so in the header ``content-type``.
+
+        Args:
+            value: What ``json`` takes, a dataclass, a pydantic model, a msgspec struct.
+            options: The other fields.
+
+        Raises:
+            ConfigError: The value can't be written as JSON.
+        """
+        from tenure.queue.bodies import JSON_TYPE, encode
+
+        options["headers"] = {"content-type": JSON_TYPE, **options.get("headers", NO_HEADERS)}
+        return cls(encode(value), **options)
+
 
 def checked(messages: Sequence[Outgoing], body_max: int) -> list[Outgoing]:
     """Return *messages* fit to be written: bodies as bytes, ``at`` as Unix seconds, headers copied.

@@ -1,0 +1,571 @@
+"""The message pump: claims, hands messages to a handler, keeps their locks, settles them.
+
+Messages travel on the caller's loop, where the :class:`~tenure.queue.machine.Pump` decides. Locks are renewed on the
+keeper's, by :class:`~tenure.queue.machine.Locks`, so that a handler that blocks the caller's loop loses nothing.
+
+No task is made for a message: ``concurrency`` workers take from the buffer and call the handler themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Literal
+
+from tenure.errors import LockLost, TenureError, Unavailable
+from tenure.events import Event, HandlerOverran, MessageDied, MessageFailed
+from tenure.queue.desk import Desk, Message, listen, obituary
+from tenure.queue.handlers import Handler, Handlers, RunIn
+from tenure.queue.machine import (
+    NEVER,
+    Answered,
+    CancelAll,
+    CancelHandler,
+    Claimed,
+    Drain,
+    Effect,
+    Habits,
+    Hint,
+    Hold,
+    Locks,
+    LocksInput,
+    NoAnswer,
+    Pause,
+    Pump,
+    PumpInput,
+    Receive,
+    Renew,
+    Report,
+    Resume,
+    Serve,
+    Settle,
+    State,
+    Tell,
+    Tick,
+)
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    MAX_DELIVERIES,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Delivery,
+    Lapsed,
+    SessionLock,
+    Settlement,
+    Token,
+    Verdict,
+)
+from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+
+OnError = Callable[[Message, BaseException], Awaitable[None] | None]
+Why = Literal["denied", "unanswered", "max_hold", "drain", "leave"]
+
+SLICE = 0.001
+"""Seconds for which handlers that never suspend may keep the loop from its other work."""
+
+TIMER_MAX = 1.0
+"""Seconds a timer is set for at most: timers stand still while the machine sleeps, our clock doesn't."""
+
+WHY = {
+    "denied": "the broker says that it is over",
+    "unanswered": "renewals got no answer in time",
+    "max_hold": "the handler ran for longer than max_hold",
+}
+
+
+class Consumer:
+    """A handler at work on a queue. Made by ``queue.consumer(handler, …)``, run once."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        handler: Handler,
+        habits: Habits,
+        *,
+        retry: RetryPolicy,
+        grace: float,
+        auto_complete: bool,
+        on_error: OnError | None,
+        run_in: RunIn,
+        inbox: float,
+        until_empty: bool,
+        sigterm: bool | None,
+    ) -> None:
+        self._desk = desk
+        self._habits = habits
+        self._retry = retry
+        self._grace = grace
+        self._on_error = on_error
+        self._inbox = inbox
+        self._until_empty = until_empty
+        self._sigterm = sigterm
+        self._handlers = Handlers(handler, run_in, habits.concurrency)
+        self._verdict = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
+        self._holds: dict[Token, Hold] = {}
+        self._pump = Pump(desk.name, desk.holder, habits, desk.dice, self._holds, now=desk.clock.now())
+        self._workers: list[_Worker] = []
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turning = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for = NEVER
+        self._ended: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
+
+    # --- for its owner ---
+
+    async def run(self, stop: asyncio.Event | None = None) -> None:
+        """Consume until :meth:`drain` is called, *stop* is set, or SIGTERM comes; return when all is settled.
+
+        Cancelled, it cancels the handlers, gives back what they leave, uncounted, and only then lets go.
+
+        Raises:
+            ConfigError: The broker can never be used as it is.
+        """
+        desk = self._desk
+        await desk.ready()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        now = desk.clock.now()
+        locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=now)
+        keeper = LockKeeper(desk, locks, self.cancel)
+        await desk.keeper.call(keeper.begin)
+        unhook = _on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
+        try:
+            if desk.broker.traits.hints:
+                self._spawn(listen(desk, desk.name, lambda: self.feed(Hint())))
+            if stop is not None:
+                self._spawn(self._stop_with(stop))
+            self.feed(Tick())
+            try:
+                await asyncio.shield(self._ended)
+            except asyncio.CancelledError:
+                self.drain(grace=0.0)
+                await self._ended
+                raise
+        finally:
+            if unhook is not None:
+                unhook()
+            await self._close(keeper)
+        if self._failure is not None:
+            raise self._failure
+
+    def pause(self) -> None:
+        """Claim nothing and give the buffer back, until :meth:`resume`; handlers that run go on."""
+        self.feed(Pause())
+
+    def resume(self) -> None:
+        """Claim again."""
+        self.feed(Resume())
+
+    def drain(self, grace: float | None = None) -> None:
+        """Claim nothing any more, give the buffer back, let handlers finish for *grace* seconds, and end :meth:`run`.
+
+        Handlers that run longer are cancelled, and what they leave is given back uncounted. A thread can't be stopped:
+        the lock of what it does is left to run out.
+        """
+        if self._ended is None or self._ended.done():
+            return
+        wait = self._grace if grace is None else grace
+        patience = self._habits.timing.grace
+        self._loop.call_later(wait + patience, self._leave_behind)
+        self._loop.call_later(wait + 2 * patience, self._give_up)
+        self.feed(Drain(self._desk.clock.now() + wait))
+
+    # --- the machine ---
+
+    def feed(self, event: PumpInput) -> None:
+        """Give *event* to the pump's machine, and do what it says."""
+        if self._ended is None or self._ended.done():
+            return
+        try:
+            for effect in self._pump.handle(event, self._desk.clock.now()):
+                self._perform(effect)
+        except Exception as error:
+            self.fail(error)
+            return
+        if self._pump.state is State.STOPPED:
+            self._ended.set_result(None)
+        else:
+            self._arm()
+
+    def turn_soon(self) -> None:
+        """Let the machine look at what was taken and done, once this turn of the loop is over."""
+        if not self._turning:
+            self._turning = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        self.feed(Tick())
+
+    def _arm(self) -> None:
+        wake_at = self._pump.wake_at
+        # An alarm that comes too early does no harm: as times mostly move on, it need not be set anew each time.
+        if wake_at >= self._armed_for or wake_at == NEVER:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = min(max(0.0, wake_at - self._desk.clock.now()), TIMER_MAX)
+        self._armed_for = wake_at
+        self._timer = self._loop.call_later(wait, self._alarm)
+
+    def _alarm(self) -> None:
+        self._armed_for = NEVER
+        self._timer = None
+        self.feed(Tick())
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Serve():
+                self._wake(self._pump.waiting)
+            case Settle(ask, settlements):
+                self._spawn(self._settle(ask, settlements))
+            case Receive(ask, limit):
+                self._spawn(self._receive(ask, limit))
+            case Report(settlement, answer):
+                self._report(settlement, isinstance(answer, Lapsed), not isinstance(answer, Lapsed) and answer.dead)
+            case CancelAll():
+                for worker in self._workers:
+                    worker.cancel("drain")
+            case Tell(event):
+                self._desk.tell(event)
+
+    async def _receive(self, ask: int, limit: int) -> None:
+        try:
+            claim = await self._desk.broker.receive(self._desk.name, limit, self._habits.timing.ttl)
+        except Unavailable as error:
+            self.feed(Answered(ask, NoAnswer(str(error))))
+            return
+        except Exception as error:
+            self.fail(error)
+            return
+        self.feed(Claimed(ask, claim.deliveries, claim.due_in))
+        if self._until_empty and not claim.deliveries and not self._pump.outstanding:
+            self.drain()
+
+    async def _settle(self, ask: int, settlements: Any) -> None:
+        try:
+            answers = await self._desk.broker.settle(settlements)
+        except Unavailable as error:
+            self.feed(Answered(ask, NoAnswer(str(error))))
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.feed(Answered(ask, answers))
+            if self._until_empty and not self._pump.outstanding:
+                self.feed(Hint())  # look at once whether more has come
+
+    def fail(self, error: BaseException) -> None:
+        """End at once: what was asked can never work, or tenure itself is broken. The locks are left to run out."""
+        assert self._ended is not None
+        if not self._ended.done():
+            self._failure = error
+            self._ended.set_result(None)
+
+    def _report(self, settlement: Settlement, lapsed: bool, died: bool) -> None:
+        delivery, verdict = settlement
+        if lapsed:
+            error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
+            self._spawn(self.complain(Message(delivery, self._desk), error))
+        elif died or isinstance(verdict, DeadLetter):
+            reason = verdict.reason if isinstance(verdict, DeadLetter) else MAX_DELIVERIES
+            self._desk.tell(self._event(MessageDied, delivery, reason))
+
+    # --- handlers ---
+
+    def _wake(self, count: int) -> None:
+        """Let so many workers look for messages; make new ones while there are fewer than may be."""
+        while count > 0 and self._idle:
+            idle = self._idle.popleft()
+            if not idle.done():
+                idle.set_result(None)
+                count -= 1
+        while count > 0 and len(self._workers) < self._habits.concurrency:
+            self._workers.append(_Worker(self))
+            count -= 1
+
+    async def rest(self) -> None:
+        """Wait until there may be messages to take."""
+        idle = self._loop.create_future()
+        self._idle.append(idle)
+        await idle
+
+    async def judge(self, worker: _Worker, delivery: Delivery, message: Message, outcome: object) -> Verdict | None:
+        """Return the verdict on a message whose handler did not simply return."""
+        why = worker.called_off()
+        if isinstance(outcome, asyncio.CancelledError):
+            match why:
+                case None if worker.is_cancelled:
+                    return GIVE_BACK
+                case "drain":
+                    return GIVE_BACK
+                case "leave":  # a thread that runs on: its lock is left to run out, for it may yet do something
+                    self._desk.tell(self._event(HandlerOverran, delivery))
+                    self._pump.settled(delivery)
+                    return None
+                case "denied" | "unanswered" | "max_hold":
+                    outcome = LockLost(obituary(delivery, f"its handler was cancelled, for {WHY[why]}"))
+        if not isinstance(outcome, BaseException):
+            return self._verdict
+        await self.complain(message, outcome)
+        if why == "denied":
+            return None
+        verdict = verdict_on_failure(outcome, delivery.delivery_count, self._retry, self._desk.dice)
+        if isinstance(verdict, Abandon):
+            said = f"{type(outcome).__name__}: {outcome}"
+            self._desk.tell(self._event(MessageFailed, delivery, said, verdict.delay))
+        return verdict
+
+    async def complain(self, message: Message, error: BaseException) -> None:
+        """Tell the error hook. What fails there is the loop's to report, and changes nothing here."""
+        if self._on_error is None:
+            return
+        try:
+            answer = self._on_error(message, error)
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception as failed:
+            context = {"message": "the error hook of a tenure consumer failed", "exception": failed}
+            self._loop.call_exception_handler(context)
+
+    async def was_handled(self, delivery: Delivery) -> bool:
+        """Tell whether the inbox knows the message."""
+        return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
+
+    def cancel(self, held: Delivery | SessionLock, why: Why) -> None:
+        """Cancel the handler of *held*, if it still runs. Called on our loop."""
+        for worker in self._workers:
+            if worker.delivery is not None and worker.delivery[:3] == held[:3]:
+                worker.cancel(why)
+
+    def _leave_behind(self) -> None:
+        for worker in self._workers:
+            worker.cancel("leave")
+
+    def _give_up(self) -> None:
+        """End with verdicts unanswered, or handlers that won't stop: their locks run out by themselves."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _event(self, kind: type[Any], delivery: Delivery, *more: object) -> Event:
+        now, desk = self._desk.clock.now(), self._desk
+        event: Event = kind(now, desk.name, desk.holder, delivery.id, delivery.sequence, delivery.delivery_count, *more)
+        return event
+
+    # --- beginning and end ---
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stop_with(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.drain()
+
+    async def _close(self, keeper: LockKeeper) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in self._workers:
+            worker.task.cancel()
+        left = [*self._tasks, *(worker.task for worker in self._workers)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._handlers.close()
+        await self._desk.keeper.call(keeper.end)
+
+    # --- what a worker needs ---
+
+    @property
+    def pump(self) -> Pump:
+        """The machine."""
+        return self._pump
+
+    @property
+    def desk(self) -> Desk:
+        """Where messages reach the broker."""
+        return self._desk
+
+    @property
+    def handlers(self) -> Handlers:
+        """How the handler is run."""
+        return self._handlers
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """On a message whose handler has returned."""
+        return self._verdict
+
+    @property
+    def inbox(self) -> float:
+        """For how long handled ids are remembered; 0 for not at all."""
+        return self._inbox
+
+
+class _Worker:
+    """One of ``concurrency`` tasks: takes a message, calls the handler, says what became of it, takes the next."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.delivery: Delivery | None = None  # whose handler runs
+        self._why: Why | None = None
+        self.task = asyncio.get_running_loop().create_task(self._work())
+        self.task.add_done_callback(self._ended)
+
+    async def _work(self) -> None:
+        consumer = self._consumer
+        desk, pump, serve = consumer.desk, consumer.pump, consumer.handlers.serve
+        now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer.turn_soon
+        success, inbox = consumer.verdict, consumer.inbox
+        yielded_at = now()
+        while True:
+            moment = now()
+            delivery = take(moment)
+            if delivery is None:
+                turn_soon()
+                await consumer.rest()
+                yielded_at = now()
+                continue
+            turn_soon()
+            message = Message(delivery, desk, pump)
+            self.delivery = delivery
+            try:
+                outcome: object = None
+                if not inbox or not await consumer.was_handled(delivery):
+                    outcome = await serve(message)
+            except (Exception, asyncio.CancelledError) as error:
+                outcome = error
+            self.delivery = None
+            if self._why is None and not isinstance(outcome, (BaseException, Retry, Reject)):
+                verdict = success
+            else:
+                verdict = await consumer.judge(self, delivery, message, outcome)
+            done(delivery, verdict)
+            turn_soon()
+            if self.is_cancelled:
+                raise asyncio.CancelledError
+            if moment - yielded_at > SLICE:
+                await asyncio.sleep(0)
+                yielded_at = now()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._consumer.fail(error)
+
+    def cancel(self, why: Why) -> None:
+        """Cancel the handler that runs, if one does."""
+        if self.delivery is not None and (self._why is None or why == "leave"):
+            self._why = why
+            self.task.cancel()
+
+    def called_off(self) -> Why | None:
+        """Return why the handler was cancelled by us, and take the cancellation back: the worker goes on."""
+        why, self._why = self._why, None
+        while why is not None and self.task.cancelling() > 0:
+            self.task.uncancel()
+        return why
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the worker itself is being cancelled."""
+        return self.task.cancelling() > 0
+
+
+class LockKeeper:
+    """Does what :class:`Locks` says, on the keeper's loop.
+
+    Args:
+        desk: Where the broker is reached.
+        locks: The machine.
+        cancel: Called on the loop that is running now, to cancel whoever works under a lock.
+    """
+
+    def __init__(self, desk: Desk, locks: Locks, cancel: Callable[[Delivery | SessionLock, Why], None]) -> None:
+        self._desk = desk
+        self._locks = locks
+        self._cancel = cancel
+        self._home = asyncio.get_running_loop()  # where the handlers run
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    async def begin(self) -> None:
+        """Start keeping."""
+        self._loop = asyncio.get_running_loop()
+        self._feed(Tick())
+
+    async def end(self) -> None:
+        """Keep no longer; what is being given back may arrive."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=1.0)
+            for task in late:
+                task.cancel()
+
+    def _feed(self, event: LocksInput) -> None:
+        now = self._desk.clock.now()
+        for effect in self._locks.handle(event, now):
+            match effect:
+                case Renew(ask, held):
+                    self._spawn(self._ask(ask, self._desk.broker.renew(held, self._desk.settings.lock)))
+                case Settle(ask, settlements):
+                    self._spawn(self._ask(ask, self._desk.broker.settle(settlements)))
+                case CancelHandler(held, why):
+                    self._at_home(self._cancel, held, why)
+                case Tell(event_):
+                    self._at_home(self._desk.tell, event_)
+        if not self._ended:
+            if self._timer is not None:
+                self._timer.cancel()
+            wait = min(max(0.0, self._locks.wake_at - self._desk.clock.now()), TIMER_MAX)
+            self._timer = self._loop.call_later(wait, self._feed, Tick())
+
+    async def _ask(self, ask: int, question: Awaitable[Any]) -> None:
+        try:
+            answers = await question
+        except TenureError as error:  # also one that can never work: the locks end when their time is up
+            answers = NoAnswer(str(error))
+        self._feed(Answered(ask, answers))
+
+    def _at_home(self, call: Callable[..., object], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # that loop is closed, and its handlers with it
+            self._home.call_soon_threadsafe(call, *arguments)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _on_sigterm(loop: asyncio.AbstractEventLoop, drain: Callable[[], None]) -> Callable[[], None] | None:
+    """Drain on SIGTERM, if nobody else does anything about it; return how to undo that.
+
+    A second SIGTERM ends the process at once, as it would have without us.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return None
+
+    def hear() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        drain()
+
+    try:
+        loop.add_signal_handler(signal.SIGTERM, hear)
+    except (NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
+        return None
+
+    def undo() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    return undo

@@ -1,0 +1,155 @@
+"""The dead letters of a queue: look at them, receive them, send them back, remove them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import replace
+
+from tenure.errors import ConfigError
+from tenure.queue.broker import EVERYTHING, Claim, Selection
+from tenure.queue.desk import Desk, Message
+from tenure.queue.message import DeadMessage, dead_letters_of
+
+PAGE = 100
+
+Filter = Callable[[DeadMessage], bool]
+
+
+class DeadLetters:
+    """A queue's dead letters. Nothing leaves them by itself. Reached as ``queue.dead_letters``.
+
+    The conditions of :meth:`peek`, :meth:`redrive` and :meth:`purge` are the same, and all that are given must hold:
+    ``ids`` and ``sequences`` name letters, ``reason`` is what they died of, ``dead_before`` a moment in Unix seconds,
+    and ``where`` a function that is called with each :class:`DeadMessage`.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.name = dead_letters_of(desk.name)
+
+    async def peek(
+        self,
+        limit: int = 100,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        after: int = 0,
+        where: Filter | None = None,
+    ) -> list[DeadMessage]:
+        """Return up to *limit* dead letters in order of their sequence, without locking them.
+
+        Args:
+            limit: The most to return.
+            ids, sequences, reason, dead_before, where: Which ones; see the class.
+            after: Begin behind this sequence.
+        """
+        _check_limit(limit)
+        which = replace(_selection(ids, sequences, reason, dead_before), after=after)
+        if where is None:
+            return list(await self._desk.broker.peek_dead(self._desk.name, which, limit))
+        found: list[DeadMessage] = []
+        async for letter in self._all(which):
+            if where(letter):
+                found.append(letter)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
+        """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good.
+
+        Args:
+            max: The most to return.
+            wait: How many seconds to wait for the first.
+        """
+        _check_limit(max, "max")
+        desk = self._desk
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await desk.claim(lambda: desk.broker.receive(self.name, max, desk.settings.lock))
+            assert isinstance(claim, Claim)
+            return [Message(one, desk) for one in claim.deliveries] or None, claim.due_in
+
+        return await desk.wait_for(look, wait, self.name) or []
+
+    async def redrive(
+        self,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        where: Filter | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Put dead letters back into the queue, to be delivered anew; return how many.
+
+        Args:
+            ids, sequences, reason, dead_before, where: Which ones; see the class. All, if nothing is given.
+            limit: The most to put back, oldest first.
+            dry_run: Only count them.
+        """
+        if limit is not None:
+            _check_limit(limit)
+        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        return await self._desk.broker.redrive(self._desk.name, which, limit, dry_run=dry_run)
+
+    async def purge(
+        self,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        where: Filter | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Remove dead letters for good; return how many.
+
+        Args:
+            ids, sequences, reason, dead_before, where: Which ones; see the class. All, if nothing is given.
+            limit: The most to remove, oldest first.
+        """
+        if limit is not None:
+            _check_limit(limit)
+        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        return await self._desk.broker.purge(self._desk.name, which, limit)
+
+    async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
+        if where is None:
+            return which
+        chosen: set[int] = set()
+        async for letter in self._all(which):
+            if where(letter):
+                chosen.add(letter.sequence)
+                if len(chosen) == limit:
+                    break
+        return replace(EVERYTHING, sequences=frozenset(chosen))
+
+    async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
+        while page := await self._desk.broker.peek_dead(self._desk.name, which, PAGE):
+            for letter in page:
+                yield letter
+            which = replace(which, after=page[-1].sequence)
+
+
+def _selection(
+    ids: Collection[str] | None, sequences: Collection[int] | None, reason: str | None, dead_before: float | None
+) -> Selection:
+    for name, given in (("ids", ids), ("sequences", sequences)):
+        if isinstance(given, (str, bytes)):
+            raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
+    return Selection(
+        sequences=None if sequences is None else frozenset(sequences),
+        ids=None if ids is None else frozenset(ids),
+        reason=reason,
+        dead_before=dead_before,
+    )
+
+
+def _check_limit(limit: object, name: str = "limit") -> None:
+    if type(limit) is not int or limit < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1, not {limit!r}")

@@ -1,0 +1,443 @@
+"""The desk at which a queue's rooms and the messages in hand reach the broker, and the messages themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from tenure.clock import Clock
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.events import Event
+from tenure.keeper import Keeper
+from tenure.queue.bodies import decode
+from tenure.queue.broker import Broker, Claim, QueueSettings
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    Defer,
+    Delivery,
+    Failure,
+    Headers,
+    Lapsed,
+    Outgoing,
+    Settlement,
+    Verdict,
+    check_name,
+    check_text,
+    checked,
+)
+
+T = TypeVar("T")
+
+POLL = 5.0
+"""Seconds between looks at a queue that nobody told of."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """One queue of one backend: what its rooms share."""
+
+    name: str
+    broker: Broker
+    keeper: Keeper
+    clock: Clock
+    settings: QueueSettings
+    holder: str
+    on_event: Callable[[Event], None] | None = None
+    declared: bool = True
+    """Whether the broker knows the settings; False until the first use."""
+    dice: random.Random = field(default_factory=random.Random)
+
+    async def ready(self) -> None:
+        """Make the settings known, once."""
+        if not self.declared:
+            await self.broker.declare(self.name, self.settings)
+            self.declared = True
+
+    def tell(self, event: Event) -> None:
+        """Let the ears know."""
+        if self.on_event is not None:
+            self.on_event(event)
+
+    async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
+        """Ask for messages; if we are cancelled meanwhile, what comes is given back, and not left locked."""
+        asking = asyncio.ensure_future(ask())
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, asked: asyncio.Future[Claim | Lapsed]) -> None:
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        claim = asked.result()
+        if isinstance(claim, Claim) and claim.deliveries:
+            settling = asyncio.ensure_future(
+                self.broker.settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
+            )
+            settling.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
+        """Pass *verdict*, and return once it stands: True if the message died of it.
+
+        Raises:
+            LockLost: It doesn't stand, for the lock was over.
+            Unavailable: There was no answer; it may stand or not.
+        """
+        [answer] = await self.broker.settle([Settlement(delivery, verdict)])
+        if isinstance(answer, Lapsed):
+            raise LockLost(obituary(delivery, f"could not {_VERBS[type(verdict)]} it"))
+        return answer.dead
+
+    async def renew(self, delivery: Delivery) -> float:
+        """Extend the lock to the queue's full length, and return its new end.
+
+        Raises:
+            LockLost: It was over.
+        """
+        [answer] = await self.broker.renew([delivery], self.settings.lock)
+        if isinstance(answer, Lapsed):
+            raise LockLost(obituary(delivery, "could not renew its lock"))
+        return answer.locked_until
+
+    async def wait_for(
+        self, look: Callable[[], Awaitable[tuple[T | None, float | None]]], wait: float, name: str = ""
+    ) -> T | None:
+        """Return what *look* finds, looking again at every hint, and when it says that something is due.
+
+        None, if it has found nothing when *wait* seconds are over. *name* is the queue whose hints count, if not ours.
+        """
+        _check_delay(wait, "wait")
+        give_up = self.clock.now() + wait
+        woken = asyncio.Event()
+        listening: asyncio.Task[None] | None = None
+        try:
+            if wait > 0 and self.broker.traits.hints:
+                listening = asyncio.ensure_future(listen(self, name or self.name, woken.set))
+            poll = POLL if self.broker.traits.hints else 0.05
+            while True:
+                woken.clear()
+                found, due_in = await look()
+                left = give_up - self.clock.now()
+                if found is not None or left <= 0:
+                    return found
+                pause = min(left, poll if due_in is None else min(poll, due_in + 0.001))
+                poll = min(poll * 1.5, POLL)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await woken.wait()
+        finally:
+            if listening is not None:
+                listening.cancel()
+
+
+def listen(desk: Desk, name: str, wake: Callable[[], object]) -> Coroutine[Any, Any, None]:
+    """Return what calls *wake* at every hint for the queue *name*, for ever. It misses nothing from this call on."""
+    return _listen(desk, name, wake, desk.broker.hints(name))
+
+
+async def _listen(desk: Desk, name: str, wake: Callable[[], object], hints: AsyncIterator[None]) -> None:
+    while True:
+        with suppress(TenureError):  # hints may be absent; whoever waits looks again in its own time
+            async for _ in hints:
+                wake()
+        await asyncio.sleep(1.0)
+        hints = desk.broker.hints(name)
+        wake()
+
+
+_VERBS: dict[type[Verdict], str] = {
+    Complete: "complete",
+    Abandon: "abandon",
+    Defer: "defer",
+    DeadLetter: "dead-letter",
+}
+
+
+def obituary(delivery: Delivery, what: str) -> str:
+    """Say that a lock is over, and what to do about it."""
+    return (
+        f"{what}: the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) is "
+        f"over, as it was settled before or the lock has ended; discard what was done, somebody else may have it"
+    )
+
+
+class Unsettled(Protocol):
+    """Who else keeps count of the messages in hand."""
+
+    def settled(self, delivery: Delivery) -> None:
+        """Note that *delivery* is settled, or lost."""
+        ...
+
+
+class Received:
+    """A message that was received: its content, and what the broker says of it."""
+
+    __slots__ = ("_delivery", "_locked_until")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._locked_until = 0.0
+
+    @property
+    def queue(self) -> str:
+        """The queue it came from."""
+        return self._delivery.queue
+
+    @property
+    def id(self) -> str:
+        """What its sender called it, or the broker."""
+        return self._delivery.id
+
+    @property
+    def body(self) -> bytes:
+        """The content."""
+        return self._delivery.body
+
+    @property
+    def headers(self) -> Headers:
+        """What its sender wrote beside the content."""
+        return self._delivery.headers
+
+    @property
+    def delivery_count(self) -> int:
+        """How many times it was handed out, this time included."""
+        return self._delivery.delivery_count
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the queue."""
+        return self._delivery.sequence
+
+    @property
+    def lock_token(self) -> str:
+        """What proves that it is locked to us; new with every delivery."""
+        return f"{self._delivery.token}.{self._delivery.sequence}"
+
+    @property
+    def locked_until(self) -> float:
+        """When the lock ends, by the broker's wall clock in Unix seconds, if it isn't renewed."""
+        return self._locked_until or self._delivery.locked_until
+
+    @property
+    def enqueued_at(self) -> float:
+        """When it was sent, by the broker's wall clock in Unix seconds."""
+        return self._delivery.enqueued_at
+
+    @property
+    def session(self) -> str | None:
+        """The session it belongs to."""
+        return self._delivery.session
+
+    @property
+    def priority(self) -> int:
+        """0 to 9."""
+        return self._delivery.priority
+
+    @property
+    def reply_to(self) -> str | None:
+        """The queue that waits for the answer."""
+        return self._delivery.reply_to
+
+    @property
+    def correlation_id(self) -> str | None:
+        """What it is an answer to, or what its answer should carry."""
+        return self._delivery.correlation_id
+
+    @property
+    def reason(self) -> str | None:
+        """Why it died; None unless it was received from the dead letters. So are the next three."""
+        return self._delivery.death.reason if self._delivery.death else None
+
+    @property
+    def description(self) -> str | None:
+        """What was said about its death."""
+        return self._delivery.death.description if self._delivery.death else None
+
+    @property
+    def error(self) -> Failure | None:
+        """The last failure before its death."""
+        return self._delivery.death.error if self._delivery.death else None
+
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        """The deliveries that failed before its death."""
+        return self._delivery.death.history if self._delivery.death else ()
+
+    def json(self) -> Any:
+        """Return the JSON in the body.
+
+        Raises:
+            ValueError: It is none.
+        """
+        return json.loads(self._delivery.body)
+
+    def decode(self, kind: type[T]) -> T:
+        """Return the JSON in the body as a *kind*: a dataclass, a pydantic model, a msgspec struct.
+
+        Raises:
+            ValueError: It is no JSON, or doesn't fit.
+        """
+        return decode(self._delivery.body, kind)
+
+    def __repr__(self) -> str:
+        one = self._delivery
+        return (
+            f"<{type(self).__name__} {one.id!r} of {one.queue!r}, {len(one.body)} bytes, delivery {one.delivery_count}>"
+        )
+
+
+class Message(Received):
+    """A message that is locked to us, until it is settled by one of the verbs or the lock ends.
+
+    Each verb returns once the broker has said that it stands, or raises ``LockLost`` (it doesn't: somebody else may
+    have the message) or ``Unavailable`` (no answer: it may stand or not).
+    """
+
+    __slots__ = ("_desk", "_keeper")
+
+    def __init__(self, delivery: Delivery, desk: Desk, keeper: Unsettled | None = None) -> None:
+        self._delivery = delivery
+        self._locked_until = 0.0
+        self._desk = desk
+        self._keeper = keeper
+
+    async def complete(self, *, sends: Sequence[tuple[str, Outgoing]] = (), remember: float = 0.0) -> None:
+        """Remove the message for good: it was handled.
+
+        Args:
+            sends: Queues and messages to send in the same step, where the store has transactions.
+            remember: Note its id in the queue's inbox for so many seconds; see ``Queue.handled``.
+        """
+        await self._settle(completion(self._desk, sends, remember))
+
+    async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
+        """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
+        _check_delay(delay)
+        await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
+
+    async def defer(self) -> None:
+        """Put the message aside, to be received again only by its sequence; see ``Queue.receive_deferred``."""
+        await self._settle(Defer())
+
+    async def dead_letter(self, reason: str, description: str = "", *, error: BaseException | None = None) -> None:
+        """Move the message to the dead letters."""
+        check_text("reason", reason)
+        await self._settle(DeadLetter(reason, description, Failure.of(error) if error is not None else None))
+
+    async def give_back(self) -> None:
+        """Unlock the message as if it had never been received: this delivery doesn't count."""
+        await self._settle(GIVE_BACK)
+
+    async def renew(self) -> float:
+        """Extend the lock to its full length again, and return its new end."""
+        try:
+            self._locked_until = await self._desk.renew(self._delivery)
+        except LockLost:
+            self._gone()
+            raise
+        return self._locked_until
+
+    async def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = None) -> None:
+        """Send the answer to ``reply_to``, and complete the message in the same step.
+
+        Raises:
+            ConfigError: The message asks for no answer.
+        """
+        await self._settle(completion(self._desk, [answer_to(self, body, headers, json)], 0.0))
+
+    async def _settle(self, verdict: Verdict) -> None:
+        try:
+            await self._desk.settle(self._delivery, verdict)
+        except Unavailable:
+            raise  # it may be ours yet, and be settled once more
+        except LockLost:
+            self._gone()
+            raise
+        self._gone()
+
+    def _gone(self) -> None:
+        if self._keeper is not None:
+            self._keeper.settled(self._delivery)
+
+
+class BlockingMessage(Received):
+    """A message for threads: as :class:`Message`, but each verb blocks the calling thread until it is answered."""
+
+    __slots__ = ("_call", "_message")
+
+    def __init__(self, message: Message, call: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
+        super().__init__(message._delivery)
+        self._message = message
+        self._call = call
+
+    @property
+    def locked_until(self) -> float:
+        """When the lock ends, by the broker's wall clock in Unix seconds, if it isn't renewed."""
+        return self._message.locked_until
+
+    def complete(self, *, sends: Sequence[tuple[str, Outgoing]] = (), remember: float = 0.0) -> None:
+        """Remove the message for good. See :meth:`Message.complete`."""
+        self._call(lambda: self._message.complete(sends=sends, remember=remember))
+
+    def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
+        """Unlock the message, to be delivered again. See :meth:`Message.abandon`."""
+        self._call(lambda: self._message.abandon(delay, error=error))
+
+    def defer(self) -> None:
+        """Put the message aside. See :meth:`Message.defer`."""
+        self._call(self._message.defer)
+
+    def dead_letter(self, reason: str, description: str = "", *, error: BaseException | None = None) -> None:
+        """Move the message to the dead letters. See :meth:`Message.dead_letter`."""
+        self._call(lambda: self._message.dead_letter(reason, description, error=error))
+
+    def give_back(self) -> None:
+        """Unlock the message uncounted. See :meth:`Message.give_back`."""
+        self._call(self._message.give_back)
+
+    def renew(self) -> float:
+        """Extend the lock. See :meth:`Message.renew`."""
+        end: float = self._call(self._message.renew)
+        return end
+
+    def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = None) -> None:
+        """Send the answer, and complete the message. See :meth:`Message.reply`."""
+        self._call(lambda: self._message.reply(body, headers=headers, json=json))
+
+
+def completion(desk: Desk, sends: Sequence[tuple[str, Outgoing]], remember: float) -> Complete:
+    """Return the verdict that completes, sends and remembers; refuse what can't be sent."""
+    if not sends and not remember:
+        return COMPLETE
+    _check_delay(remember, "remember")
+    ready = [(check_name(queue), checked([message], desk.settings.body_max)[0]) for queue, message in sends]
+    return Complete(tuple(ready), float(remember))
+
+
+def answer_to(message: Received, body: bytes, headers: Headers | None, json: object) -> tuple[str, Outgoing]:
+    """Return the answer to *message*, and where it goes."""
+    if message.reply_to is None:
+        raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: nobody waits for an answer")
+    options: dict[str, Any] = {"correlation_id": message.correlation_id or message.id}
+    if headers is not None:
+        options["headers"] = headers
+    if json is not None:
+        return message.reply_to, Outgoing.json(json, **options)
+    return message.reply_to, Outgoing(body, **options)
+
+
+def _check_delay(delay: object, what: str = "delay") -> None:
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
+        raise ConfigError(f"{what} must be a finite number of seconds, at least 0, not {delay!r}")

@@ -1,0 +1,103 @@
+"""How a handler is run: async ones on the loop, plain functions in threads, heavy ones in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+import multiprocessing
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Literal
+
+from tenure.errors import ConfigError
+from tenure.queue.desk import BlockingMessage, Message, Received
+
+Handler = Callable[[Any], Any]
+RunIn = Literal["auto", "thread", "process"]
+Served = Callable[[Message], Awaitable[object]]
+
+
+class Handlers:
+    """A handler, made callable on the loop, and what is needed to run it.
+
+    Args:
+        handler: ``handler(message)``, async or not.
+        run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` wants a function that can be
+            imported, and gives it the message without verbs.
+        concurrency: How many run at once.
+    """
+
+    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int) -> None:
+        if not callable(handler):
+            raise ConfigError(f"handler must be a function that takes a message, not {handler!r:.80}")
+        if run_in not in ("auto", "thread", "process"):
+            raise ConfigError(f"run_in must be 'auto', 'thread' or 'process', not {run_in!r}")
+        is_async = _is_async(handler)
+        if is_async and run_in != "auto":
+            raise ConfigError(
+                f"an async handler runs on the loop; leave out run_in={run_in!r}, or pass a plain function"
+            )
+        self._handler = handler
+        self._concurrency = concurrency
+        self._run_in = run_in
+        self._pool: Executor | None = None
+        self.serve: Served = handler if is_async else self._in_process if run_in == "process" else self._in_thread
+
+    def close(self) -> None:
+        """Let go of threads and processes; what still runs there is not waited for."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, message: Message) -> object:
+        loop = asyncio.get_running_loop()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"tenure-{message.queue}")
+        mine = BlockingMessage(message, functools.partial(_block, loop))
+        outcome = await _run(self._pool, contextvars.copy_context().run, self._handler, mine)
+        # A plain function that only looks like one, such as a lambda around an async one.
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    async def _in_process(self, message: Message) -> object:
+        if self._pool is None:
+            # Forking a process that has threads, and we have, can hang the child.
+            self._pool = ProcessPoolExecutor(self._concurrency, multiprocessing.get_context("spawn"))
+        pool = self._pool
+        try:
+            return await _run(pool, self._handler, Received(message._delivery))
+        except BrokenProcessPool:
+            if self._pool is pool:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._pool = None
+            raise
+
+
+async def _run(pool: Executor, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run *function* in *pool*. If we are cancelled, its end is awaited all the same: a thread can't be stopped.
+
+    A second cancellation leaves it behind.
+    """
+    running: concurrent.futures.Future[Any] = pool.submit(function, *arguments)
+    ended = asyncio.wrap_future(running)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if not running.cancel():
+            await asyncio.wait({ended})
+        if not ended.cancelled() and ended.done():
+            ended.exception()  # looked at, so that nobody complains
+        raise
+
+
+def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run what *start* makes on the consumer's loop, and block this thread until it has ended."""
+    return asyncio.run_coroutine_threadsafe(start(), loop).result()
+
+
+def _is_async(handler: object) -> bool:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

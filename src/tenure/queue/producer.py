@@ -1,0 +1,176 @@
+"""Where messages are sent, and where answers to requests come back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from tenure.errors import ConfigError, Unavailable
+from tenure.queue.desk import POLL, Desk, Received, listen
+from tenure.queue.message import (
+    COMPLETE,
+    NO_HEADERS,
+    DeadLetter,
+    Delivery,
+    HeaderValue,
+    Outgoing,
+    Settlement,
+    check_text,
+    checked,
+)
+
+NOBODY_WAITS = "nobody_waits"
+"""The reason of an answer that died because its request had been given up."""
+
+_NOT_GIVEN: Any = object()
+
+
+class Producer:
+    """Sends to one queue."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def send(self, message: Outgoing) -> str:
+        """Send one message; return its id once it is kept."""
+        desk = self._desk
+        ready = checked((message,), desk.settings.body_max)
+        if not desk.declared:
+            await desk.ready()
+        return (await desk.broker.send(desk.name, ready))[0]
+
+    async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
+        """Send many messages in one step; return their ids once they are kept."""
+        desk = self._desk
+        ready = checked(list(messages), desk.settings.body_max)
+        if not desk.declared:
+            await desk.ready()
+        return list(await desk.broker.send(desk.name, ready)) if ready else []
+
+
+def outgoing(
+    body: bytes = b"",
+    *,
+    json: object = _NOT_GIVEN,
+    id: str | None = None,  # noqa: A002  # as Queue.send
+    headers: Mapping[str, HeaderValue] | None = None,
+    delay: float = 0.0,
+    at: datetime | float | None = None,
+    ttl: float | None = None,
+    session: str | None = None,
+    priority: int = 0,
+    reply_to: str | None = None,
+    correlation_id: str | None = None,
+) -> Outgoing:
+    """Return the message that these words describe."""
+    if json is not _NOT_GIVEN:
+        if body != b"":
+            raise ConfigError("body and json can't both be given; write one of them")
+        written = Outgoing.json(json, **({} if headers is None else {"headers": headers}))
+        body, headers = written.body, written.headers
+    return Outgoing(
+        body,
+        id=id,
+        headers=NO_HEADERS if headers is None else headers,
+        delay=delay,
+        at=at,
+        ttl=ttl,
+        session=session,
+        priority=priority,
+        reply_to=reply_to,
+        correlation_id=correlation_id,
+    )
+
+
+class Requests:
+    """The requests of one process that wait for an answer, and the queue that brings the answers.
+
+    An answer that nobody waits for any more goes to that queue's dead letters, with the reason ``nobody_waits``.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.reply_to = f"{desk.name[:150]}.replies.{secrets.token_hex(8)}"
+        self._waiting: dict[str, asyncio.Future[Received]] = {}
+        self._listener: asyncio.Task[None] | None = None
+        self._woken = asyncio.Event()
+
+    async def ask(self, producer: Producer, message: Outgoing, timeout: float) -> Received:
+        """Send *message* and return the answer to it.
+
+        Raises:
+            TimeoutError: None came within *timeout* seconds.
+        """
+        if message.reply_to is not None:
+            raise ConfigError(f"request() has a reply queue of its own; reply_to={message.reply_to!r} is for send()")
+        correlation = message.correlation_id or secrets.token_hex(12)
+        check_text("correlation_id", correlation)
+        if correlation in self._waiting:
+            raise ConfigError(f"a request with the correlation_id {correlation!r} is already waiting; use another")
+        message.reply_to, message.correlation_id = self.reply_to, correlation
+        answer: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = answer
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.ensure_future(self._listen())
+        try:
+            async with asyncio.timeout(timeout):
+                await producer.send(message)
+                self._woken.set()
+                return await answer
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer to request {correlation!r} on {self._desk.name!r} within {timeout:g} s; one that comes "
+                f"later is kept among the dead letters of {self.reply_to!r}"
+            ) from None
+        finally:
+            del self._waiting[correlation]
+
+    async def close(self) -> None:
+        """Listen no longer. What has come meanwhile is put among the dead letters."""
+        if self._listener is None:
+            return
+        self._listener.cancel()
+        await asyncio.gather(self._listener, return_exceptions=True)
+        self._listener = None
+        with suppress(Unavailable):
+            await self._take_in()
+
+    async def _listen(self) -> None:
+        hearing = asyncio.ensure_future(listen(self._desk, self.reply_to, self._woken.set))
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    more = await self._take_in()
+                except Unavailable:
+                    more = False
+                if more:
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
+                        await self._woken.wait()
+        finally:
+            hearing.cancel()
+
+    def _pause(self) -> float:
+        return 0.05 if self._waiting and not self._desk.broker.traits.hints else POLL
+
+    async def _take_in(self) -> bool:
+        """Hand over the answers that have come; tell whether there were any."""
+        claim = await self._desk.broker.receive(self.reply_to, 100, self._desk.settings.lock)
+        for_whom = [self._waiting.get(one.correlation_id or "") for one in claim.deliveries]
+        settlements = [self._judge(one, waits) for one, waits in zip(claim.deliveries, for_whom, strict=True)]
+        if settlements:
+            await self._desk.broker.settle(settlements)
+        return bool(settlements)
+
+    def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
+        if waits is None or waits.done():
+            told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
+            return Settlement(delivery, DeadLetter(NOBODY_WAITS, told))
+        waits.set_result(Received(delivery))
+        return Settlement(delivery, COMPLETE)

@@ -1,0 +1,330 @@
+"""A queue as its users see it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tenure.errors import ConfigError
+from tenure.pacing import Timing
+from tenure.queue.broker import Claim
+from tenure.queue.consumer import Consumer, OnError
+from tenure.queue.dead import DeadLetters
+from tenure.queue.desk import Desk, Message, Received
+from tenure.queue.handlers import Handler, RunIn
+from tenure.queue.machine import Habits
+from tenure.queue.message import HeaderValue, Outgoing, Stats, check_text
+from tenure.queue.producer import Producer, Requests, outgoing
+from tenure.queue.retry import RetryPolicy
+from tenure.queue.session import Session
+
+NOT_GIVEN: Any = object()
+
+
+class Queue:
+    """A queue of messages, each for one of the consumers that compete for them. Made by ``backend.queue(name, …)``.
+
+    Attributes:
+        name: What all who use it call it.
+        dead_letters: The messages that could not be handled.
+    """
+
+    name: str
+    dead_letters: DeadLetters
+
+    def __init__(self, desk: Desk) -> None:
+        self.name = desk.name
+        self.dead_letters = DeadLetters(desk)
+        self._desk = desk
+        self._producer = Producer(desk)
+        self._requests: Requests | None = None
+        self._consumers: list[Consumer] = []
+        self._running: set[asyncio.Task[Any]] = set()
+
+    # --- sending ---
+
+    async def send(
+        self,
+        body: bytes = b"",
+        *,
+        json: object = NOT_GIVEN,
+        id: str | None = None,  # noqa: A002  # what else to call it?
+        headers: Mapping[str, HeaderValue] | None = None,
+        delay: float = 0.0,
+        at: datetime | float | None = None,
+        ttl: float | None = None,
+        session: str | None = None,
+        priority: int = 0,
+        reply_to: str | None = None,
+        correlation_id: str | None = None,
+    ) -> str:
+        """Send a message; return its id once it is kept as safely as the backend keeps anything.
+
+        Args:
+            body: The content, as bytes.
+            json: Instead of *body*: a value to be sent as JSON; also a dataclass, a pydantic model, a msgspec struct.
+            id: Names the message. Another with the same id within the queue's ``dedupe_window`` is not kept: send
+                again after ``Unavailable``, and it is there once.
+            headers: Text names; values are text, whole numbers, numbers or booleans.
+            delay: Seconds before it can be received.
+            at: The moment from which it can be received: an aware ``datetime``, or Unix seconds.
+            ttl: Seconds from now after which it is dead-lettered if nobody has received it.
+            session: Messages with the same session are received in order, by one consumer at a time.
+            priority: 0 to 9; higher ones are received first.
+            reply_to: The queue to which an answer is to be sent.
+            correlation_id: What an answer will carry, to be told by.
+
+        Raises:
+            ConfigError: It can't be sent as it is; nothing was.
+            Unavailable: There was no answer: it may have been sent or not.
+        """
+        options: dict[str, Any] = {} if json is NOT_GIVEN else {"json": json}
+        message = outgoing(
+            body,
+            id=id,
+            headers=headers,
+            delay=delay,
+            at=at,
+            ttl=ttl,
+            session=session,
+            priority=priority,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+            **options,
+        )
+        return await self._producer.send(message)
+
+    async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
+        """Send many messages in one step, all or none; return their ids in order.
+
+        Raises:
+            ConfigError: One of them can't be sent as it is. None was; the message says which one.
+            Unavailable: There was no answer: they may have been sent or not.
+
+        Example::
+
+            await queue.send_batch([tenure.Outgoing(line) for line in lines])
+        """
+        return await self._producer.send_batch(messages)
+
+    async def request(
+        self,
+        body: bytes = b"",
+        *,
+        timeout: float = 30.0,
+        json: object = NOT_GIVEN,
+        **options: Any,
+    ) -> Received:
+        """Send a message and return the answer to it: what its handler sends with ``message.reply(…)``.
+
+        Args:
+            body, json: The content, as for :meth:`send`.
+            timeout: How many seconds to wait for the answer.
+            options: As for :meth:`send`.
+
+        Raises:
+            TimeoutError: No answer came in time. One that comes later is kept among the dead letters of the reply
+                queue, with the reason ``nobody_waits``.
+        """
+        if json is not NOT_GIVEN:
+            options["json"] = json
+        if self._requests is None:
+            self._requests = Requests(self._desk)
+        return await self._requests.ask(self._producer, outgoing(body, **options), timeout)
+
+    # --- receiving ---
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as it reads best
+        """Lock up to *max* messages to us, and return them.
+
+        Each must be settled by one of its verbs before its lock ends (see ``Message.renew``): else it is delivered
+        again, to anybody. Messages of sessions come through :meth:`session` only.
+
+        Args:
+            max: The most to return.
+            wait: How many seconds to wait for the first.
+
+        Raises:
+            Unavailable: The broker could not be asked.
+        """
+        if type(max) is not int or max < 1:
+            raise ConfigError(f"max must be a whole number of at least 1, not {max!r}")
+        desk = self._desk
+        await desk.ready()
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await desk.claim(lambda: desk.broker.receive(desk.name, max, desk.settings.lock))
+            assert isinstance(claim, Claim)
+            return [Message(one, desk) for one in claim.deliveries] or None, claim.due_in
+
+        return await desk.wait_for(look, wait) or []
+
+    async def receive_deferred(self, *sequences: int) -> list[Message]:
+        """Lock deferred messages by their ``sequence``; those that are gone or locked are left out."""
+        desk = self._desk
+        claim = await desk.claim(lambda: desk.broker.receive_deferred(desk.name, sequences, desk.settings.lock))
+        assert isinstance(claim, Claim)
+        return [Message(one, desk) for one in claim.deliveries]
+
+    async def peek_deferred(self, limit: int = 100, *, after: int = 0) -> list[Received]:
+        """Return deferred messages with a sequence above *after*, in order, without locking them."""
+        return [Received(one) for one in await self._desk.broker.peek_deferred(self.name, limit, after)]
+
+    def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
+        """Lock a session as a block, entered once it is ours: that called *name*, or the next free one with messages.
+
+        Args:
+            name: What its messages were sent with as ``session=``.
+            wait: How many seconds to wait for it, before ``TimeoutError``; for ever if None.
+
+        Example::
+
+            async with queue.session() as session:
+                async for message in session:
+                    await apply(message)
+                    await message.complete()
+        """
+        if name is not None:
+            check_text("session", name)
+        return Session(self._desk, name, wait)
+
+    # --- consuming ---
+
+    async def consume(self, handler: Handler, *, stop: asyncio.Event | None = None, **options: Any) -> None:
+        """Call *handler* with message after message, until stopped: the message pump.
+
+        It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
+        after ``max_deliveries``. It returns or raises ``Retry(after=…)`` or ``Reject(reason, description)`` → so be it.
+        Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
+
+        Args:
+            handler: ``handler(message)``. Async ones run on this loop, plain functions in threads.
+            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM if nobody else handles that.
+            options: As for :meth:`consumer`.
+
+        Raises:
+            ConfigError: An option can't work, or the broker can never be used as it is.
+        """
+        consumer = self.consumer(handler, **options)
+        self._consumers.append(consumer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            await consumer.run(stop)
+        finally:
+            self._consumers.remove(consumer)
+            self._running.discard(task)
+
+    def consumer(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 10,
+        prefetch: int = 500,
+        max_hold: float = 3_600.0,
+        grace: float = 25.0,
+        retry: RetryPolicy | None = None,
+        auto_complete: bool = True,
+        on_error: OnError | None = None,
+        run_in: RunIn = "auto",
+        inbox: float = 0.0,
+        until_empty: bool = False,
+        sigterm: bool | None = None,
+        poll_every: float = 5.0,
+    ) -> Consumer:
+        """Return a pump for *handler*, to be run with ``await consumer.run()``; see :meth:`consume`.
+
+        Args:
+            handler: ``handler(message)``, async or not.
+            concurrency: How many run at once.
+            prefetch: How many messages may wait in the buffer at most. How many do follows from the handler's pace, and
+                what waits too long is given back, uncounted.
+            max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned;
+                ``math.inf`` for any number.
+            grace: How many seconds handlers have to finish when consuming stops. What they leave is given back,
+                uncounted.
+            retry: How long to wait before a failed message is delivered again.
+            auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
+                unsettled stays locked, until ``max_hold`` is over.
+            on_error: Called with the message and the exception at every failure, lost locks included; async or not.
+            run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
+                importable, and their message has no verbs.
+            inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
+                completed without calling the handler.
+            until_empty: End as soon as nothing is ready and nothing runs.
+            sigterm: Whether SIGTERM ends it gracefully. None: if we are in the main thread, and nobody else handles
+                the signal; False: never.
+            poll_every: How often to look for messages if nothing tells of them.
+
+        Raises:
+            ConfigError: An option can't work.
+        """
+        desk = self._desk
+        if not 0 <= grace < math.inf:
+            raise ConfigError(f"grace must be a finite number of seconds, at least 0, not {grace!r}")
+        if not 0 <= inbox < math.inf:
+            raise ConfigError(f"inbox must be a finite number of seconds, at least 0, not {inbox!r}")
+        habits = Habits(
+            Timing(desk.settings.lock), concurrency, prefetch, max_hold, poll_every, desk.broker.traits.hints
+        )
+        return Consumer(
+            desk,
+            handler,
+            habits,
+            retry=retry or RetryPolicy(),
+            grace=grace,
+            auto_complete=auto_complete,
+            on_error=on_error,
+            run_in=run_in,
+            inbox=inbox,
+            until_empty=until_empty,
+            sigterm=sigterm,
+        )
+
+    def pause(self) -> None:
+        """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
+        for consumer in self._consumers:
+            consumer.pause()
+
+    def resume(self) -> None:
+        """Let it claim again."""
+        for consumer in self._consumers:
+            consumer.resume()
+
+    async def drain(self, grace: float | None = None) -> None:
+        """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
+
+        Args:
+            grace: Unset, what ``consume`` was given.
+        """
+        for consumer in list(self._consumers):
+            consumer.drain(grace)
+        current = asyncio.current_task()
+        if waiting := [task for task in self._running if task is not current]:
+            await asyncio.wait(waiting)
+
+    # --- looking on ---
+
+    async def stats(self) -> Stats:
+        """Count the messages, each in one place: ``ready, locked, delayed, deferred, dead``; and ``oldest_age``."""
+        return await self._desk.broker.stats(self.name)
+
+    async def handled(self, *ids: str) -> list[bool]:
+        """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
+        return list(await self._desk.broker.handled(self.name, _ids(ids)))
+
+    async def close(self) -> None:
+        """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
+        await self.drain(grace=0.0)
+        if self._requests is not None:
+            await self._requests.close()
+
+
+def _ids(ids: Sequence[str]) -> Sequence[str]:
+    for one in ids:
+        check_text("id", one)
+    return ids

@@ -1,0 +1,163 @@
+"""Sessions: the messages of one key, in order, to one consumer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import TracebackType
+
+from tenure.errors import LockLost
+from tenure.pacing import Timing
+from tenure.queue.broker import Claim, NoSession
+from tenure.queue.consumer import LockKeeper, Why
+from tenure.queue.desk import Desk, Message
+from tenure.queue.machine import Habits, Hold, Locks, sure_until
+from tenure.queue.message import Delivery, Lapsed, SessionLock, Token
+
+FOREVER = 1e9
+
+
+class Session:
+    """A session that is locked to us, as a block: ``async with queue.session() as session:``.
+
+    Its lock is renewed while the block runs. When it is lost all the same, the block is cancelled, and ``LockLost``
+    comes out of it. At the end of the block, unsettled messages are given back uncounted, and the session is free.
+
+    Iterating yields its messages, one by one and in order, until none is waiting.
+
+    Attributes:
+        name: What the messages were sent with as ``session=``.
+        state: What was last stored with :meth:`set_state`, by whoever had the session; None if nothing was.
+        lost: An ``asyncio.Event``, set when the lock is lost.
+    """
+
+    name: str
+    state: bytes | None
+    lost: asyncio.Event
+
+    def __init__(self, desk: Desk, name: str | None, wait: float | None) -> None:
+        self._desk = desk
+        self._asked_for = name
+        self._wait = FOREVER if wait is None else wait
+        self._held: SessionLock | None = None
+        self._keeper: LockKeeper | None = None
+        self._owner: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._interrupted = False
+        self.lost = asyncio.Event()
+
+    async def __aenter__(self) -> Session:
+        await self._desk.ready()
+        held, asked_at = await self._accept()
+        self._held, self.name, self.state = held, held.session, held.state
+        self._owner = asyncio.current_task()
+        self._cancelling = self._owner.cancelling() if self._owner else 0
+        try:
+            await self._keep(held, asked_at)
+        except BaseException:
+            await self._desk.broker.release(held)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, keeper, owner = self._held, self._keeper, self._owner
+        assert held is not None
+        assert keeper is not None
+        self._owner = None  # from here on, nobody cancels us
+        try:
+            await self._desk.keeper.call(keeper.end)
+        finally:
+            if not self.lost.is_set():
+                await self._desk.broker.release(held)
+        # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
+        ours = self._interrupted and owner is not None and owner.uncancel() <= self._cancelling
+        if ours and (kind is None or issubclass(kind, (asyncio.CancelledError, LockLost))):
+            raise LockLost(self._obituary()) from error
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
+        """Return the next up to *max* messages, in order; wait so many seconds for the first.
+
+        A message that was abandoned with a delay holds up those behind it until it is due.
+
+        Raises:
+            LockLost: The session is no longer ours.
+        """
+        held, desk = self._lock(), self._desk
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await desk.claim(lambda: desk.broker.receive_session(held, max))
+            if not isinstance(claim, Claim):
+                raise LockLost(self._obituary())
+            return [Message(one, desk) for one in claim.deliveries] or None, claim.due_in
+
+        return await desk.wait_for(look, wait) or []
+
+    async def __aiter__(self) -> AsyncGenerator[Message, None]:
+        while messages := await self.receive():
+            yield messages[0]
+
+    async def set_state(self, state: bytes | None) -> None:
+        """Store *state* for this session, for whoever has it next. None forgets it.
+
+        Raises:
+            LockLost: The session is no longer ours.
+        """
+        if isinstance(await self._desk.broker.write_state(self._lock(), state), Lapsed):
+            raise LockLost(self._obituary())
+        self.state = state
+
+    async def renew(self) -> float:
+        """Extend the lock now (it is done in the background anyhow), and return its new end.
+
+        Raises:
+            LockLost: The session is no longer ours.
+        """
+        [answer] = await self._desk.broker.renew([self._lock()], self._desk.settings.lock)
+        if isinstance(answer, Lapsed):
+            raise LockLost(self._obituary())
+        return answer.locked_until
+
+    def _lock(self) -> SessionLock:
+        if self._held is None or self.lost.is_set():
+            raise LockLost(self._obituary())
+        return self._held
+
+    async def _accept(self) -> tuple[SessionLock, float]:
+        desk = self._desk
+        asked_at = 0.0
+
+        async def look() -> tuple[SessionLock | None, float | None]:
+            nonlocal asked_at
+            asked_at = desk.clock.now()
+            answer = await desk.broker.accept(desk.name, self._asked_for, desk.settings.lock)
+            return (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
+
+        held = await desk.wait_for(look, self._wait)
+        if held is None:
+            what = "no session with a message waiting is free" if self._asked_for is None else "it is locked to another"
+            named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
+            raise TimeoutError(f"{named}{desk.name!r} could not be had within {self._wait:g} s: {what}")
+        return held, asked_at
+
+    async def _keep(self, held: SessionLock, asked_at: float) -> None:
+        desk = self._desk
+        timing = Timing(desk.settings.lock)
+        hold = Hold(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
+        holds: dict[Token, Hold] = {held.token: hold}
+        locks = Locks(desk.name, desk.holder, Habits(timing), desk.dice, holds, now=desk.clock.now())
+        self._keeper = LockKeeper(desk, locks, self._cancel)
+        await desk.keeper.call(self._keeper.begin)
+
+    def _cancel(self, held: Delivery | SessionLock, why: Why) -> None:
+        self.lost.set()
+        if self._owner is not None:
+            self._interrupted = True
+            self._owner.cancel()
+
+    def _obituary(self) -> str:
+        return (
+            f"the lock on session {getattr(self, 'name', self._asked_for)!r} of {self._desk.name!r} is over; stop "
+            f"acting on its messages, somebody else may have it"
+        )
