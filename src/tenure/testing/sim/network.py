@@ -1,0 +1,64 @@
+"""The simulated road between a candidate and its store: delay, loss, cuts in one direction or in both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.faults import Plan
+    from tenure.testing.sim.world import World
+
+CALM_SPREAD = 3.0
+"""On a calm road, no message takes longer than this many times the usual delay."""
+
+
+class Network:
+    """Say of each message how long it is on its way, or that it is lost. Hosts are known by number.
+
+    Each direction is drawn anew, so that a question may arrive and its answer not.
+    """
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        self._world = world
+        self._plan = plan
+        self.loss = plan.loss
+        self.usual = plan.latency
+        self.calm = False
+        self.cut_up: set[int] = set()
+        self.cut_down: set[int] = set()
+        self.latest = 0.0
+        """When the last message arrives of those that were delayed far beyond the usual."""
+
+    def up(self, host: int) -> float | None:
+        """Return the delay of a message from *host* to the store, None if it is lost."""
+        return None if host in self.cut_up else self._delay()
+
+    def down(self, host: int) -> float | None:
+        """Return the delay of a message from the store to *host*, None if it is lost."""
+        return None if host in self.cut_down else self._delay()
+
+    def usual_delay(self) -> float:
+        """Return the delay of a message that nothing happens to."""
+        return min(self._world.dice.expovariate(1.0) * self.usual, CALM_SPREAD * self.usual)
+
+    def far_delay(self) -> float:
+        """Return a delay that may be longer than a lease."""
+        delay = self._world.dice.uniform(0.0, self._plan.slowest * self._plan.timing.ttl)
+        self.latest = max(self.latest, self._world.now + delay)
+        return delay
+
+    def heal(self) -> None:
+        """Lose nothing more, delay nothing more, and join what was cut."""
+        self.calm = True
+        self.loss = 0.0
+        self.usual = min(self._plan.latency, self._plan.timing.retry_every / 20)
+        self.cut_up.clear()
+        self.cut_down.clear()
+
+    def _delay(self) -> float | None:
+        if self.calm:
+            return self.usual_delay()
+        draw = self._world.dice.random()
+        if draw < self.loss:
+            return None
+        return self.far_delay() if draw > 1.0 - self._plan.slow else self.usual_delay()

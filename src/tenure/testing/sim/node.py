@@ -1,0 +1,333 @@
+"""A simulated candidate: the real machine, its own clock, and what stands for the driver, the adapter and the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tenure.election.machine import (
+    Acquire,
+    Answered,
+    CancelWork,
+    Effect,
+    Input,
+    Machine,
+    NoAnswer,
+    Release,
+    Renew,
+    StartWork,
+    Tell,
+    Tick,
+    Trust,
+    Withheld,
+    WorkEnded,
+    WorkOverran,
+)
+from tenure.events import Reason, TermEnding
+from tenure.lease import Grant
+from tenure.testing.sim.stores import Question
+from tenure.testing.sim.world import BLUR
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.simulation import Simulation
+    from tenure.testing.sim.world import SkewedClock
+
+
+class Asked(NamedTuple):
+    """A question under way: when it was asked by the candidate's clock, and in true time when its adapter gives up."""
+
+    question: Question
+    at: float
+    patience_ends: float
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """The work of one term, and what it holds in its hand: a claim, and until when to trust it."""
+
+    grant: Grant
+    until: float
+    stop_by: float = math.inf
+    told: bool = False
+    overran: bool = False
+    busy_until: float = 0.0  # in true time: an act that has begun is not over before
+
+
+class Node:
+    """One process of one candidate. After a kill, its host gets another one, with a new identity."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.checkers = simulation.checkers
+        self.plan = simulation.plan
+        self.number = number
+        self.name = name
+        self.clock = clock
+        self.alive = True
+        self.paused = False
+        self.stalled = False
+        self.stalled_since = 0.0
+        self.work: Work | None = None
+        self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
+        self.asked: dict[int, Asked] = {}
+        self._latest = -math.inf
+        self._woke_late = False
+        self._wake_due: float | None = None
+        self._inbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        # What the checkers remember of this process.
+        self.told_to_stop = False
+        self.last_ask = 0
+        self.last_holder: str | None = None
+        self.last_grant: Grant | None = None
+        self.last_token: int | None = None
+        self.holders: dict[str, bool] = {}  # every name it asked under, and whether a grant was heard of
+        self.finished: set[str] = set()
+        self.gave_way_at = -math.inf
+        self.ticks = 0
+        self.ticks_since = -math.inf
+        self.machine = self._machine()
+        self._plan_wake()
+
+    def _machine(self) -> Machine:
+        return self.simulation.machine_type(
+            self.simulation.name,
+            self.name,
+            self.plan.timing,
+            self.world.dice,
+            hints=self.plan.hints,
+            now=self.now(),
+        )
+
+    # --- time ---
+
+    def now(self) -> float:
+        """Return the time by this candidate's clock."""
+        reading = self.clock.offset + self.clock.rate * self.world.now
+        if reading > self._latest:
+            self._latest = reading
+        return self._latest
+
+    def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* in *seconds* of this candidate's time, or when its pause is over."""
+        self.world.after(seconds / self.clock.rate, self.do, call, *args)
+
+    def do(self, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* now, or when the pause is over; never in a dead process."""
+        if self.paused:
+            self._inbox.append((call, args))
+        elif self.alive:
+            call(*args)
+
+    def _plan_wake(self) -> None:
+        wake_at = self.machine.wake_at
+        if wake_at == math.inf:
+            return
+        when = max(self.world.now, self.clock.moment(wake_at))
+        if self._wake_due is None or when < self._wake_due:
+            self._wake_due = when
+            self.world.at(when, self._wake, when)
+
+    def _wake(self, when: float) -> None:
+        if when == self._wake_due:
+            self._wake_due = None
+            self.do(self._tick)
+
+    def _tick(self) -> None:
+        wake_at = self.machine.wake_at
+        if wake_at <= self.now() + BLUR / 1000:
+            self._latest = max(self._latest, min(wake_at, self._latest + BLUR))
+            self._handle(Tick())
+        else:
+            self._plan_wake()
+
+    # --- faults ---
+
+    def pause(self) -> None:
+        """Stop the process; its clock goes on."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let the process go on: what came meanwhile comes now, timers first or answers first."""
+        if not self.paused:
+            return
+        self.paused = False
+        self._woke_late = self._overslept()
+        inbox, self._inbox = self._inbox, []
+        if self.world.dice.random() < 0.5:
+            self.world.dice.shuffle(inbox)
+        for call, args in inbox:
+            self.do(call, *args)
+        self._woke_late = False
+
+    def _overslept(self) -> bool:
+        return self.machine.wake_at < self.now()
+
+    def die(self, why: str) -> None:
+        """End the process at once, and its work with it."""
+        if not self.alive:
+            return
+        if self.world.traced:
+            self.world.note(self.name, why)
+        self.alive = False
+        self.paused = False
+        self._inbox.clear()
+        self.work = None
+        self.checkers.left(self)
+
+    def stall(self) -> None:
+        """Let the work make no progress."""
+        if not self.stalled:
+            self.stalled, self.stalled_since = True, self.now()
+
+    def unstall(self) -> None:
+        """Let the work make progress again."""
+        self.stalled = False
+
+    # --- the driver ---
+
+    def feed(self, event: Input) -> None:
+        """Give *event* to the machine, now or when the pause is over."""
+        self.do(self._handle, event)
+
+    def _handle(self, event: Input) -> None:
+        was, now = self.machine.state, self.now()
+        try:
+            effects = self.machine.handle(event, now)
+        except Exception as error:  # whatever it is, it is a finding
+            self.checkers.raised(self, event, error)
+            self.die("broken")
+            return
+        if self.world.traced and (effects or not isinstance(event, Tick)):
+            self.world.note(
+                self.name, f"{event} → {', '.join(str(each) for each in effects if type(each) is not Tell)}"
+            )
+        for effect in effects:
+            self._perform(effect, event)
+            if not self.alive:
+                return
+        self.checkers.handled(self, event, was, effects)
+        work = self.work
+        if work is not None and work.until != self.machine.trusted_until:
+            self.checkers.disagrees(self, work)
+        self._plan_wake()
+
+    def _perform(self, effect: Effect, event: Input) -> None:
+        match effect:
+            case Acquire() | Renew() | Release():
+                self._ask(effect)
+            case StartWork(grant, until):
+                self._start(grant, until, event)
+            case Trust(token, until) if self.work is not None and self.work.grant.token == token:
+                self._trust(self.work, until, event)
+            case CancelWork(token, reason) if self.work is not None and self.work.grant.token == token:
+                self._cancel(self.work, reason)
+            case WorkOverran() if self.work is not None:
+                self.work.overran = True
+                if self.plan.overrun_exits:
+                    self.die("exits, as its work overran")
+                    self.simulation.reborn_later(self.number)
+            case Tell(TermEnding(deadline=deadline)) if self.work is not None:
+                self.work.stop_by = deadline
+
+    def _trust(self, work: Work, until: float, event: Input) -> None:
+        grows = until > work.until
+        work.until = until
+        if grows:
+            self.checkers.grew(self, work, event)
+        self.checkers.trusts(self, work)
+
+    # --- the adapter ---
+
+    def _ask(self, question: Question) -> None:
+        now = self.now()
+        patience_ends = self.clock.moment(now + self.plan.patience)
+        self.asked[question.ask] = Asked(question, now, patience_ends)
+        if isinstance(question, Renew) and self.stalled:
+            self.world.after(0.0, self.hear, question.ask, Withheld("the work makes no progress"))
+            return
+        delay = self.simulation.network.up(self.number)
+        if delay is None:
+            self.unanswered(question.ask)
+        else:
+            message = self.simulation.store.message(self, question, now)
+            self.world.after(delay, self.simulation.site.receive, self, question, message)
+
+    def patience_ends(self, ask: int) -> float:
+        """Return when, in true time, the adapter gives up on question *ask*."""
+        asked = self.asked.get(ask)
+        return asked.patience_ends if asked is not None else -math.inf
+
+    def unanswered(self, ask: int) -> None:
+        """Say *no answer* once the adapter has given up: question *ask*, or its answer, is lost."""
+        self.world.at(self.patience_ends(ask), self.hear, ask, NoAnswer("timed out"))
+
+    def hear(self, ask: int, answer: Any) -> None:
+        """Take in the answer to question *ask*."""
+        self.do(self._hear, ask, answer)
+
+    def _hear(self, ask: int, answer: Any) -> None:
+        if not isinstance(answer, (NoAnswer, Withheld)):
+            answer = self.simulation.store.reading(self, answer, self.now())
+        self._handle(Answered(ask, answer))
+
+    # --- the work ---
+
+    def _start(self, grant: Grant, until: float, event: Input) -> None:
+        work = Work(grant, until)
+        self.checkers.began(self, work)
+        self.work = work
+        self.last_grant, self.last_token = grant, grant.token
+        self.checkers.grew(self, work, event)
+        timing, dice = self.plan.timing, self.world.dice
+        self.after(0.3 * timing.retry_every * dice.random(), self._act, work)
+        if dice.random() < self.plan.turnover and not self.simulation.calm:
+            self.after(timing.ttl * dice.random(), self._finish, work, dice.random() < 0.8)
+
+    def _act(self, work: Work) -> None:
+        """Do what leaders do: something guarded by a look at the trust, and something that the resource guards."""
+        if self.work is not work:
+            return
+        timing, dice = self.plan.timing, self.world.dice
+        if not self.stalled:
+            if self.now() < work.until:
+                # The margin is there for what passes between the look and the act.
+                delay = 0.9 * timing.margin * dice.random() / self.clock.rate
+                work.busy_until = self.world.now + delay
+                self.world.at(work.busy_until, self.checkers.acted, work.grant)
+            network = self.simulation.network
+            delay = network.far_delay() if not network.calm and dice.random() < 0.2 else network.usual_delay()
+            self.world.after(delay, self.simulation.resource.write, work.grant)
+        if not self.simulation.calm:
+            self.after(timing.ttl * (0.1 + 0.4 * dice.random()), self._act, work)
+
+    def _finish(self, work: Work, again: bool) -> None:
+        """Let the work return or raise by itself."""
+        if not self.simulation.calm:
+            self._end(work, again)
+
+    def _cancel(self, work: Work, reason: Reason) -> None:
+        self.checkers.cancelled(self, work, reason, slept=self._woke_late)
+        if work.told:
+            return
+        work.told = True
+        timing, dice = self.plan.timing, self.world.dice
+        ignores = dice.random() < self.plan.ignores
+        longest = self.simulation.ignores_max if ignores else 0.9 * timing.grace
+        self.after(longest * dice.random(), self._end, work, True)
+
+    def _end(self, work: Work, again: bool) -> None:
+        if self.work is not work:
+            return
+        if work.busy_until > self.world.now:  # whoever waits for the work waits for what it is doing
+            self.world.at(work.busy_until, self.do, self._end, work, again)
+            return
+        self.checkers.work_ended(self, work, slept=self._woke_late)
+        self.work = None
+        self.finished.add(work.grant.holder)
+        self.checkers.left(self)
+        self._handle(WorkEnded(work.grant.token, again))
+        if not again:
+            self.simulation.reborn_later(self.number)
