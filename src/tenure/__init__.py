@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from tenure.errors import Unavailable as Unavailable
     from tenure.lease import Leader as Leader
     from tenure.pacing import Timing as Timing
+    from tenure.queue.consumer import Consumer as Consumer
+    from tenure.queue.dead import DeadLetters as DeadLetters
+    from tenure.queue.desk import Message as Message
+    from tenure.queue.desk import Received as Received
+    from tenure.queue.message import DeadMessage as DeadMessage
+    from tenure.queue.message import Failure as Failure
+    from tenure.queue.message import Outgoing as Outgoing
+    from tenure.queue.message import Stats as Stats
+    from tenure.queue.queue import Queue as Queue
+    from tenure.queue.retry import Reject as Reject
+    from tenure.queue.retry import Retry as Retry
+    from tenure.queue.retry import RetryPolicy as RetryPolicy
+    from tenure.queue.session import Session as Session
 
 __version__ = "0.1.0"
 
@@ -32,6 +45,13 @@ _HOMES = {
     "tenure.errors": ("BackendNotInstalled", "ConfigError", "LockLost", "TenureError", "TermLost", "Unavailable"),
     "tenure.lease": ("Leader",),
     "tenure.pacing": ("Timing",),
+    "tenure.queue.consumer": ("Consumer",),
+    "tenure.queue.dead": ("DeadLetters",),
+    "tenure.queue.desk": ("Message", "Received"),
+    "tenure.queue.message": ("DeadMessage", "Failure", "Outgoing", "Stats"),
+    "tenure.queue.queue": ("Queue",),
+    "tenure.queue.retry": ("Reject", "Retry", "RetryPolicy"),
+    "tenure.queue.session": ("Session",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -39,10 +59,23 @@ __all__ = [
     "Backend",
     "BackendNotInstalled",
     "ConfigError",
+    "Consumer",
+    "DeadLetters",
+    "DeadMessage",
     "Diagnosis",
     "Election",
+    "Failure",
     "Leader",
     "LockLost",
+    "Message",
+    "Outgoing",
+    "Queue",
+    "Received",
+    "Reject",
+    "Retry",
+    "RetryPolicy",
+    "Session",
+    "Stats",
     "TenureError",
     "Term",
     "TermLost",
