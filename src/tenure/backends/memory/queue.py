@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from operator import attrgetter
 
 from tenure.backends.memory.client import Memory
@@ -50,14 +50,14 @@ TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, survives_
 NEVER = math.inf
 
 
-class Place(Enum):
-    """Where a message is."""
+class Place(IntEnum):
+    """Where a message is; also the index of its count."""
 
-    READY = "ready"
-    DELAYED = "delayed"
-    LOCKED = "locked"
-    DEFERRED = "deferred"
-    GONE = "gone"
+    READY = 0
+    DELAYED = 1
+    LOCKED = 2
+    DEFERRED = 3
+    GONE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class Shelf:
         self.name = name
         self.is_dead = name.endswith(DEAD_SUFFIX)
         self.rows: dict[int, Row] = {}
-        self.count = dict.fromkeys(Place, 0)
+        self.count = [0] * len(Place)
         self.ready: list[int] = []  # heap of the ready ones without session, see _rank
         self.oldest: list[int] = []  # heap of all that became ready, some no longer
         self.sessions: dict[str, Session] = {}
