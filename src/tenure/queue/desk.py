@@ -27,6 +27,7 @@ from tenure.queue.message import (
     Defer,
     Delivery,
     Failure,
+    GiveBack,
     Headers,
     Lapsed,
     Outgoing,
@@ -162,6 +163,7 @@ _VERBS: dict[type[Verdict], str] = {
     Abandon: "abandon",
     Defer: "defer",
     DeadLetter: "dead-letter",
+    GiveBack: "give back",
 }
 
 

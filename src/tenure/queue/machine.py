@@ -472,10 +472,10 @@ class Pump:
     def _set_target(self, now: float) -> None:
         """Let the buffer hold what is done within the horizon: fast handlers never wait, slow ones hoard nothing."""
         elapsed = now - self._claim_asked_at
-        if self._done and elapsed > 0:
-            pace = self._done / elapsed
+        if self._done:
             horizon = min(HORIZON, self.habits.timing.renew_every / 4)
-            self._target = min(self.habits.prefetch, int(pace * horizon))
+            most = self.habits.prefetch
+            self._target = min(most, int(self._done / elapsed * horizon)) if elapsed > 0 else most
         elif self.busy:
             self._target = 0
 
@@ -596,9 +596,10 @@ class Pump:
 
     def _wind_up(self, now: float, effects: list[Effect]) -> None:
         kept = not self.busy and [hold for hold in list(self._holds.values()) if hold.running]
-        if now >= self._deadline and (self.busy or kept) and not self._cut_short:
+        if now >= self._deadline and not self._cut_short:
             self._cut_short = True
-            effects.append(CancelAll())
+            if self.busy:
+                effects.append(CancelAll())
         if self._cut_short and kept:  # left unsettled by handlers that have ended
             for hold in kept:
                 for delivery, _ in list(hold.running.values()):

@@ -1,0 +1,980 @@
+"""A queue's rooms on one loop in virtual time, over the memory broker and what can go wrong before it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.backends.memory.queue import MemoryBroker
+from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.events import Event, GivenBack, LockEnded, MessageDied, MessageFailed
+from tenure.keeper import Keeper
+from tenure.queue.broker import Claim, QueueSettings
+from tenure.queue.desk import Desk, Message
+from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
+from tenure.queue.queue import Queue
+from tenure.queue.retry import Reject, Retry, RetryPolicy
+from tenure.testing.loop import VirtualLoop, run
+
+LOCK = 30.0
+AT_ONCE = RetryPolicy(first=0.0, longest=0.0)
+
+
+class Road(MemoryBroker):
+    """The way to the broker: it can be slow, be cut, or lose what comes back."""
+
+    cut = False
+    loses_answers = False
+    delay = 0.0
+    renewing = True
+
+    def __init__(self, *inside: Any) -> None:
+        super().__init__(*inside)
+        self.asked: list[str] = []
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        await self._set_out("receive")
+        answer = await super().receive(queue, limit, lock)
+        await self._come_back()
+        return answer
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        await self._set_out(f"renew {len(held)}")
+        if not self.renewing:
+            raise Unavailable("no renewal gets through")
+        answer = await super().renew(held, lock)
+        await self._come_back()
+        return answer
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        await self._set_out(f"settle {len(settlements)}")
+        answer = await super().settle(settlements)
+        await self._come_back()
+        return answer
+
+    async def _set_out(self, what: str) -> None:
+        self.asked.append(what)
+        if self.cut:
+            raise Unavailable("the road is cut")
+
+    async def _come_back(self) -> None:
+        await asyncio.sleep(self.delay)
+        if self.loses_answers:
+            raise Unavailable("the answer was lost")
+
+
+class Town:
+    """One broker, several consumers, one virtual time."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
+        self.clock = loop.clock()
+        self.road = Road(self.clock)
+        self.events: list[Event] = []
+        self.queues: list[Queue] = []
+
+    def queue(self, name: str = "orders", **settings: Any) -> Queue:
+        settings = {"lock": LOCK, **settings}
+        queue = Queue(
+            Desk(
+                name,
+                self.road,
+                Keeper.here(),
+                self.clock,
+                QueueSettings(**settings),
+                "me",
+                self.events.append,
+                declared=False,
+            )
+        )
+        self.queues.append(queue)
+        return queue
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @asynccontextmanager
+    async def consuming(self, queue: Queue, handler: Any, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.ensure_future(queue.consume(handler, **options))
+        try:
+            yield task
+        finally:
+            await queue.drain(grace=5.0)
+            await task
+
+
+def in_town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run *test* in virtual time, and hand it a town."""
+
+    async def main() -> None:
+        town = Town()
+        await test(town)
+        for queue in town.queues:
+            await queue.close()
+
+    def wrapped() -> None:
+        run(main(), seed=1, limit=100_000)
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+class Log:
+    """A handler that writes down what it gets, and for how long."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.began: list[bytes] = []
+        self.ended: list[bytes] = []
+        self.cancelled: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.began.append(message.body)
+        try:
+            if self.seconds:
+                await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(message.body)
+            raise
+        self.ended.append(message.body)
+
+
+async def fill(queue: Queue, count: int) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(count)]
+    await queue.send_batch([Outgoing(body) for body in bodies])
+    return bodies
+
+
+# --- sending ---
+
+
+@in_town
+async def test_what_is_sent_is_received_with_all_its_marks(town: Town) -> None:
+    queue = town.queue()
+    sent = await queue.send(
+        b"body", id="a", headers={"k": 1}, priority=3, reply_to="answers", correlation_id="c", ttl=60.0
+    )
+    assert sent == "a"
+    [message] = await queue.receive()
+    assert (message.id, message.body, dict(message.headers), message.delivery_count) == ("a", b"body", {"k": 1}, 1)
+    assert (message.priority, message.reply_to, message.correlation_id, message.session) == (3, "answers", "c", None)
+    assert message.queue == "orders"
+    assert message.locked_until - message.enqueued_at == pytest.approx(LOCK)
+    assert (message.reason, message.description, message.error, message.history) == (None, None, None, ())
+    assert message.sequence == 1
+    await message.complete()
+    assert await queue.stats() == Stats()
+
+
+@dataclass
+class Line:
+    article: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    number: int
+    lines: list[Line]
+    wanted: datetime | None = None
+    rebate: float = 0.0
+
+
+@in_town
+async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
+    queue = town.queue()
+    order = Order(7, [Line("Öl", 2), Line("x")], datetime(2026, 1, 1, tzinfo=UTC), 1)
+    await queue.send(json=order)
+    await queue.send(json={"a": [1, None]}, headers={"content-type": "application/vnd.mine+json"})
+    first, second = await queue.receive(10)
+    assert first.headers["content-type"] == "application/json"
+    assert first.decode(Order) == order
+    assert first.json()["lines"][0] == {"article": "Öl", "count": 2}
+    assert (second.json(), second.headers["content-type"]) == ({"a": [1, None]}, "application/vnd.mine+json")
+    with pytest.raises(ValueError, match="no field 'a' in Order"):
+        second.decode(Order)
+    with pytest.raises(ConfigError, match="can't be written as JSON"):
+        await queue.send(json=object())
+    with pytest.raises(ConfigError, match="can't both be given"):
+        await queue.send(b"x", json=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"body": "text"}, "body must be bytes, not str; encode it"),
+        ({"body": 17}, "body must be bytes, not int"),
+        ({"body": b"x" * 101}, r"body \(101 bytes\) must not be larger than body_max \(100 bytes\)"),
+        ({"headers": {1: "x"}}, "header's name must be text"),
+        ({"headers": {"x": b"bytes"}}, "header 'x' must be text, a whole number"),
+        ({"headers": {"x": None}}, "header 'x' must be text"),
+        ({"headers": {"x": math.nan}}, "header 'x' must be a finite number"),
+        ({"headers": {"x": 2**63}}, "64 bits"),
+        ({"headers": ["x"]}, "headers must be a mapping"),
+        ({"delay": -1}, "delay must be at least 0"),
+        ({"delay": "1"}, "delay must be a finite number"),
+        ({"delay": 1, "at": 17.0}, "delay .* and at .* can't both"),
+        ({"at": datetime(2026, 1, 1)}, "must have a time zone"),
+        ({"at": math.inf}, "at must be a datetime or finite Unix seconds"),
+        ({"ttl": 0}, "ttl must be more than 0"),
+        ({"priority": 10}, "priority must be a whole number from 0 to 9"),
+        ({"priority": 1.0}, "priority must be a whole number"),
+        ({"priority": True}, "priority must be a whole number"),
+        ({"id": ""}, "id must not be empty"),
+        ({"id": "x" * 256}, r"id \(256 characters\) must not be longer than 255"),
+        ({"id": 5}, "id must be text"),
+        ({"session": "a\0b"}, "NUL"),
+        ({"correlation_id": "\ud800"}, "UTF-8"),
+        ({"reply_to": "a$b"}, r"reply_to .* must not contain '\$'"),
+    ],
+)
+def test_bad_messages_are_refused_before_anything_is_written(options: dict[str, Any], complaint: str) -> None:
+    @in_town
+    async def test(town: Town) -> None:
+        queue = town.queue(body_max=100)
+        with pytest.raises(ConfigError, match=complaint):
+            await queue.send(**options)
+        batch = [Outgoing(b"good"), Outgoing(**{"body": b"", **options}), Outgoing(b"good")]
+        with pytest.raises(ConfigError, match=f"message 1 of 3: .*{complaint}.*none of them was sent"):
+            await queue.send_batch(batch)
+        assert await queue.stats() == Stats()
+
+    test()
+
+
+@in_town
+async def test_a_batch_may_be_empty_and_its_bodies_any_bytes(town: Town) -> None:
+    queue = town.queue()
+    assert await queue.send_batch([]) == []
+    bodies: list[Any] = [bytearray(b"a"), memoryview(b"b")]
+    await queue.send_batch(Outgoing(body) for body in bodies)
+    assert [type(one.body) for one in await queue.receive(5)] == [bytes, bytes]
+    with pytest.raises(ConfigError, match="must be an Outgoing"):
+        await queue.send_batch([b"raw"])  # type: ignore[list-item]
+
+
+@in_town
+async def test_delayed_at_a_datetime(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"probe")
+    [probe] = await queue.receive()
+    await probe.complete()
+    await queue.send(b"later", at=datetime.fromtimestamp(probe.enqueued_at + 60, UTC))
+    assert await queue.receive() == []
+    [later] = await queue.receive(wait=100)
+    assert later.body == b"later"
+    assert 59 < town.clock.now() < 62
+
+
+# --- receiving ---
+
+
+@in_town
+async def test_receive_waits_for_a_message_and_no_longer(town: Town) -> None:
+    queue = town.queue()
+    assert await queue.receive(wait=3.0) == []
+    assert town.clock.now() == pytest.approx(3.0)
+    waiting = asyncio.ensure_future(queue.receive(10, wait=60.0))
+    await asyncio.sleep(1.0)
+    await queue.send(b"now")
+    assert [one.body for one in await waiting] == [b"now"]
+    assert town.clock.now() == pytest.approx(4.0)
+
+
+@in_town
+async def test_a_receive_that_is_given_up_gives_back(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a")
+    town.road.delay = 1.0
+    receiving = asyncio.ensure_future(queue.receive())
+    await asyncio.sleep(0.5)
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    await asyncio.sleep(3.0)
+    [message] = await queue.receive()
+    assert message.delivery_count == 1
+
+
+@in_town
+async def test_verbs_answer_truthfully(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 6)
+    done, failed, deferred, bad, back, slow = await queue.receive(10)
+    await done.complete()
+    await failed.abandon(delay=5.0, error=ValueError("x"))
+    await deferred.defer()
+    await bad.dead_letter("bad", "very")
+    await back.give_back()
+    for message in (done, failed, deferred, bad, back):
+        for verb in (message.complete, message.abandon, message.defer, message.renew, message.give_back):
+            with pytest.raises(LockLost, match="discard what was done"):
+                await verb()
+        with pytest.raises(LockLost):
+            await message.dead_letter("x")
+    stats = await queue.stats()
+    assert (stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead) == (1, 1, 1, 1, 1)
+    await asyncio.sleep(20.0)
+    before = slow.locked_until
+    assert await slow.renew() == slow.locked_until > before
+    await asyncio.sleep(29.0)
+    await slow.complete()
+    [again] = await queue.receive_deferred(deferred.sequence, 999)
+    assert (again.body, again.delivery_count) == (b"2", 2)
+    await again.defer()
+    assert [one.sequence for one in await queue.peek_deferred()] == [deferred.sequence]
+    with pytest.raises(ConfigError, match="reason must not be empty"):
+        await again.dead_letter("")
+
+
+@in_town
+async def test_no_answer_is_neither_yes_nor_no(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 1)
+    [message] = await queue.receive()
+    town.road.cut = True
+    with pytest.raises(Unavailable):
+        await message.complete()
+    town.road.cut = False
+    await message.complete()
+
+
+# --- the pump ---
+
+
+@in_town
+async def test_a_handler_that_returns_completes(town: Town) -> None:
+    queue, log = town.queue(), Log()
+    bodies = await fill(queue, 2_500)
+    await queue.consume(log, until_empty=True)
+    assert log.ended == bodies
+    assert await queue.stats() == Stats()
+    assert max(int(one.split()[1]) for one in town.road.asked if one.startswith("settle")) > 50
+
+
+@in_town
+async def test_so_many_handlers_run_at_once_and_no_more(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 40)
+    running, most = 0, 0
+
+    async def handler(message: Message) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(1.0)
+        running -= 1
+
+    await queue.consume(handler, concurrency=4, until_empty=True)
+    assert most == 4
+    assert town.clock.now() == pytest.approx(10.0, abs=1.0)
+
+
+@in_town
+async def test_slow_handlers_hoard_nothing(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=10.0)
+    await fill(queue, 50)
+    async with town.consuming(queue, log, concurrency=3):
+        await asyncio.sleep(25.0)
+        assert (await queue.stats()).locked <= 4
+
+
+@in_town
+async def test_messages_that_come_later_are_told_of(town: Town) -> None:
+    queue, log = town.queue(), Log()
+    async with town.consuming(queue, log):
+        await asyncio.sleep(100.0)
+        looks = len(town.road.asked)
+        await queue.send(b"a")
+        await asyncio.sleep(0.01)
+        assert log.ended == [b"a"]
+        await queue.send(b"b", delay=7.0)
+        await asyncio.sleep(6.99)
+        assert log.ended == [b"a"]
+        await asyncio.sleep(0.1)
+        assert log.ended == [b"a", b"b"]
+    assert looks < 25  # an idle consumer looks now and then, and not all the time
+
+
+@in_town
+async def test_a_failure_is_retried_later_and_later_and_ends_among_the_dead(town: Town) -> None:
+    queue = town.queue(max_deliveries=4)
+    await queue.send(b"poison", id="p")
+    tried_at: list[float] = []
+    hooked: list[str] = []
+
+    async def handler(message: Message) -> None:
+        tried_at.append(town.clock.now())
+        raise ValueError(f"try {message.delivery_count}")
+
+    async def hook(message: Message, error: BaseException) -> None:
+        hooked.append(f"{message.id} {error}")
+
+    policy = RetryPolicy(first=1.0, factor=3.0, jitter=0.0)
+    async with town.consuming(queue, handler, retry=policy, on_error=hook):
+        await asyncio.sleep(60.0)
+    gaps = [later - earlier for earlier, later in pairwise(tried_at)]
+    assert gaps == pytest.approx([1.0, 3.0, 9.0], abs=0.1)
+    assert hooked == ["p try 1", "p try 2", "p try 3", "p try 4"]
+    [dead] = await queue.dead_letters.peek()
+    assert (dead.id, dead.reason, dead.delivery_count) == ("p", "max_deliveries", 4)
+    assert dead.error is not None
+    assert (dead.error.type, dead.error.message) == ("ValueError", "try 4")
+    assert "raise ValueError" in dead.error.traceback
+    assert [one.error and one.error.message for one in dead.history] == ["try 1", "try 2", "try 3", "try 4"]
+    assert len(town.told(MessageFailed)) == 4
+    assert [one.reason for one in town.told(MessageDied)] == ["max_deliveries"]
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_retry_and_reject_are_values_and_exceptions(how: str) -> None:
+    @in_town
+    async def test(town: Town) -> None:
+        queue = town.queue()
+        await queue.send_batch([Outgoing(b"retry"), Outgoing(b"reject"), Outgoing(b"never")])
+        seen: list[tuple[bytes, float]] = []
+
+        async def handler(message: Message) -> object:
+            seen.append((message.body, town.clock.now()))
+            if message.body == b"never":
+                raise KeyError("k")
+            if message.delivery_count > 1:
+                return None
+            what = Retry(after=33.0) if message.body == b"retry" else Reject("unreadable", "no JSON")
+            if how == "raise":
+                try:
+                    raise OSError("below")
+                except OSError as error:
+                    raise what from error
+            return what
+
+        policy = RetryPolicy(never=(LookupError,))
+        async with town.consuming(queue, handler, concurrency=1, retry=policy):
+            await asyncio.sleep(40.0)
+        assert [body for body, _ in seen] == [b"retry", b"reject", b"never", b"retry"]
+        assert seen[3][1] == pytest.approx(33.0, abs=0.2)
+        rejected, never = await queue.dead_letters.peek()
+        assert (rejected.reason, rejected.description, rejected.delivery_count) == ("unreadable", "no JSON", 1)
+        assert (rejected.error is not None and rejected.error.type) == (how == "raise" and "OSError")
+        assert (never.reason, never.error and never.error.message) == ("KeyError", "'k'")
+
+    test()
+
+
+@in_town
+async def test_a_handler_may_settle_by_itself(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 3)
+
+    async def handler(message: Message) -> None:
+        if message.body == b"0":
+            await message.complete()
+        elif message.body == b"1":
+            await message.defer()
+        else:
+            await message.dead_letter("mine")
+            raise ValueError("after that, it changes nothing")
+
+    await queue.consume(handler, until_empty=True)
+    assert await queue.stats() == Stats(deferred=1, dead=1)
+    assert (await queue.dead_letters.peek())[0].reason == "mine"
+
+
+@in_town
+async def test_without_auto_complete_the_handler_decides(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 3)
+    kept: list[Message] = []
+
+    async def handler(message: Message) -> None:
+        if message.body == b"0":
+            await message.complete()
+        else:
+            kept.append(message)
+
+    async with town.consuming(queue, handler, auto_complete=False, max_hold=200.0):
+        await asyncio.sleep(100.0)  # longer than the lock: it is renewed for us
+        assert (await queue.stats()).locked == 2
+        await kept[0].complete()
+        assert (await queue.stats()).locked == 1
+        await asyncio.sleep(150.0)  # beyond max_hold, it is nobody's any more
+        assert len(kept) == 3
+        with pytest.raises(LockLost):
+            await kept[1].complete()
+    assert (await queue.stats()).ready == 1  # what was kept was given back
+
+
+@in_town
+async def test_locks_are_renewed_while_handlers_run(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=100.0)
+    await fill(queue, 20)
+    await queue.consume(log, concurrency=20, until_empty=True)
+    assert sorted(log.ended) == sorted(log.began)
+    assert len(log.ended) == 20
+    assert "renew 20" in town.road.asked  # in one question
+    assert len([one for one in town.road.asked if one.startswith("renew")]) < 20
+
+
+@in_town
+async def test_a_handler_that_takes_too_long_is_cancelled_and_abandoned(town: Town) -> None:
+    queue, log = town.queue(max_deliveries=2), Log(seconds=1_000.0)
+    await queue.send(b"slow")
+    async with town.consuming(queue, log, max_hold=50.0, retry=AT_ONCE):
+        await asyncio.sleep(51.0)
+        assert log.cancelled == [b"slow"]
+        await asyncio.sleep(100.0)
+    [dead] = await queue.dead_letters.peek()
+    assert dead.delivery_count == 2
+    assert dead.error is not None
+    assert "max_hold" in dead.error.message
+    assert {one.why for one in town.told(LockEnded)} == {"max_hold"}
+
+
+@in_town
+async def test_a_handler_is_cancelled_before_its_lock_ends(town: Town) -> None:
+    queue, other = town.queue(), town.queue()
+    await queue.send(b"a")
+    log, hooked = Log(seconds=100.0), list[BaseException]()
+    town.road.renewing = False
+    async with town.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
+        async with asyncio.timeout(LOCK):
+            while not log.cancelled:
+                await asyncio.sleep(0.1)
+        assert town.clock.now() < LOCK
+        assert await other.receive() == []
+        assert isinstance(hooked[0], LockLost)
+    assert [one.why for one in town.told(LockEnded)] == ["unanswered"]
+
+
+@in_town
+async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a", id="a")
+    stubborn: list[str] = []
+
+    async def handler(message: Message) -> None:
+        try:
+            await asyncio.sleep(1_000.0)
+        except asyncio.CancelledError:
+            stubborn.append("went on")  # and returns, as if all were well
+
+    async with town.consuming(queue, handler):
+        await asyncio.sleep(1.0)
+        [row] = town.road._memory.queues["orders"].live.rows.values()
+        row.token = 999  # somebody else has it
+        await asyncio.sleep(15.0)
+        assert stubborn == ["went on"]
+        assert (await queue.stats()).locked == 1
+        row.token = 0
+    assert [one.why for one in town.told(LockEnded)] == ["denied"]
+
+
+@in_town
+async def test_an_answer_that_is_lost_is_asked_for_again(town: Town) -> None:
+    queue, log = town.queue(), Log()
+    hooked: list[BaseException] = []
+    await fill(queue, 5)
+    async with town.consuming(queue, log, on_error=lambda message, error: hooked.append(error)):
+        await asyncio.sleep(0.0)
+        town.road.loses_answers = True
+        await asyncio.sleep(10.0)
+        town.road.loses_answers = False
+        await asyncio.sleep(60.0)
+    assert set(log.ended) == {b"0", b"1", b"2", b"3", b"4"}
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_a_cut_road_is_waited_out(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=1.0)
+    await fill(queue, 30)
+    async with town.consuming(queue, log, concurrency=3):
+        for _ in range(5):
+            await asyncio.sleep(2.5)
+            town.road.cut = True
+            await asyncio.sleep(4.0)
+            town.road.cut = False
+        await asyncio.sleep(30.0)
+    assert sorted(set(log.ended), key=int) == [b"%d" % number for number in range(30)]
+    assert len(log.ended) == 30  # each once: a verdict is kept until it is answered, its lock meanwhile
+    assert await queue.stats() == Stats()
+
+
+# --- pause, drain, stop ---
+
+
+@in_town
+async def test_pause_gives_the_buffer_back_and_resume_goes_on(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=0.01)
+    await fill(queue, 500)
+    async with town.consuming(queue, log, concurrency=2):
+        await asyncio.sleep(1.0)
+        queue.pause()
+        await asyncio.sleep(1.0)
+        done = len(log.ended)
+        assert 0 < done < 500
+        stats = await queue.stats()
+        assert (stats.locked, stats.ready) == (0, 500 - done)
+        await asyncio.sleep(100.0)
+        assert len(log.ended) == done
+        queue.resume()
+        await asyncio.sleep(5.0)
+        assert len(log.ended) == 500
+        await queue.send(b"one more")
+        await asyncio.sleep(1.0)
+    assert len(set(log.ended)) == 501
+
+
+@in_town
+async def test_draining_does_not_count(town: Town) -> None:
+    queue = town.queue(max_deliveries=2)
+    await fill(queue, 100)
+    log = Log(seconds=5.0)
+    for _ in range(5):
+        task = asyncio.ensure_future(queue.consume(log, concurrency=3))
+        await asyncio.sleep(1.0)
+        await queue.drain(grace=1.0)
+        await task
+    assert await queue.stats() == Stats(ready=100, oldest_age=(await queue.stats()).oldest_age)
+    assert log.ended == []
+    assert len(log.cancelled) == 15
+    assert {one.delivery_count for one in await queue.receive(100)} == {1}
+
+
+@in_town
+async def test_draining_lets_handlers_finish_inside_grace(town: Town) -> None:
+    queue, log, stop = town.queue(), Log(seconds=5.0), asyncio.Event()
+    await fill(queue, 10)
+    task = asyncio.ensure_future(queue.consume(log, concurrency=3, stop=stop, grace=10.0))
+    await asyncio.sleep(1.0)
+    stop.set()
+    await task
+    assert town.clock.now() == pytest.approx(5.0, abs=0.1)
+    assert len(log.ended) == 3
+    assert (await queue.stats()).ready == 7
+
+
+@in_town
+async def test_cancelled_it_gives_back_and_lets_go(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=500.0)
+    await fill(queue, 10)
+    task = asyncio.ensure_future(queue.consume(log, concurrency=3))
+    await asyncio.sleep(1.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(log.cancelled) == 3
+    assert (await queue.stats()).ready == 10
+    assert {one.delivery_count for one in await queue.receive(10)} == {1}
+
+
+@in_town
+async def test_it_ends_even_if_the_broker_can_not_be_asked(town: Town) -> None:
+    queue, log = town.queue(), Log(seconds=1.0)
+    await fill(queue, 3)
+    task = asyncio.ensure_future(queue.consume(log))
+    await asyncio.sleep(0.5)
+    town.road.cut = True
+    await asyncio.sleep(2.0)
+    await queue.drain(grace=3.0)
+    await task
+    town.road.cut = False
+    await asyncio.sleep(LOCK)
+    assert (await queue.stats()).ready == 3  # kept: nobody heard that they were done
+
+
+@in_town
+async def test_what_waits_too_long_is_given_back_uncounted(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 300)
+    seconds = 0.01
+
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(seconds)
+
+    async with town.consuming(queue, handler, concurrency=1):
+        await asyncio.sleep(1.0)
+        seconds = 500.0  # all at once, they have become slow
+        await asyncio.sleep(60.0)
+        stats = await queue.stats()
+        assert stats.locked == 1
+        assert stats.ready > 100
+        assert {one.delivery_count for one in await queue.receive(200)} == {1}
+        assert town.told(GivenBack)
+
+
+@in_town
+async def test_two_consumers_share_and_neither_gets_the_others(town: Town) -> None:
+    queue = town.queue()
+    bodies = await fill(queue, 1_000)
+    logs = [Log(seconds=0.01) for _ in range(4)]
+    await asyncio.gather(*(queue.consume(log, concurrency=5, until_empty=True) for log in logs))
+    assert sorted(sum((log.ended for log in logs), [])) == sorted(bodies)  # noqa: RUF017
+    assert min(len(log.ended) for log in logs) > 150
+
+
+@in_town
+async def test_a_broken_broker_ends_it(town: Town) -> None:
+    queue = town.queue()
+
+    async def broken(queue: str, limit: int, lock: float) -> Claim:
+        raise ConfigError("this is no queue")
+
+    town.road.receive = broken  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="no queue"):
+        await queue.consume(Log())
+
+
+@in_town
+async def test_a_failing_hook_changes_nothing(town: Town) -> None:
+    queue = town.queue(max_deliveries=1)
+    await fill(queue, 1)
+
+    def hook(message: Message, error: BaseException) -> None:
+        raise RuntimeError("the hook is broken")
+
+    async def handler(message: Message) -> None:
+        raise ValueError("x")
+
+    await queue.consume(handler, on_error=hook, until_empty=True)
+    assert (await queue.stats()).dead == 1
+    assert "error hook" in town.loop.unhandled.pop()["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
+        ({"prefetch": -1}, "prefetch must be"),
+        ({"max_hold": 0}, "max_hold must be more than 0"),
+        ({"grace": -1}, "grace must be"),
+        ({"run_in": "cellar"}, "run_in must be"),
+        ({"run_in": "process"}, "an async handler runs on the loop"),
+        ({"inbox": -1}, "inbox must be"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], complaint: str) -> None:
+    @in_town
+    async def test(town: Town) -> None:
+        with pytest.raises(ConfigError, match=complaint):
+            await town.queue().consume(Log(), **options)
+        with pytest.raises(ConfigError, match="handler must be a function"):
+            await town.queue().consume("x")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="max must be"):
+            await town.queue().receive(0)
+
+    test()
+
+
+# --- inbox, requests ---
+
+
+@in_town
+async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None:
+    queue = town.queue(dedupe_window=1.0)
+    log = Log()
+    async with town.consuming(queue, log, inbox=1_000.0):
+        for _ in range(3):
+            await queue.send(b"a", id="a")
+            await asyncio.sleep(100.0)  # the dedupe window is over, the inbox still knows
+        assert log.ended == [b"a"]
+        assert await queue.handled("a", "b") == [True, False]
+        await asyncio.sleep(1_000.0)
+        await queue.send(b"a", id="a")
+    assert await queue.handled("a") == [False]
+
+
+@in_town
+async def test_complete_may_send_in_the_same_step(town: Town) -> None:
+    queue, results = town.queue(), town.queue("results")
+    await queue.send(b"2")
+    [message] = await queue.receive()
+    with pytest.raises(ConfigError, match="body"):
+        await message.complete(sends=[("results", Outgoing("4"))])  # type: ignore[arg-type]
+    await message.complete(sends=[("results", Outgoing(b"4"))], remember=10.0)
+    [result] = await results.receive()
+    assert result.body == b"4"
+
+
+@in_town
+async def test_a_request_gets_its_answer(town: Town) -> None:
+    queue = town.queue()
+
+    async def square(message: Message) -> None:
+        await asyncio.sleep(int(message.body) % 3)
+        await message.reply(b"%d" % int(message.body) ** 2)
+
+    async with town.consuming(queue, square):
+        answers = await asyncio.gather(*(queue.request(b"%d" % number, timeout=60) for number in range(20)))
+        assert [one.body for one in answers] == [b"%d" % number**2 for number in range(20)]
+        assert town.clock.now() < 5.0
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
+    queue = town.queue()
+
+    async def late(message: Message) -> None:
+        await asyncio.sleep(10.0)
+        await message.reply(b"at last")
+
+    async with town.consuming(queue, late):
+        with pytest.raises(TimeoutError, match="no answer to request 'mine' on 'orders' within 5 s"):
+            await queue.request(b"?", timeout=5.0, correlation_id="mine")
+        await asyncio.sleep(10.0)
+        [name] = [one for one in await town.road.names() if "replies" in one]
+        [dead] = await town.queue(name).dead_letters.peek()
+        assert (dead.body, dead.reason, dead.correlation_id) == (b"at last", "nobody_waits", "mine")
+    with pytest.raises(ConfigError, match="reply queue of its own"):
+        await queue.request(b"?", reply_to="elsewhere")
+    await queue.send(b"no answer wanted")
+    [message] = await queue.receive()
+    with pytest.raises(ConfigError, match="nobody waits for an answer"):
+        await message.reply(b"x")
+
+
+# --- sessions ---
+
+
+@in_town
+async def test_a_session_is_ours_alone_and_in_order(town: Town) -> None:
+    queue = town.queue()
+    await queue.send_batch([Outgoing(b"%d" % number, session="ab"[number % 2]) for number in range(6)])
+    async with queue.session() as first, queue.session() as second:
+        assert (first.name, second.name, first.state) == ("a", "b", None)
+        with pytest.raises(TimeoutError, match="no session with a message waiting is free"):
+            async with queue.session(wait=1.0):
+                pass
+        with pytest.raises(TimeoutError, match=r"session 'a' of 'orders'.*locked to another"):
+            async with queue.session("a", wait=1.0):
+                pass
+        seen = []
+        async for message in first:
+            seen.append(message.body)
+            await message.complete()
+        assert seen == [b"0", b"2", b"4"]
+        await first.set_state(b"4 was the last")
+        await asyncio.sleep(200.0)  # renewed all the while
+        assert [one.body for one in await second.receive(10)] == [b"1", b"3", b"5"]
+    async with queue.session("a") as again:
+        assert again.state == b"4 was the last"
+        assert await again.receive() == []
+        waiting = asyncio.ensure_future(again.receive(wait=50.0))
+        await asyncio.sleep(1.0)
+        await queue.send(b"more", session="a")
+        assert [one.body for one in await waiting] == [b"more"]
+        assert await again.renew() > 0
+    async with queue.session("b") as other:
+        assert [one.delivery_count for one in await other.receive(10)] == [1, 1, 1]
+
+
+@in_town
+async def test_a_session_waits_for_its_first_message(town: Town) -> None:
+    queue = town.queue()
+
+    async def later() -> None:
+        await asyncio.sleep(30.0)
+        await queue.send(b"x", session="s")
+
+    sending = asyncio.ensure_future(later())
+    async with queue.session() as session:
+        assert session.name == "s"
+        assert town.clock.now() == pytest.approx(30.0, abs=0.1)
+    await sending
+
+
+@in_town
+async def test_a_lost_session_cancels_the_block(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"x", session="s")
+    town.road.renewing = False
+    with pytest.raises(LockLost, match="session 's'"):
+        async with queue.session() as session:
+            [message] = await session.receive()
+            await asyncio.sleep(1_000.0)
+    assert town.clock.now() < LOCK
+    assert session.lost.is_set()
+    with pytest.raises(LockLost):
+        await session.receive()
+    await asyncio.sleep(LOCK)
+    with pytest.raises(LockLost):
+        await message.complete()
+
+
+# --- dead letters ---
+
+
+@in_town
+async def test_dead_letters_are_a_queue_of_their_own(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 250)
+    for number, message in enumerate(await queue.receive(250)):
+        await message.dead_letter("odd" if number % 2 else "even", str(number), error=ValueError(str(number)))
+    dead = queue.dead_letters
+    assert dead.name == "orders$dead"
+    assert len(await dead.peek()) == 100
+    assert len(await dead.peek(1_000, reason="odd")) == 125
+    assert [one.description for one in await dead.peek(2, where=lambda one: int(one.description) > 200)] == [
+        "201",
+        "202",
+    ]
+    [letter] = await dead.receive()
+    assert (letter.reason, letter.description, letter.error and letter.error.type) == ("even", "0", "ValueError")
+    assert [one.outcome for one in letter.history] == ["rejected"]
+    await letter.complete()
+    assert await dead.redrive(where=lambda one: one.body.endswith(b"7"), dry_run=True) == 25
+    assert await dead.redrive(where=lambda one: one.body.endswith(b"7"), limit=10) == 10
+    assert await dead.redrive(reason="odd", limit=5, dry_run=True) == 5
+    [one] = await dead.peek(1)
+    assert await dead.redrive(ids=[one.id]) == 1
+    assert await dead.purge(reason="odd") == 114
+    stats = await queue.stats()
+    assert (stats.ready, stats.dead) == (11, 124)
+    assert await dead.purge() == 124
+    with pytest.raises(ConfigError, match="ids must be a collection"):
+        await dead.purge(ids="abc")
+    with pytest.raises(ConfigError, match="limit must be"):
+        await dead.redrive(limit=0)
+
+
+# --- through the front door ---
+
+
+def test_the_front_door() -> None:
+    async def main() -> None:
+        async with tenure.connect("memory:") as backend:
+            queue = backend.queue("orders", lock=5, max_deliveries=3)
+            await queue.send(b"a")
+            done: list[bytes] = []
+
+            async def handler(message: tenure.Message) -> None:
+                done.append(message.body)
+
+            await queue.consume(handler, until_empty=True)
+            assert done == [b"a"]
+            assert await backend.queues() == ["orders"]
+            assert isinstance(queue, tenure.Queue)
+            again = backend.queue("orders")
+            waiting = asyncio.ensure_future(again.consume(handler))
+            await asyncio.sleep(0.01)
+            with pytest.raises(ConfigError, match=r"'\$'"):
+                backend.queue("a$b")
+            with pytest.raises(ConfigError, match="lock"):
+                backend.queue("a", lock=-1)
+            with pytest.raises(ConfigError, match=r"lock .* must be from"):
+                backend.queue("a", lock=1e9)
+        await waiting  # closing the backend ends its consumers
+
+    asyncio.run(main())
