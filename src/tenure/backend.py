@@ -84,10 +84,7 @@ class Backend:
     ) -> None:
         """End every campaign and every consumer, hand back what is held, close the store."""
         keeper, driver, opened = self._connected()
-        for queue in self._queues:
-            await queue.close()
-        self._queues.clear()
-        self._keeper = self._driver = self._opened = None
+        queues, self._queues = self._queues, []
 
         async def close() -> None:
             try:
@@ -96,9 +93,14 @@ class Backend:
                 await opened.close()
 
         try:
-            await keeper.call(close)
+            for queue in queues:
+                await queue.close()
         finally:
-            await _leave(keeper, given=self._given_keeper is not None)
+            self._keeper = self._driver = self._opened = None
+            try:
+                await keeper.call(close)
+            finally:
+                await _leave(keeper, given=self._given_keeper is not None)
 
     def election(
         self,

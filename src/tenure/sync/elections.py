@@ -1,0 +1,123 @@
+"""Elections for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import tenure.election.elector
+from tenure.clock import Clock
+from tenure.election.elector import Tenancy
+from tenure.errors import TenureError
+from tenure.keeper import Keeper
+from tenure.lease import Grant, Leader
+from tenure.pacing import Timing
+from tenure.sync.portal import blocking, drawn
+from tenure.sync.stopping import forwarded
+
+
+class Term(Tenancy[threading.Event]):
+    """A term of office; ``lost`` is a ``threading.Event``. See :class:`tenure.Term`."""
+
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
+        super().__init__(grant, trusted_until, clock, threading.Event())
+
+
+Work = Callable[[Term], Any]
+
+
+class Election:
+    """One name to lead, and our candidacy for it. See :class:`tenure.Election`."""
+
+    def __init__(self, election: tenure.election.elector.Election, keeper: Keeper) -> None:
+        self.name: str = election.name
+        self.timing: Timing = election.timing
+        self._behind = election
+        self._keeper = keeper
+        self._worker: threading.Thread | None = None
+
+    def run(self, work: Work, *, again: bool = False, stop: threading.Event | None = None) -> None:
+        """Campaign for the name and run *work*, on a thread of its own, during every term won.
+
+        Blocks until the campaign ends. See :meth:`tenure.Election.run`; as a thread can't be cancelled, *work* must
+        watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not handed back, and this
+        candidate does not contend.
+        """
+
+        async def campaign() -> None:
+            with forwarded(stop) as stopping:
+                await self._behind.run(self._on_thread(work), again=again, stop=stopping)
+
+        self._keeper.call_blocking(campaign)
+
+    @contextmanager
+    def campaign(self) -> Iterator[Term]:
+        """Campaign for the name as a block, which runs on this thread once elected.
+
+        Raises:
+            TermLost: The term ended before the block did.
+        """
+        campaign = self._behind.campaign(cancel=False)
+        term: Term = self._keeper.call_blocking(campaign.__aenter__)
+        self._worker = threading.current_thread()
+        failure: BaseException | None = None
+        try:
+            yield term
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._worker = None
+            kind, trace = (type(failure), failure.__traceback__) if failure else (None, None)
+            self._keeper.call_blocking(lambda: campaign.__aexit__(kind, failure, trace))
+
+    leader = blocking(tenure.election.elector.Election.leader)
+    ask_to_resign = blocking(tenure.election.elector.Election.ask_to_resign)
+
+    def observe(self) -> Generator[Leader | None, None, None]:
+        """Yield who leads, at first and at every change. See :meth:`tenure.Election.observe`."""
+        return drawn(self._keeper, self._behind.observe())
+
+    def resign(self) -> bool:
+        """End our own term. See :meth:`tenure.Election.resign`.
+
+        Called by the work itself, it returns at once, with ``term.lost`` set: the lease is handed back when it ends.
+        """
+        wait = threading.current_thread() is not self._worker
+        return self._keeper.call_blocking(lambda: self._behind.resign(wait=wait))
+
+    def _on_thread(self, work: Work) -> Callable[[Any], Any]:
+        async def serve(term: Term) -> None:
+            loop = asyncio.get_running_loop()
+            outcome: asyncio.Future[None] = loop.create_future()
+
+            def labour() -> None:
+                error: Exception | None = None
+                try:
+                    work(term)
+                except Exception as raised:
+                    error = raised
+                except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
+                    error = TenureError(f"work raised {type(raised).__name__}: {raised}")
+                    error.__cause__ = raised
+                loop.call_soon_threadsafe(_settle, outcome, error)
+
+            self._worker = threading.Thread(target=labour, name=f"tenure-{term.name}-{term.token}", daemon=True)
+            self._worker.start()
+            while not outcome.done():
+                with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
+                    await asyncio.wait({outcome})
+            self._worker = None
+            outcome.result()
+
+        return serve
+
+
+def _settle(outcome: asyncio.Future[None], error: Exception | None) -> None:
+    if error is None:
+        outcome.set_result(None)
+    else:
+        outcome.set_exception(error)

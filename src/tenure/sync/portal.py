@@ -1,0 +1,48 @@
+"""Methods that block: each is the asynchronous one, run on the keeper's loop and waited for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tenure.keeper import Keeper
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return *method* for threads: same arguments, same answer, same errors; it blocks until it is answered.
+
+    The object it is put on has the asynchronous one as ``_behind``, and the keeper as ``_keeper``.
+    """
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        keeper: Keeper = self._keeper
+        return keeper.call_blocking(lambda: method(self._behind, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def drawn(keeper: Keeper, stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """Yield what *stream* yields, on this thread."""
+    try:
+        while True:
+            try:
+                yield keeper.call_blocking(lambda: _next(stream))
+            except StopAsyncIteration:
+                return
+    finally:
+        keeper.call_blocking(lambda: _close(stream))
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> T:
+    return await anext(stream)
+
+
+async def _close(stream: AsyncGenerator[T, None]) -> None:
+    await stream.aclose()

@@ -1,0 +1,172 @@
+"""Queues for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import tenure.queue.dead
+import tenure.queue.queue
+import tenure.queue.session
+from tenure.keeper import Keeper
+from tenure.queue.desk import BlockingMessage, Message, Received
+from tenure.queue.handlers import Handler
+from tenure.sync.portal import blocking
+from tenure.sync.stopping import forwarded
+
+T = TypeVar("T")
+
+
+class Queue:
+    """A queue of messages, each for one of the consumers that compete for them. See :class:`tenure.Queue`."""
+
+    def __init__(self, queue: tenure.queue.queue.Queue, keeper: Keeper) -> None:
+        self.name: str = queue.name
+        self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, keeper)
+        self._behind = queue
+        self._keeper = keeper
+
+    send = blocking(tenure.queue.queue.Queue.send)
+    send_batch = blocking(tenure.queue.queue.Queue.send_batch)
+    peek_deferred = blocking(tenure.queue.queue.Queue.peek_deferred)
+    drain = blocking(tenure.queue.queue.Queue.drain)
+    stats = blocking(tenure.queue.queue.Queue.stats)
+    handled = blocking(tenure.queue.queue.Queue.handled)
+
+    def request(self, body: bytes = b"", *, timeout: float = 30.0, **options: Any) -> Received:
+        """Send a message and return the answer to it. See :meth:`tenure.Queue.request`."""
+        return self._keeper.call_blocking(lambda: self._behind.request(body, timeout=timeout, **options))
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Lock up to *max* messages to us, and return them. See :meth:`tenure.Queue.receive`."""
+        return _for_threads(self._keeper, lambda: self._behind.receive(max, wait=wait))
+
+    def receive_deferred(self, *sequences: int) -> list[BlockingMessage]:
+        """Lock deferred messages by their ``sequence``. See :meth:`tenure.Queue.receive_deferred`."""
+        return _for_threads(self._keeper, lambda: self._behind.receive_deferred(*sequences))
+
+    def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
+        """Lock a session as a block. See :meth:`tenure.Queue.session`; a thread must watch ``session.lost`` itself."""
+        return Session(self._behind.session(name, wait=wait), self._keeper)
+
+    def consume(self, handler: Handler, *, stop: threading.Event | None = None, **options: Any) -> None:
+        """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
+
+        See :meth:`tenure.Queue.consume`, and :meth:`tenure.Queue.consumer` for the *options*. In the main thread,
+        SIGTERM ends it gracefully, if nobody else handles that signal (``sigterm=False``: it never does).
+        """
+        hear = options.get("sigterm") is not False
+
+        async def pump() -> None:
+            with forwarded(stop) as stopping:
+                await self._behind.consume(handler, stop=stopping, **options)
+
+        with _sigterm(self._drain_soon) if hear else _silence():
+            self._keeper.call_blocking(pump)
+
+    def pause(self) -> None:
+        """Let what :meth:`consume` runs here claim nothing, until :meth:`resume`."""
+        self._keeper.loop.call_soon_threadsafe(self._behind.pause)
+
+    def resume(self) -> None:
+        """Let it claim again."""
+        self._keeper.loop.call_soon_threadsafe(self._behind.resume)
+
+    def _drain_soon(self) -> None:
+        self._keeper.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._behind.drain()))
+
+
+class DeadLetters:
+    """The messages that could not be handled. See :class:`tenure.queue.dead.DeadLetters`."""
+
+    def __init__(self, letters: tenure.queue.dead.DeadLetters, keeper: Keeper) -> None:
+        self.name: str = letters.name
+        self._behind = letters
+        self._keeper = keeper
+
+    peek = blocking(tenure.queue.dead.DeadLetters.peek)
+    redrive = blocking(tenure.queue.dead.DeadLetters.redrive)
+    purge = blocking(tenure.queue.dead.DeadLetters.purge)
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good."""
+        return _for_threads(self._keeper, lambda: self._behind.receive(max, wait=wait))
+
+
+class Session:
+    """A session that is locked to us, as a block. See :class:`tenure.queue.session.Session`.
+
+    A thread can't be cancelled: when the lock is lost, ``lost`` is set, every verb raises ``LockLost``, and so does the
+    end of the block.
+    """
+
+    def __init__(self, session: tenure.queue.session.Session, keeper: Keeper) -> None:
+        self._behind = session
+        self._keeper = keeper
+
+    set_state = blocking(tenure.queue.session.Session.set_state)
+    renew = blocking(tenure.queue.session.Session.renew)
+
+    @property
+    def name(self) -> str:
+        """What the messages were sent with as ``session=``."""
+        return self._behind.name
+
+    @property
+    def state(self) -> bytes | None:
+        """What was last stored with :meth:`set_state`."""
+        return self._behind.state
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lock is lost."""
+        return self._behind.lost.is_set()
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Return the next up to *max* messages, in order."""
+        return _for_threads(self._keeper, lambda: self._behind.receive(max, wait=wait))
+
+    def __iter__(self) -> Generator[BlockingMessage, None, None]:
+        while messages := self.receive():
+            yield messages[0]
+
+    def __enter__(self) -> Session:
+        self._keeper.call_blocking(self._behind.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))
+
+
+def _for_threads(keeper: Keeper, receive: Callable[[], Coroutine[Any, Any, list[Message]]]) -> list[BlockingMessage]:
+    return [BlockingMessage(message, keeper.call_blocking) for message in keeper.call_blocking(receive)]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _sigterm(drain: Callable[[], None]) -> Iterator[None]:
+    """Call *drain* on SIGTERM, if we are in the main thread and nobody else handles it; a second one ends us."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def hear(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        drain()
+
+    signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,147 @@
+"""tenure.sync's queues: the same queues, from threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+
+import tenure
+import tenure.sync
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def backend() -> Iterator[tenure.sync.Backend]:
+    with tenure.sync.connect(f"memory:{uuid4().hex}") as backend:
+        yield backend
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+def test_send_receive_complete(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders", lock=5)
+    assert queue.send(b"one", id="1", headers={"kind": "test"}) == "1"
+    assert len(queue.send_batch([tenure.Outgoing(b"two"), tenure.Outgoing(b"three")])) == 2
+    messages = queue.receive(max=10, wait=1)
+    assert [message.body for message in messages] == [b"one", b"two", b"three"]
+    for message in messages:
+        message.complete()
+    with pytest.raises(tenure.LockLost):
+        messages[0].complete()
+    assert queue.stats() == tenure.Stats()
+    assert backend.queues() == ["orders"]
+
+
+def test_a_handler_on_threads(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send_batch([tenure.Outgoing(b"%d" % n) for n in range(50)])
+    seen: list[bytes] = []
+    names: set[str] = set()
+
+    def handle(message: tenure.sync.Message) -> None:
+        names.add(threading.current_thread().name)
+        seen.append(message.body)
+
+    queue.consume(handle, concurrency=3, until_empty=True)
+    assert sorted(seen, key=int) == [b"%d" % n for n in range(50)]
+    assert threading.current_thread().name not in names
+
+
+def test_stop_from_a_handler(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    stop = threading.Event()
+    queue.send(b"last")
+    queue.consume(lambda message: stop.set(), stop=stop)
+    assert queue.stats() == tenure.Stats()
+
+
+def test_sigterm_drains(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send(b"first")
+    handled: list[bytes] = []
+
+    def handle(message: tenure.sync.Message) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        handled.append(message.body)
+
+    queue.consume(handle)
+    assert handled == [b"first"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert queue.stats() == tenure.Stats()
+
+
+def test_dead_letters(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders", max_deliveries=1)
+    queue.send(b"bad", id="bad")
+
+    def handle(message: tenure.sync.Message) -> None:
+        raise ValueError("can't read it")
+
+    queue.consume(handle, until_empty=True)
+    [letter] = queue.dead_letters.peek()
+    assert letter.id == "bad"
+    assert letter.error is not None
+    assert letter.error.message == "can't read it"
+    assert queue.dead_letters.redrive(dry_run=True) == 1
+    assert queue.dead_letters.redrive() == 1
+    [message] = queue.receive()
+    message.dead_letter("rejected", "as agreed")
+    [letter_again] = queue.dead_letters.receive()
+    letter_again.complete()
+    assert queue.dead_letters.purge() == 0
+
+
+def test_a_session(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    for n in range(3):
+        queue.send(b"%d" % n, session="ann")
+    with queue.session(wait=1) as session:
+        assert session.name == "ann"
+        assert session.state is None
+        session.set_state(b"begun")
+        for message in session:
+            message.complete()
+        assert not session.is_lost
+    with queue.session("ann", wait=1) as session:
+        assert session.state == b"begun"
+        assert session.receive() == []
+
+
+def test_ask_and_answer(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("sums")
+    stop = threading.Event()
+
+    def add(message: tenure.sync.Message) -> None:
+        message.reply(json=sum(message.json()))
+
+    answering = threading.Thread(target=lambda: queue.consume(add, stop=stop))
+    answering.start()
+    try:
+        assert queue.request(json=[1, 2, 3], timeout=PATIENCE).json() == 6
+    finally:
+        stop.set()
+        answering.join(PATIENCE)
+    assert not answering.is_alive()
+
+
+def test_deferred(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send(b"later")
+    [message] = queue.receive()
+    message.defer()
+    assert queue.receive() == []
+    [again] = queue.receive_deferred(message.sequence)
+    again.complete()
+    assert queue.peek_deferred() == []
