@@ -1,0 +1,195 @@
+"""Properties of the candidate's machine: every input in every state that can be reached, and long random lives."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tenure.election.machine import (
+    TRANSITIONS,
+    Answer,
+    Hint,
+    Input,
+    NoAnswer,
+    Release,
+    Renew,
+    Resign,
+    State,
+    Stop,
+    Tick,
+    Together,
+    Withheld,
+    WorkEnded,
+)
+from tenure.lease import Grant, Granted, HeldBy, Lost, Released
+from tenure.pacing import Timing
+from tenure.testing.sim.faults import TIMINGS
+from tenure.testing.sim.script import Zeros
+from tests.properties.watched_machine import MOVES, WatchedMachine
+
+Step = Callable[[WatchedMachine], object]
+
+QUESTIONS_MAX = 3
+STEPS_MAX = 25_000
+
+
+def _feeds(event: Input) -> Step:
+    return lambda watched: watched.feed(event)
+
+
+def _waits(until: Callable[[WatchedMachine], float]) -> Step:
+    def step(watched: WatchedMachine) -> None:
+        watched.now = max(watched.now, until(watched))
+        watched.feed(Tick())
+
+    return step
+
+
+def _answers(ask: int, answer: Answer) -> Step:
+    return lambda watched: watched.answer(ask, answer)
+
+
+def _all_answers(grant: Grant) -> Iterator[Answer]:
+    other = Grant(grant.name, "m#1", grant.token + 1)
+    for each in (grant, other):
+        yield Granted(each)
+        yield Lost(each)
+        yield Released(each)
+    yield Granted(grant, resign_asked=True)
+    yield HeldBy("election", "m#1", 3, None)
+    yield HeldBy("election", "m#1", 3, 0.0)
+    yield HeldBy("election", "m#1", 3, 9.0)
+    yield NoAnswer("lost")
+    yield Withheld("stalled")
+
+
+def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
+    """Yield all that can happen next: every input, right or wrong, and the passing of time."""
+    for event in (Tick(), Hint(), Together(), Resign(), Stop(), WorkEnded(99)):
+        yield _feeds(event)
+    if watched.work is not None:
+        yield _feeds(WorkEnded(watched.work.token))
+        yield _feeds(WorkEnded(watched.work.token, again=False))
+    for ask in watched.open:
+        for answer in _all_answers(watched.grant_for(ask, 7)):
+            yield _answers(ask, answer)
+    yield _answers(12345, NoAnswer("to a question that was never asked"))
+    if len(watched.open) <= QUESTIONS_MAX and watched.now < watched.machine.wake_at < math.inf:
+        yield _waits(lambda late: late.machine.wake_at)
+    yield _waits(lambda late: late.now + 60.0)
+
+
+def _explore(timing: Timing, *, hints: bool) -> int:
+    """Go breadth first through all that can happen, and return how many different situations were met."""
+    start = WatchedMachine(timing, Zeros(), hints=hints, now=0.0)
+    met = {start.fingerprint()}
+    edge = deque([start])
+    steps = 0
+    while edge and steps < STEPS_MAX:
+        here = edge.popleft()
+        for step in _all_steps(here):
+            there = here.clone()
+            step(there)
+            steps += 1
+            assert there.clone().comes_to_rest()
+            mark = there.fingerprint()
+            if mark not in met:
+                met.add(mark)
+                edge.append(there)
+    return len(met)
+
+
+@pytest.fixture(scope="module")
+def situations() -> tuple[int, int]:
+    """Explore two settings, and return how many situations each of them has shown."""
+    MOVES.clear()
+    return _explore(Timing(), hints=True), _explore(Timing(ttl=6.0, grace=0.0), hints=False)
+
+
+def test_every_input_in_every_reachable_state_is_legal(situations: tuple[int, int]) -> None:
+    assert min(situations) > 1_000
+
+
+def test_the_table_of_transitions_has_no_dead_row_and_no_gap(situations: tuple[int, int]) -> None:
+    reached = {state: frozenset(to for was, to in MOVES if was is state) for state in State}
+    assert reached == dict(TRANSITIONS)
+
+
+class Life(RuleBasedStateMachine):
+    """A long life of one candidate, with any dice, any valid timing, and answers in any order."""
+
+    @initialize(
+        timing=st.sampled_from(TIMINGS), seed=st.integers(0, 2**32), hints=st.booleans(), now=st.floats(-9e3, 9e3)
+    )
+    def begins(self, timing: Timing, seed: int, hints: bool, now: float) -> None:
+        self.tokens = 0
+        self.watched = WatchedMachine(timing, random.Random(seed), hints=hints, now=now)
+
+    @rule(share=st.floats(0.0, 1.2))
+    def time_passes(self, share: float) -> None:
+        self.watched.now += share * self.watched.timing.ttl
+        self.watched.feed(Tick())
+
+    @rule()
+    def wakes(self) -> None:
+        if self.watched.machine.wake_at < math.inf:
+            self.watched.now = max(self.watched.now, self.watched.machine.wake_at)
+        self.watched.feed(Tick())
+
+    @rule(event=st.sampled_from((Hint(), Together(), Tick())))
+    def hears(self, event: Input) -> None:
+        self.watched.feed(event)
+
+    @rule()
+    def resigns(self) -> None:
+        self.watched.feed(Resign())
+
+    @precondition(lambda self: self.watched.now % 7 < 1)  # seldom, or no life would be long
+    @rule()
+    def stops(self) -> None:
+        self.watched.feed(Stop())
+
+    @precondition(lambda self: self.watched.work is not None)
+    @rule(again=st.integers(0, 9))
+    def work_ends(self, again: int) -> None:
+        assert self.watched.work is not None
+        self.watched.feed(WorkEnded(self.watched.work.token, again=again > 0))
+
+    @precondition(lambda self: self.watched.open)
+    @rule(data=st.data())
+    def yes(self, data: st.DataObject) -> None:
+        ask = data.draw(st.sampled_from(sorted(self.watched.open)))
+        question, _ = self.watched.open[ask]
+        self.tokens += 1
+        grant = self.watched.grant_for(ask, self.tokens)
+        self.watched.answer(ask, Released(grant) if isinstance(question, Release) else Granted(grant))
+
+    @precondition(lambda self: self.watched.open)
+    @rule(data=st.data())
+    def no(self, data: st.DataObject) -> None:
+        ask = data.draw(st.sampled_from(sorted(self.watched.open)))
+        question, _ = self.watched.open[ask]
+        held = HeldBy("election", "m#1", 3, data.draw(st.none() | st.floats(-1.0, 30.0)))
+        self.watched.answer(ask, Lost(question.grant) if isinstance(question, (Renew, Release)) else held)
+
+    @precondition(lambda self: self.watched.open)
+    @rule(data=st.data())
+    def any_answer(self, data: st.DataObject) -> None:
+        ask = data.draw(st.sampled_from(sorted(self.watched.open)))
+        answers = list(_all_answers(self.watched.grant_for(ask, self.tokens)))
+        self.watched.answer(ask, data.draw(st.sampled_from(answers)))
+
+    @invariant()
+    def does_not_spin(self) -> None:
+        assert self.watched.clone().comes_to_rest()
+
+
+Life.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLife = Life.TestCase

@@ -1,0 +1,158 @@
+"""A machine under watch: whatever it is fed, what must hold of every single step is looked at after it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+from tenure.election.machine import (
+    Acquire,
+    Answer,
+    Answered,
+    CancelWork,
+    Effect,
+    Input,
+    Machine,
+    Release,
+    Renew,
+    StartWork,
+    State,
+    Stop,
+    Tick,
+    Trust,
+    WorkEnded,
+)
+from tenure.lease import Grant, Granted
+from tenure.pacing import Dice, Timing
+
+MOVES: set[tuple[State, State]] = set()
+"""Every change of state that any watched machine has made."""
+
+
+class _Recording(Machine):
+    def _move(self, to: State) -> None:
+        before = self.state
+        super()._move(to)
+        MOVES.add((before, to))
+
+
+class WatchedMachine:
+    """Feed a machine, keep its questions, and assert what must hold after each step."""
+
+    def __init__(self, timing: Timing, dice: Dice, *, hints: bool, now: float) -> None:
+        self.timing = timing
+        self.now = now
+        self.machine = _Recording("election", "n", timing, dice, hints=hints, now=now)
+        self.open: dict[int, tuple[Acquire | Renew | Release, float]] = {}
+        self.last_ask = 0
+        self.stopping = False
+        self.work: Grant | None = None
+        self.told = False
+
+    def clone(self) -> WatchedMachine:
+        """Return a copy that goes its own way."""
+        twin = copy.copy(self)
+        twin.open = dict(self.open)
+        twin.machine = copy.copy(self.machine)
+        twin.machine._questions = dict(self.machine._questions)
+        twin.machine._office = copy.copy(self.machine._office)
+        return twin
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what makes two machines behave alike from here on, with times as distances from now."""
+
+        def ago(moment: float) -> float:
+            return round(moment - self.now, 6)
+
+        machine, office = self.machine, self.machine._office
+        questions = tuple(
+            (ask == machine._current, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
+            for ask, (asked, at) in sorted(self.open.items())
+        )
+        offices = office and (
+            *(ago(each) for each in (office.trusted_until, office.renew_at, office.asked_at, office.stop_by)),
+            *(office.ours, office.stalled, office.ending, office.overran, office.work_runs),
+        )
+        times = tuple(
+            ago(each) for each in (machine._look_at, machine._looked_at, machine._give_way_until, machine._deadline)
+        )
+        return (machine.state, machine._hinted, machine._stopping, questions, offices, times)
+
+    @staticmethod
+    def _holder(question: Acquire | Renew | Release) -> str:
+        return question.holder if isinstance(question, Acquire) else question.grant.holder
+
+    def grant_for(self, ask: int, token: int) -> Grant:
+        """Return the claim that question *ask* is about; a new one for an acquisition."""
+        question, _ = self.open[ask]
+        return Grant("election", question.holder, token) if isinstance(question, Acquire) else question.grant
+
+    def answer(self, ask: int, answer: Answer) -> None:
+        """Let the open question *ask* come back."""
+        self.feed(Answered(ask, answer))
+
+    def feed(self, event: Input) -> Sequence[Effect]:
+        """Give *event* to the machine, and look at what it does."""
+        before, trusted = self.machine.state, self.machine.trusted_until
+        if isinstance(event, Stop) or (isinstance(event, WorkEnded) and self._ends(event) and not event.again):
+            self.stopping = True
+        if isinstance(event, WorkEnded) and self._ends(event):
+            self.work = None
+        effects = self.machine.handle(event, self.now)
+        asked_at = self.open.pop(event.ask)[1] if isinstance(event, Answered) and event.ask in self.open else None
+        for effect in effects:
+            self._look_at(effect)
+        if before is State.STOPPED:
+            assert self.machine.state is State.STOPPED
+        self._look_at_trust(event, trusted, asked_at)
+        self._look_at_rest()
+        return effects
+
+    def _ends(self, event: WorkEnded) -> bool:
+        return self.work is not None and event.token == self.work.token
+
+    def _look_at(self, effect: Effect) -> None:
+        match effect:
+            case Acquire() | Renew() | Release():
+                assert effect.ask > self.last_ask, "questions are numbered upwards"
+                self.last_ask = effect.ask
+                self.open[effect.ask] = (effect, self.now)
+                if isinstance(effect, Acquire):
+                    assert not self.stopping, "stopped, and asks for the name"
+                if isinstance(effect, Release):
+                    assert effect.grant != self.work, "handed back while work runs"
+            case StartWork(grant, until):
+                assert self.work is None, "two terms at a time"
+                assert until - self.timing.grace > self.now, "a term without time for work"
+                self.work, self.told = grant, False
+            case Trust(token) | CancelWork(token):
+                assert self.work is not None
+                assert token == self.work.token, "about another term"
+                self.told = self.told or isinstance(effect, CancelWork)
+
+    def _look_at_trust(self, event: Input, before: float, asked_at: float | None) -> None:
+        trusted = self.machine.trusted_until
+        if trusted > before:
+            assert isinstance(event, Answered), "trust grew by itself"
+            assert isinstance(event.answer, Granted), "trust grew by something else than a yes"
+            assert asked_at is not None
+            assert trusted <= asked_at + self.timing.window + 1e-9, "not counted from the question"
+
+    def _look_at_rest(self) -> None:
+        machine = self.machine
+        assert machine.grant == self.work
+        if self.work is not None and self.now >= machine.trusted_until - self.timing.grace:
+            assert self.told, "work goes on though its time is over"
+        assert machine.settled == (machine.state is State.STOPPED and not self.open)
+        overran = machine._office is not None and machine._office.overran
+        if machine.state is not State.STOPPED and not (self.work is not None and overran):
+            assert machine.wake_at < math.inf, f"{machine.state} and never wakes"
+
+    def comes_to_rest(self) -> bool:
+        """Tell whether waking it again and again at one moment ends."""
+        for _ in range(4):
+            if self.machine.wake_at > self.now:
+                return True
+            self.feed(Tick())
+        return self.machine.wake_at > self.now
