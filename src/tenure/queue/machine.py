@@ -441,9 +441,10 @@ class Pump:
         """Do what time and room allow."""
         self._flush(now, effects)
         if self.state is State.RUNNING and not self._claiming and now >= self._claim_at:
-            room = self._room()
-            if room:
-                self._claim(room, now, effects)
+            if self._room():
+                self._set_target(now)
+                if room := self._room():
+                    self._claim(room, now, effects)
         if self.state is State.DRAINING:
             self._wind_up(now, effects)
 
@@ -464,7 +465,6 @@ class Pump:
         self._claiming = self._asked
         self._claim_limit = limit
         self._hinted = False
-        self._set_target(now)
         self._claim_asked_at = now
         self._done = 0
         effects.append(Receive(self._asked, limit))

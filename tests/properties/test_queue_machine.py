@@ -1,0 +1,414 @@
+"""Properties of a consumer's two machines: whatever comes, in whatever order, at whatever time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenure.errors import ConfigError
+from tenure.pacing import Timing
+from tenure.queue import machine
+from tenure.queue.machine import (
+    NEVER,
+    TRANSITIONS,
+    Answered,
+    CancelAll,
+    CancelHandler,
+    Claimed,
+    Drain,
+    Effect,
+    Habits,
+    Hint,
+    Hold,
+    Locks,
+    NoAnswer,
+    Pause,
+    Pump,
+    Receive,
+    Renew,
+    Resume,
+    Settle,
+    State,
+    Tick,
+)
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    NO_HEADERS,
+    SETTLED,
+    Abandon,
+    Delivery,
+    Lapsed,
+    Renewed,
+    Settled,
+    Settlement,
+    Token,
+    Verdict,
+)
+from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+
+LOCK = 30.0
+TIMING = Timing(LOCK)
+
+
+class Broker:
+    """A broker that is too simple to be wrong; its time is true time."""
+
+    def __init__(self, messages: int) -> None:
+        self.now = 0.0
+        self.ready: dict[int, int] = dict.fromkeys(range(1, messages + 1), 0)  # sequence: deliveries
+        self.locked: dict[int, tuple[Token, float]] = {}
+        self.completed: Counter[int] = Counter()
+        self.claims = 0
+
+    def receive(self, limit: int) -> list[Delivery]:
+        self.claims += 1
+        found = [
+            sequence
+            for sequence in self.ready
+            if sequence not in self.locked or self.locked[sequence][1] <= self.now  # the one predicate
+        ][:limit]
+        for sequence in found:
+            self.locked[sequence] = (self.claims, self.now + LOCK)
+            self.ready[sequence] += 1
+        return [
+            Delivery("q", sequence, self.claims, str(sequence), b"", NO_HEADERS, self.ready[sequence], 0.0, 0.0)
+            for sequence in found
+        ]
+
+    def _is_ours(self, one: Delivery) -> bool:
+        token, until = self.locked.get(one.sequence, (0, 0.0))
+        return token == one.token and self.now < until
+
+    def renew(self, held: Sequence[Delivery]) -> list[Renewed | Lapsed]:
+        answers: list[Renewed | Lapsed] = []
+        for one in held:
+            if self._is_ours(one):
+                self.locked[one.sequence] = (one.token, self.now + LOCK)
+                answers.append(Renewed(0.0))
+            else:
+                answers.append(LAPSED)
+        return answers
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
+        answers: list[Settled | Lapsed] = []
+        for one, verdict in settlements:
+            if not self._is_ours(one):
+                answers.append(LAPSED)
+                continue
+            del self.locked[one.sequence]
+            if verdict is COMPLETE:
+                del self.ready[one.sequence]
+                self.completed[one.sequence] += 1
+            elif verdict is GIVE_BACK:
+                self.ready[one.sequence] -= 1
+            answers.append(SETTLED)
+        return answers
+
+
+@dataclass
+class Node:
+    """A consumer: its machines, its handlers, its questions on the road. Its clock runs at *rate*."""
+
+    broker: Broker
+    dice: random.Random
+    rate: float
+    loss: float
+    slow: float
+    habits: Habits
+    holds: dict[Token, Hold] = field(default_factory=dict)
+    running: dict[tuple[Token, int], tuple[Delivery, float]] = field(default_factory=dict)
+    road: list[tuple[float, Any, Any]] = field(default_factory=list)  # (arrives at, machine, event)
+    violations: list[str] = field(default_factory=list)
+    blocked_until: float = 0.0
+    cut_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        args: tuple[Any, ...] = ("q", "me", self.habits, self.dice, self.holds)
+        self.pump = Pump(*args, now=self.now)
+        self.locks = Locks(*args, now=self.now)
+
+    @property
+    def now(self) -> float:
+        return self.broker.now * self.rate + 1_000.0
+
+    def step(self) -> None:
+        """Do what is due at this moment."""
+        now = self.broker.now
+        for one in [one for one in self.road if one[0] <= now]:
+            self.road.remove(one)
+            if one[1] is self.pump and now < self.blocked_until:
+                self.road.append((self.blocked_until, *one[1:]))
+            else:
+                self.perform(one[1], one[1].handle(one[2], self.now))
+        if self.now >= self.locks.wake_at:
+            self.perform(self.locks, self.locks.handle(Tick(), self.now))
+        if now >= self.blocked_until:
+            self._turn()
+
+    def _turn(self) -> None:
+        for key, (delivery, until) in list(self.running.items()):
+            if self.broker.now >= until:
+                del self.running[key]
+                self.pump.done(delivery, COMPLETE if self.dice.random() < 0.8 else Abandon())
+        while len(self.running) < self.habits.concurrency:
+            taken = self.pump.take(self.now)
+            if taken is None:
+                break
+            if not self.believes(taken):
+                self.violations.append(f"took {taken.sequence} when its lock was not sure")
+            seconds = self.dice.choice([0.0, 0.1, 3.0, 50.0, 300.0])
+            self.running[(taken.token, taken.sequence)] = (taken, self.broker.now + seconds)
+        self.perform(self.pump, self.pump.handle(Tick(), self.now))
+
+    def perform(self, who: Any, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Receive(ask, limit):
+                    self.ask(who, ask, lambda limit=limit: self.broker.receive(limit), claim=True)
+                case Settle(ask, settlements):
+                    self.ask(who, ask, lambda settlements=settlements: self.broker.settle(settlements))
+                case Renew(ask, held):
+                    self.ask(who, ask, lambda held=held: self.broker.renew(held))
+                case CancelHandler(held, _):
+                    self._cancel(held[:3], Abandon())
+                case CancelAll():
+                    for delivery, _until in list(self.running.values()):
+                        self._cancel(delivery[:3], GIVE_BACK)
+
+    def _cancel(self, held: tuple[Any, ...], verdict: Any) -> None:
+        found = self.running.pop((held[2], held[1]), None)
+        if found is not None:
+            self.pump.done(found[0], verdict)
+
+    def ask(self, who: Any, ask: int, question: Any, *, claim: bool = False) -> None:
+        """Send a question: it arrives or not, its answer comes or not, sooner or later."""
+        delay = self.dice.choice([0.0, 0.01, self.slow])
+        fate = self.dice.random()
+        if fate < self.loss or self.broker.now < self.cut_until:
+            event: Any = Answered(ask, NoAnswer("lost on its way there"))
+        else:
+            answer = question()
+            if fate < 2 * self.loss:
+                event = Answered(ask, NoAnswer("lost on its way back"))
+            else:
+                event = Claimed(ask, answer) if claim else Answered(ask, answer)
+        self.road.append((self.broker.now + delay, who, event))
+
+    def believes(self, delivery: Delivery) -> bool:
+        """Whether the machines believe in this lock now."""
+        hold = self.holds.get(delivery.token)
+        if hold is None or delivery.sequence not in hold.running:
+            return False
+        sure = min(hold.sure_until, hold.cancelled.get(delivery.sequence, NEVER))
+        return self.now < sure
+
+    def sure(self) -> set[int]:
+        return {one.sequence for one, _ in self.running.values() if self.believes(one)}
+
+
+def check(nodes: list[Node]) -> None:
+    sure = Counter(sequence for node in nodes for sequence in node.sure())
+    assert not [sequence for sequence, count in sure.items() if count > 1], "two are sure of one message"
+    for node in nodes:
+        assert not node.violations
+        for delivery, _ in node.running.values():
+            if node.believes(delivery):
+                assert node.broker._is_ours(delivery), f"{delivery.sequence} is believed and not ours"
+
+
+def live(seed: int, loss: float, slow: float) -> None:
+    """Live through a stretch of trouble, then demand that everything is handled."""
+    dice = random.Random(seed)
+    broker = Broker(messages=40)
+    nodes = []
+    for rate in (1.0, 0.96, 1.05):
+        habits = Habits(TIMING, concurrency=dice.choice([1, 3]), prefetch=dice.choice([0, 20]), max_hold=120.0)
+        nodes.append(Node(broker, random.Random(dice.random()), rate, loss, slow, habits))
+    step = 0.5
+    for _ in range(600):
+        broker.now += dice.choice([0.01, step])
+        for node in nodes:
+            if dice.random() < 0.01:  # user code blocks this node's loop; its locks are kept all the same
+                node.blocked_until = broker.now + dice.choice([1.0, 40.0])
+            if dice.random() < 0.005:  # this node's way to the broker is cut
+                node.cut_until = broker.now + dice.choice([5.0, 60.0])
+            if dice.random() < 0.01:
+                event: Any = dice.choice([Pause(), Resume(), Hint()])
+                node.perform(node.pump, node.pump.handle(event, node.now))
+            node.step()
+        check(nodes)
+    assert all(count == 1 for count in broker.completed.values())
+    for node in nodes:  # faults stop, and progress is demanded
+        node.loss, node.slow, node.cut_until = 0.0, 0.01, 0.0
+        node.perform(node.pump, node.pump.handle(Resume(), node.now))
+    for _ in range(6_000):
+        broker.now += step
+        for node in nodes:
+            node.step()
+        check(nodes)
+        if not broker.ready:
+            break
+    assert set(broker.completed) == set(range(1, 41))
+    for node in nodes:
+        node.perform(node.pump, node.pump.handle(Drain(node.now + 5.0), node.now))
+        for _ in range(400):
+            broker.now += step
+            node.step()
+        assert node.pump.state is State.STOPPED
+        assert not node.holds
+        assert node.locks.settled
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]), st.sampled_from([0.5, 5.0, 25.0]))
+def test_locks_are_never_believed_too_long_and_all_is_handled(seed: int, loss: float, slow: float) -> None:
+    live(seed, loss, slow)
+
+
+def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
+    keep = Pump._keep
+
+    def late(self: Pump, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+        self._claim_asked_at = now
+        keep(self, deliveries, now, effects)
+
+    patch.setattr(Pump, "_keep", late)
+
+
+def believe_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine, "sure_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
+
+
+def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pump, "_unanswered", lambda self, ask, why, now, effects: self._settling.pop(ask, None))
+
+
+@pytest.mark.parametrize("bug", [count_from_the_answer, believe_the_whole_lock, forget_the_verdict])
+def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    for seed in range(60):
+        try:
+            live(seed, loss=0.3 if seed % 2 else 0.05, slow=25.0)
+        except AssertionError:
+            return
+    pytest.fail("nothing was found: a checker that can't fail proves nothing")
+
+
+WORDS = st.sampled_from(
+    ["tick", "hint", "pause", "resume", "drain", "take", "done", "claim", "answer", "lose", "locks"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(WORDS, st.integers(0, 5), st.floats(0.0, 20.0)), max_size=60))
+def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) -> None:
+    holds: dict[Token, Hold] = {}
+    habits = Habits(TIMING, concurrency=3)
+    pump = Pump("q", "me", habits, random.Random(1), holds, now=0.0)
+    locks = Locks("q", "me", habits, random.Random(1), holds, now=0.0)
+    now, sequence = 0.0, 0
+    taken: list[Delivery] = []
+    for word, number, pause in words:
+        now += pause
+        before = pump.state
+        match word:
+            case "take":
+                if (one := pump.take(now)) is not None:
+                    taken.append(one)
+            case "done" if taken:
+                verdicts: list[Verdict | None] = [COMPLETE, GIVE_BACK, Abandon(), None, COMPLETE, COMPLETE]
+                pump.done(taken.pop(), verdicts[number])
+            case "claim":
+                made = []
+                for _ in range(number):
+                    sequence += 1
+                    made.append(Delivery("q", sequence, f"t{sequence}", "x", b"", NO_HEADERS, 1, 0.0, 0.0))
+                made = [one._replace(token=made[0].token) for one in made]
+                pump.handle(Claimed(pump._claiming if number else 99, made), now)
+            case "answer":
+                for ask, settlements in list(pump._settling.items()):
+                    pump.handle(Answered(ask, [SETTLED] * len(settlements)), now)
+            case "lose":
+                pump.handle(Answered(number + 1, NoAnswer("lost")), now)
+            case "locks":
+                for ask, question in list(locks._questions.items()):
+                    answers = [Renewed(0.0) if number % 2 else LAPSED] * len(question.held)
+                    locks.handle(Answered(ask, answers), now)
+                locks.handle(Tick(), now)
+            case "drain":
+                pump.handle(Drain(now + number), now)
+            case _:
+                events: dict[str, Any] = {"tick": Tick(), "hint": Hint(), "pause": Pause(), "resume": Resume()}
+                pump.handle(events.get(word, Tick()), now)
+        legal = {before, *TRANSITIONS[before]}
+        assert pump.state in legal | {after for one in legal for after in TRANSITIONS[one]}  # two steps: drain, stop
+        assert pump.busy >= 0
+        assert pump.waiting >= 0
+        assert pump.outstanding >= 0
+        if pump.state is State.STOPPED:
+            assert pump.take(now) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(0, 100),
+    st.floats(1, 10),
+    st.floats(0, 1e6),
+    st.floats(0, 1),
+    st.integers(1, 10_000),
+    st.integers(0, 2**32),
+)
+def test_waits_grow_and_keep_their_bounds(
+    first: float, factor: float, more: float, jitter: float, deliveries: int, seed: int
+) -> None:
+    policy = RetryPolicy(first, factor, first + more, jitter)
+    wait = policy.delay(deliveries, random.Random(seed))
+    assert 0 <= wait <= policy.longest
+    assert policy.delay(1, random.Random(seed)) <= first
+
+
+class _Dice:
+    def random(self) -> float:
+        return 0.5
+
+
+def test_what_a_failure_leads_to() -> None:
+    policy = RetryPolicy(first=1.0, factor=2.0, longest=3.0, jitter=0.0, never=(KeyError,))
+    assert [policy.delay(count, _Dice()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
+    assert verdict_on_failure(Retry(after=7.0), 1, policy, _Dice()) == Abandon(7.0, None)
+    assert verdict_on_failure(Retry(), 2, policy, _Dice()) == Abandon(2.0, None)
+    verdict: Any = verdict_on_failure(Reject("bad", "very"), 1, policy, _Dice())
+    assert (verdict.reason, verdict.description, verdict.error) == ("bad", "very", None)
+    verdict = verdict_on_failure(KeyError("k"), 1, policy, _Dice())
+    assert (verdict.reason, verdict.error.type) == ("KeyError", "KeyError")
+    verdict = verdict_on_failure(ValueError("x\ud800\0"), 3, policy, _Dice())
+    assert (verdict.delay, verdict.error.message) == (3.0, "x\\ud800\\x00")
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: RetryPolicy(first=-1), "first must be"),
+        (lambda: RetryPolicy(factor=0.5), r"factor \(0.5\) must be at least 1"),
+        (lambda: RetryPolicy(jitter=2), r"jitter \(2\) must be at most 1"),
+        (lambda: RetryPolicy(first=5, longest=1), r"longest \(1 s\) must be at least first \(5 s\)"),
+        (lambda: Retry(after=-1), "after must be"),
+        (lambda: Retry(after=NEVER), "after must be"),
+        (lambda: Reject(""), "reason must not be empty"),
+        (lambda: Habits(TIMING, concurrency=0), "concurrency must be"),
+        (lambda: Habits(TIMING, prefetch=-1), "prefetch must be"),
+        (lambda: Habits(TIMING, max_hold=0), "max_hold must be more"),
+    ],
+)
+def test_settings_that_can_not_work(build: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        build()

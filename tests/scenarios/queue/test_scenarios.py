@@ -1,0 +1,206 @@
+"""Plays the scenarios beside it: golden texts that tell what a consumer's two machines do, line by line.
+
+A line is a moment, a word and its arguments; indented under it stands everything that the machines answer. Messages are
+called by their sequence, questions by ``#number``; ``locks`` begins what is asked of :class:`Locks` instead of
+:class:`Pump`. The dice always show 0, so nothing is jittered. To write the answers anew: ``SCENARIOS=write pytest …``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.pacing import Timing
+from tenure.queue.machine import (
+    Answered,
+    CancelAll,
+    CancelHandler,
+    Claimed,
+    Drain,
+    Effect,
+    Habits,
+    Hint,
+    Hold,
+    Locks,
+    NoAnswer,
+    Pause,
+    Pump,
+    Receive,
+    Renew,
+    Report,
+    Resume,
+    Serve,
+    Settle,
+    Tell,
+    Tick,
+)
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    NO_HEADERS,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    DeadLetter,
+    Delivery,
+    Lapsed,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Token,
+    Verdict,
+)
+
+HERE = Path(__file__).parent
+SCENARIOS = sorted(HERE.glob("*.txt"))
+VERDICTS: dict[str, Verdict] = {
+    "complete": COMPLETE,
+    "back": GIVE_BACK,
+    "abandon": Abandon(),
+    "reject": DeadLetter("bad"),
+}
+ANSWERS: dict[str, Settled | Lapsed] = {"yes": SETTLED, "dead": SETTLED_DEAD, "no": LAPSED}
+PUMP_EVENTS = {"tick": Tick(), "hint": Hint(), "pause": Pause(), "resume": Resume()}
+
+
+class NoDice:
+    def random(self) -> float:
+        return 0.0
+
+
+class Stage:
+    """Both machines, and the messages by their numbers."""
+
+    def __init__(self, options: str) -> None:
+        given = dict(one.split("=") for one in options.split())
+        timing = Timing(float(given.pop("lock", "30")))
+        more: dict[str, Any] = {name: int(value) for name, value in given.items()}
+        habits = Habits(timing, **more)
+        holds: dict[Token, Hold] = {}
+        self.pump = Pump("orders", "me", habits, NoDice(), holds, now=0.0)
+        self.locks = Locks("orders", "me", habits, NoDice(), holds, now=0.0)
+        self.messages: dict[str, Delivery] = {}
+        self.claims = 0
+
+    def play(self, now: float, line: str) -> list[str]:
+        """Do what *line* says, and return what is answered."""
+        head, _, tail = line.partition(":")
+        word, *words = head.split()
+        if word == "locks":
+            return self._tell(self.locks.handle(self._locks_event(words, tail.split()), now), self.locks.wake_at)
+        if word == "take":
+            taken = self.pump.take(now)
+            return [f"message {taken.sequence}" if taken else "nothing"]
+        if word == "done":
+            verdict = None if words[1:] == ["keep"] else VERDICTS[words[1] if words[1:] else "complete"]
+            passed = self.pump.done(self.messages[words[0]], verdict)
+            return ["noted" if passed else "kept" if verdict is None else "thrown away"]
+        if word == "settled":
+            self.pump.settled(self.messages[words[0]])
+            return []
+        return self._tell(self.pump.handle(self._pump_event(word, words, tail.split()), now), self.pump.wake_at)
+
+    def _pump_event(self, word: str, words: list[str], rest: list[str]) -> Any:
+        match word:
+            case "claimed":
+                self.claims += 1
+                due = [float(one.removeprefix("due=")) for one in rest if one.startswith("due=")]
+                found = [self._message(one) for one in rest if not one.startswith("due=")]
+                return Claimed(_number(words[0]), found, due[0] if due else None)
+            case "answered":
+                return Answered(_number(words[0]), [ANSWERS[one] for one in rest])
+            case "unanswered":
+                return Answered(_number(words[0]), NoAnswer("timed out"))
+            case "drain":
+                return Drain(float(words[0]))
+        return PUMP_EVENTS[word]
+
+    def _locks_event(self, words: list[str], rest: list[str]) -> Any:
+        match words[0]:
+            case "renewed":
+                return Answered(_number(words[1]), [LAPSED if one == "no" else Renewed(0.0) for one in rest])
+            case "answered":
+                return Answered(_number(words[1]), [ANSWERS[one] for one in rest])
+            case "unanswered":
+                return Answered(_number(words[1]), NoAnswer("timed out"))
+        return Tick()
+
+    def _message(self, number: str) -> Delivery:
+        token = f"claim {self.claims}"
+        self.messages[number] = Delivery("orders", int(number), token, number, b"", NO_HEADERS, 1, 0.0, 0.0)
+        return self.messages[number]
+
+    def _tell(self, effects: list[Effect], wake_at: float) -> list[str]:
+        return [*(_told(one) for one in effects), f"{self.pump.state.value}, wake at {wake_at:g}"]
+
+
+def _told(effect: Effect) -> str:
+    match effect:
+        case Receive(ask, limit):
+            return f"receive #{ask}: up to {limit}"
+        case Settle(ask, settlements):
+            return f"settle #{ask}: {', '.join(_judged(one) for one in settlements)}"
+        case Renew(ask, held):
+            return f"renew #{ask}: {' '.join(_held(one) for one in held)}"
+        case Serve():
+            return "serve"
+        case CancelHandler(held, why):
+            return f"cancel the handler of {_held(held)}: {why}"
+        case CancelAll():
+            return "cancel all handlers"
+        case Report(settlement, answer):
+            return f"report {_judged(settlement)}: {answer}"
+        case Tell(event):
+            named = f" {event.sequence}" if hasattr(event, "sequence") else ""
+            return f"tell {type(event).__name__}{named}"
+    raise AssertionError(effect)
+
+
+def _judged(settlement: Settlement) -> str:
+    verdict = settlement.verdict
+    name = next((name for name, one in VERDICTS.items() if one == verdict), repr(verdict))
+    return f"{settlement.delivery.sequence} {name}"
+
+
+def _held(held: Delivery | SessionLock) -> str:
+    return str(held.sequence) if isinstance(held, Delivery) else held.session
+
+
+def _number(word: str) -> int:
+    return int(word.removeprefix("#"))
+
+
+def perform(text: str) -> str:
+    """Return *text* with the answers as they are now."""
+    stage: Stage | None = None
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            lines.append(line)
+        elif line.startswith("with"):
+            stage = Stage(line.removeprefix("with"))
+            lines.append(line)
+        elif not line.startswith(" "):
+            assert stage is not None, "a scenario begins with 'with …'"
+            moment, _, what = line.partition(" ")
+            lines.append(line)
+            lines += [f"        {answer}" for answer in stage.play(float(moment), what)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    text = path.read_text()
+    performed = perform(text)
+    if os.environ.get("SCENARIOS") == "write":
+        path.write_text(performed)
+    assert performed == text
+
+
+def test_there_are_scenarios() -> None:
+    assert len(SCENARIOS) >= 8
