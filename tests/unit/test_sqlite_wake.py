@@ -185,6 +185,16 @@ async def test_hints_end_when_the_backend_is_closed(opener: Opener) -> None:
     assert await anext(backend.leases.hints("name"), "the end") == "the end"
 
 
+async def test_a_socket_that_is_made_while_the_backend_is_closed_is_not_left(file: Path, opener: Opener) -> None:
+    backend = opener()
+    await backend.leases.inspect("name")
+    first = asyncio.ensure_future(anext(backend.leases.hints("name")))
+    await asyncio.sleep(0)  # now the thread has been asked for the socket
+    await backend.close()
+    await asyncio.gather(first, return_exceptions=True)
+    assert sockets(file) == []
+
+
 async def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30) / ("name" * 30)
     folder.mkdir(parents=True)

@@ -42,6 +42,7 @@ class Wake:
         self._socket: socket.socket | None = None
         self._name = ""
         self._home: asyncio.AbstractEventLoop | None = None  # the loop that reads the socket
+        self._closed = False
         self._why_not = _why_not(self._folder)
 
     @property
@@ -112,6 +113,7 @@ class Wake:
         self._refresh()
         self._bell.close()
         self._why_not = "closed"
+        self._closed = True
         listening, home = self._socket, self._home
         self._socket = self._home = None
         if listening is None:
@@ -153,6 +155,10 @@ class Wake:
             self._why_not = f"no socket can be made in {self._folder}: {error}"
             return False
         self._socket = listening
+        if self._closed:  # meanwhile, and without this socket: one of the two sees the other
+            listening.close()
+            self._unlink()
+            return False
         return True
 
     def _unlink(self) -> None:
