@@ -85,6 +85,8 @@ def redact(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
+    if not parts.scheme and "@" in url:  # no URL at all, but somebody meant it to be one
+        return f"***@{url.rpartition('@')[2]}"
     netloc = parts.netloc
     if netloc and "@" not in netloc and ":" in netloc and "@" in url:
         # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the @.

@@ -100,6 +100,7 @@ def test_an_option_that_does_not_fit_is_refused_by_name(query: str, said: str) -
         ("redis://:hu#sh@host", "redis://***@host"),
         ("redis://:hu?sh@host", "redis://***@host"),
         ("redis://:hu[sh@host", "redis://***@host"),
+        ("://me:hush@host", "***@host"),
         ("sqlite:///work.db", "sqlite:///work.db"),
         ("sqlite:////var/my@home.db?busy=1", "sqlite:////var/my@home.db?busy=1"),
         ("memory:name", "memory:name"),

@@ -123,7 +123,8 @@ def path_of(url: Url) -> str:
     right = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
     rest = url.written.partition(":")[2].partition("?")[0]
     if url.netloc:
-        raise ConfigError(f"{str(url)!r} has a host, {url.netloc!r}; write sqlite:///{rest.lstrip('/')}: {right}")
+        host = url.netloc.rpartition("@")[2]  # what stands before it may be a password
+        raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {right}")
     if not rest.startswith("//"):
         raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {right}")
     path = unquote(url.path[1:])
