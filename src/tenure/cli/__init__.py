@@ -1,0 +1,23 @@
+"""The command line: ``tenure lead|status|watch|resign|doctor|sim …``. Here is its front door, and nothing slow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+NOT_INSTALLED = "tenure: the command line needs click and rich, which are not installed; run: pip install 'tenure[cli]'"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; the table of codes is in :mod:`tenure.cli.exits`."""
+    try:
+        import click  # noqa: F401
+        import rich  # noqa: F401  # the package itself is cheap; its modules are imported where a table is drawn
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.stderr.write(f"{NOT_INSTALLED}\n")
+        return 2
+    from tenure.cli.group import run
+
+    return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,41 @@
+"""The exit codes: one table, which ``tenure --help`` shows and every command uses."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What a command's end means, after sysexits.h and the shells."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Exit:
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "done; status: somebody leads"
+    FOUND = 1, "sim: a promise was broken; doctor --strict: something to mend"
+    USAGE = 2, "the command line can't be understood"
+    VACANT = 3, "status, resign: nobody leads that name"
+    UNAVAILABLE = 69, "the store did not answer"
+    INTERNAL = 70, "a bug in tenure"
+    NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
+    NOT_YET = 75, "resign --wait: asked, but not stepped down in time"
+    CONFIG = 78, "a setting, a URL or a file that can never work"
+    NOT_RUNNABLE = 126, "lead: the command can't be run"
+    NOT_FOUND = 127, "lead: there is no such command"
+    SIGNAL = 128, "128 + n: signal n ended it; lead: ended the command, or tenure while none ran"
+
+
+LEAD_KEEPS = "lead: otherwise the command's own code"
+
+
+class Failure(Exception):  # it is told to people, and never leaves the command line
+    """Say why a command can't go on, and with which code it ends."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,167 @@
+"""The group of commands, what they share, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+import tenure
+from tenure.cli.exits import LEAD_KEEPS, Exit, Failure
+from tenure.cli.output import complain, tell_log
+from tenure.errors import ConfigError, TenureError, nearest
+
+if TYPE_CHECKING:
+    from tenure import Backend
+
+COMMANDS: tuple[str, ...] = ()  # a file of this folder for each, which holds it under the name `command`
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SETTING = re.compile(r"\b(ttl|renew_every|retry_every|grace)=(?=[\d.])")
+_BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line *arguments*; return the exit code."""
+    try:
+        result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else Exit.DONE
+    except click.exceptions.Exit as left:
+        return left.exit_code
+    except BrokenPipeError:
+        # Who read our output has left. Python would complain about it once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.SIGNAL + 2
+    except Exception as error:
+        code, message = told(error)
+        complain(message)
+        if code == Exit.INTERNAL:
+            traceback.print_exception(error)
+        return code
+
+
+def told(error: Exception) -> tuple[int, str]:
+    """Say with which code an error ends the program, and what the operator reads of it."""
+    match error:
+        case Failure():
+            return error.code, str(error)
+        case click.UsageError():
+            where = f"{error.ctx.command_path} --help" if error.ctx else "tenure --help"
+            return Exit.USAGE, f"{error.format_message().rstrip('.')}; see: {where}"
+        case click.ClickException():
+            return Exit.USAGE, error.format_message()
+        case ConfigError():  # what is a keyword in Python is an option here
+            return Exit.CONFIG, _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+        case TenureError():
+            return Exit.UNAVAILABLE, str(error)
+    return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
+
+
+def complete(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command that needs an event loop."""
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+# --- the group ---------------------------------------------------------------------------------------------------
+
+
+class _Group(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return cast("click.Command", import_module(f"tenure.cli.{cmd_name}").command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", LEAD_KEEPS)])
+        with formatter.section("Environment"):
+            formatter.write_dl([("TENURE_URL", "the store where --on is not given, and the place for a password")])
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(tenure.__version__, prog_name="tenure", message="%(prog)s %(version)s")
+def group() -> None:
+    """Leader election for any program, on the store that you already run."""
+
+
+# --- what commands share -----------------------------------------------------------------------------------------
+
+
+def duration(text: str) -> float:
+    """Read seconds, or a number with a unit; to be used as the type of an option."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|)", text)
+    if not found:
+        raise click.BadParameter(f"{text!r} is not a duration; write seconds (15, 0.5) or a unit (500ms, 15s, 2m, 1h)")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """Read ``key=value``; to be used as the type of an option."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} is not of the form key=value")
+    return key, value
+
+
+def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
+    if not url and not ctx.resilient_parsing:
+        raise click.UsageError(
+            "it is not said which store to use; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
+            ctx,
+        )
+    return url or ""
+
+
+def on_option(function: AnyFunction) -> AnyFunction:
+    """Add ``--on URL``."""
+    return click.option(
+        "--on",
+        "url",
+        metavar="URL",
+        envvar="TENURE_URL",
+        callback=_given,
+        help="The store, for example sqlite:///work.db. [default: TENURE_URL, which is the place for a password: "
+        "everybody on the machine can read a command line]",
+    )(function)
+
+
+def json_option(function: AnyFunction) -> AnyFunction:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")(function)
+
+
+def connect(url: str) -> Backend:
+    """Open the store for a command that looks on: only errors are logged."""
+    tell_log(-1)
+    return tenure.connect(url)
+
+
+def seconds_option(name: str, meaning: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Add an option that is a duration."""
+    return click.option(name, type=duration, metavar="S", help=meaning)

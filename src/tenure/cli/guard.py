@@ -1,0 +1,374 @@
+"""The guard of a command: a small process that starts it, and leaves nothing of it alive beyond the term's deadline.
+
+``tenure lead`` runs this file with ``python -I -S``, so it must stand alone: standard library only, quick to start.
+
+House rules:
+
+- Whatever becomes of ``tenure``, the command is gone in time. Killed, ``tenure`` closes the control pipe; stopped or
+  blocked, it sends no new deadline. Both end here: TERM, then KILL.
+- The deadline is a moment of a clock that all processes of the machine share, and that goes on in suspend. It is looked
+  at before the command is started, too.
+- The command leads a process group of its own, so that the guard can signal the group and live. The session is the
+  guard's, so that a terminal's signals come through ``tenure`` only, and are not delivered twice.
+- On Linux, the guard adopts orphans (PR_SET_CHILD_SUBREAPER): a daemon that forks twice and leaves group and session
+  becomes the guard's child, so it is found in /proc and stopped as well. And if the guard itself is killed, the kernel
+  kills the command (PR_SET_PDEATHSIG), and ``tenure``, which adopts orphans too, the rest. Kill both at the same
+  instant, and only the command itself is sure to go. Elsewhere than on Linux, its group is all that can be reached.
+- ``tenure`` must not let its lease go before the guard has ended: the guard ends when nothing is left.
+
+Control pipe, from tenure, a line each: ``deadline SECONDS``, ``signal NUMBER``, ``stop`` (the term is lost), ``kill``.
+Report pipe, to tenure: ``running PID`` (the command, and its group), and at the end one of ``ended CODE`` (by itself,
+or by a signal passed on), ``lost CODE`` (stopped because of the term), ``late 0`` (too late to start it), ``failed
+ERRNO`` (it can't be run).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KILL_SHARE = 0.25
+"""Which share of the grace stays, after KILL, until the term is not trusted any more."""
+
+LOOK_AGAIN = 0.5
+"""Seconds between looks at the clock, at most: poll() does not count the time that the machine was suspended."""
+
+LOOK_CLOSELY = 0.05
+"""The same while something is being stopped: not everything that ends tells us."""
+
+TO_THE_GROUP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGWINCH})
+"""Signals that a terminal, too, sends to a whole group. Others (HUP: reload, USR1, USR2) mean something to the command
+itself, and would end those of its children that don't know them."""
+
+_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored in every Python; a command expects the default
+HAS_PROC = os.path.exists("/proc/self/stat")
+
+_LATE = b"late"
+_FOREVER = float("inf")
+
+
+def now() -> float:
+    """Return the time by the clock that deadlines are given in; it goes on in suspend, as tenure's own does."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":
+        return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    return time.monotonic()
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies; does nothing where that is unknown."""
+    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _die_with_parent() -> None:
+    _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _prctl(option: int, argument: int) -> None:
+    if sys.platform != "linux":
+        return
+    with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, a C library without prctl
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
+
+
+def living(root: int, session: int | None = None) -> dict[int, int]:
+    """Return every live descendant of *root*, and who else is in *session*: process id → process group.
+
+    Zombies have ended, and don't count. Empty where there is no /proc.
+    """
+    children: dict[int, list[int]] = {}
+    alive: dict[int, int] = {}
+    found: set[int] = set()
+    with suppress(OSError):
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    # The name stands in brackets and may hold anything; after it: state, parent, group, session.
+                    state, parent, group, its_session, *_ = file.read().rpartition(b")")[2].split()
+            except (OSError, ValueError):
+                continue  # it has just ended
+            pid = int(entry)
+            children.setdefault(int(parent), []).append(pid)
+            if state not in (b"Z", b"X"):
+                alive[pid] = int(group)
+                if int(its_session) == session:
+                    found.add(pid)
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found.update(below)
+        frontier += below
+    return {pid: alive[pid] for pid in found if pid in alive and pid != root}
+
+
+def send(number: int, *, group: int = 0, processes: Iterable[int] = ()) -> None:
+    """Send a signal to a whole group, from which no fork escapes, and to single processes."""
+    # EPERM: a command that changed its user. It can't be signalled from here, and is waited for.
+    if group:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+    for pid in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: process id → exit code, 128 + n if it was signal n."""
+    ended: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            code = os.waitstatus_to_exitcode(found[1])
+            ended[found[0]] = code if code >= 0 else 128 - code
+    return ended
+
+
+# --- the guard ---------------------------------------------------------------------------------------------------
+
+
+class Guard:
+    """One command, from before its start until nothing of it is left.
+
+    Args:
+        control: Where tenure's lines come from; its end means that tenure is gone.
+        report: Where to answer.
+        deadline: Until when the term is trusted, by :func:`now`.
+        grace: Seconds before the deadline at which the command is told to stop.
+    """
+
+    def __init__(self, control: int, report: int, deadline: float, grace: float) -> None:
+        self._control = control
+        self._report = report
+        self._deadline = deadline
+        self._grace = grace
+        self._stop_at = _FOREVER  # when to send TERM, if that is earlier than the deadline demands
+        self._kill_at = _FOREVER  # the same for KILL
+        self._lost = False  # the term is over, for the command at least: later deadlines don't count any more
+        self._told = False  # TERM was sent
+        self._killed = False
+        self._command = 0
+        self._code: int | None = None
+        self._failure = b""
+        self._exec_pipe = -1
+        self._patience = LOOK_CLOSELY
+        self._text = b""
+        self._wake_pipe = _hear_signals()
+        os.set_blocking(control, False)
+
+    def run(self, command: list[str]) -> None:
+        """Start *command*, wait until all of it has ended, and report."""
+        self._say(self._run(command))
+
+    def _run(self, command: list[str]) -> str:
+        self._listen()
+        if self._lost or self._kill_at <= now() or now() >= self._deadline - self._grace:
+            return "late 0"
+        self._spawn(command)
+        while self._code is None or self._left():
+            self._wait()
+            self._act()
+        return self._outcome(self._code)
+
+    def _outcome(self, code: int) -> str:
+        self._hear_of_exec()
+        if self._failure:
+            return "late 0" if self._failure == _LATE else f"failed {int(self._failure)}"
+        return f"{'lost' if self._lost else 'ended'} {code}"
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # nobody is left to read it
+            os.write(self._report, f"{line}\n".encode())
+
+    # --- the command ---
+
+    def _spawn(self, command: list[str]) -> None:
+        self._exec_pipe, report = os.pipe()  # says why it could not be run; closes by itself once it runs
+        guard = os.getpid()
+        # Signals wait until the child has shed our handlers, or one that comes in between would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = os.fork()
+        if pid == 0:
+            self._become(command, guard, report, before)
+        with suppress(OSError):  # the child does it too: whoever is first, the group stands before we signal it
+            os.setpgid(pid, pid)
+        self._command = pid
+        self._say(f"running {pid}")
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(report)
+
+    def _become(self, command: list[str], guard: int, report: int, mask: set[int]) -> NoReturn:
+        try:
+            os.setpgid(0, 0)
+            _die_with_parent()
+            if os.getppid() != guard:
+                os._exit(128 + signal.SIGKILL)
+            signal.set_wakeup_fd(-1)
+            for number in _HEARD:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script: keeps being ignored
+                    signal.signal(number, signal.SIG_DFL)
+            for number in _SET_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if now() >= self._deadline - self._grace:
+                os.write(report, _LATE)
+            else:
+                os.execvp(command[0], command)
+        except OSError as error:
+            os.write(report, b"%d" % (error.errno or 0))
+        finally:
+            os._exit(127)
+
+    # --- one turn ---
+
+    def _wait(self) -> None:
+        """Sleep until there is news or something is due."""
+        due = min(self._kill_due(), _FOREVER if self._told else self._stop_due())
+        patience = LOOK_CLOSELY if self._told else LOOK_AGAIN
+        if self._killed:  # what is left hangs in the kernel, or isn't ours to kill
+            due, patience, self._patience = _FOREVER, self._patience, min(self._patience * 1.5, LOOK_AGAIN)
+        poll = select.poll()
+        for pipe in (self._control, self._exec_pipe, self._wake_pipe):
+            if pipe >= 0:
+                poll.register(pipe, select.POLLIN)
+        ready = {pipe for pipe, _ in poll.poll(max(0.0, min(due - now(), patience)) * 1000)}
+        if self._wake_pipe in ready:
+            with suppress(BlockingIOError):
+                os.read(self._wake_pipe, 4096)
+        if self._exec_pipe in ready:
+            self._hear_of_exec()
+        if self._control in ready:
+            self._listen()
+
+    def _hear_of_exec(self) -> None:
+        if self._exec_pipe >= 0:
+            self._failure = os.read(self._exec_pipe, 64)
+            os.close(self._exec_pipe)
+            self._exec_pipe = -1
+
+    def _listen(self) -> None:
+        """Read what tenure says."""
+        try:
+            while chunk := os.read(self._control, 4096):
+                self._text += chunk
+        except BlockingIOError:
+            pass
+        else:  # the end of the pipe: tenure is gone, and nobody renews any more
+            os.close(self._control)
+            self._control = -1
+            self._lose(kill_at=now() + self._grace)
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            self._obey(*line.decode().split())
+
+    def _obey(self, verb: str, argument: str = "") -> None:
+        match verb:
+            case "deadline":
+                # It may come closer (the store has said no), but once the command is to stop, not go further.
+                stopping = self._told or self._stop_at < _FOREVER
+                self._deadline = min(self._deadline, float(argument)) if stopping else float(argument)
+            case "signal":
+                self._pass_on(signal.Signals(int(argument)))
+            case "stop":
+                self._lose()
+            case "kill":
+                self._kill_at = now()
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if not self._command:  # it came before the start: then there is none
+            self._lose()
+        elif self._code is None:
+            if number in TO_THE_GROUP:
+                send(number, group=self._command)
+            else:
+                send(number, processes=[self._command])
+
+    def _lose(self, kill_at: float = _FOREVER) -> None:
+        # If the command has ended already, by itself, its code stands: only what it left behind is stopped.
+        self._lost = self._lost or self._code is None
+        self._stop_at = min(self._stop_at, now())
+        self._kill_at = min(self._kill_at, kill_at)
+
+    def _act(self) -> None:
+        """Do what is due."""
+        self._note(reap())
+        if not self._told and now() >= self._stop_due():
+            if self._stop_at > now():
+                self._lose()
+            self._told = True
+            self._send_all(signal.SIGTERM)
+        if now() >= self._kill_due():
+            self._killed = True
+            self._send_all(signal.SIGKILL)
+
+    def _send_all(self, number: signal.Signals) -> None:
+        found = living(os.getpid(), os.getsid(0))
+        # Once the command has ended, its number names its group only as long as somebody is in that.
+        stands = self._code is None or not HAS_PROC or self._command in found.values()
+        strays = [pid for pid, group in found.items() if group != self._command]
+        send(number, group=self._command if stands else 0, processes=strays)
+
+    def _note(self, ended: dict[int, int]) -> None:
+        if self._command in ended and self._code is None:
+            self._code = ended[self._command]
+            # What it left running goes with it: told first, killed if it doesn't listen.
+            self._stop_at = min(self._stop_at, now())
+            self._kill_at = min(self._kill_at, now() + self._grace)
+
+    def _left(self) -> bool:
+        """Whether anything that the command started is still alive, now that it has ended."""
+        self._note(reap())
+        if HAS_PROC:
+            return bool(living(os.getpid(), os.getsid(0)))
+        try:
+            os.killpg(self._command, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def _stop_due(self) -> float:
+        return min(self._stop_at, self._deadline - self._grace)
+
+    def _kill_due(self) -> float:
+        return min(self._kill_at, self._deadline - self._grace * KILL_SHARE)
+
+
+def _hear_signals() -> int:
+    """Let no signal end the guard, which has to outlive the command; return a pipe that wakes it when one comes."""
+    reading, writing = os.pipe()
+    for pipe in (reading, writing):
+        os.set_blocking(pipe, False)
+    for number in _HEARD:
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def main() -> None:
+    control, report, deadline, grace, *command = sys.argv[1:]
+    for pipe in (int(control), int(report)):
+        os.set_inheritable(pipe, False)  # the command must not hold them: their ends mean something
+    adopt_orphans()
+    Guard(int(control), int(report), float(deadline), float(grace)).run(command)
+
+
+if __name__ == "__main__":
+    main()

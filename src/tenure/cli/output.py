@@ -1,0 +1,116 @@
+"""What is said: one line on stderr for what went wrong, a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenure import Leader
+
+NOBODY = "(nobody)"
+
+
+def complain(message: str) -> None:
+    """Tell on stderr, in one line, what went wrong or what is going on."""
+    line = clean(" ".join(message.split()))
+    try:
+        sys.stderr.write(f"tenure: {line}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # nobody listens any more; what we do is more important than what we say
+
+
+def say(line: str) -> None:
+    """Write one line of the result."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def say_json(value: Any, *, lines: bool = False) -> None:
+    """Write a value for programs: *lines* keeps it on one line of its own."""
+    say(json.dumps(value, ensure_ascii=False, indent=None if lines else 2, default=str))
+
+
+def say_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, titles: bool = True) -> None:
+    """Draw a table for people. Into a pipe goes a plain one, in which no line is cut or wrapped."""
+    shown = [[clean(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        lines = [list(columns), *shown] if titles else shown
+        widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+        for line in lines:
+            say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, show_header=titles, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in shown:
+        table.add_row(*map(Text, row))  # Text: a name may look like markup
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def clean(text: str) -> str:
+    """Return *text* with everything that a terminal might obey made visible: names and metadata are strangers' text."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def seconds(duration: float | None) -> str:
+    """Write a duration for people."""
+    if duration is None:
+        return "unknown"
+    if duration < 0.01:
+        return f"{duration * 1000:.2g} ms"
+    return f"{duration:.1f} s" if duration < 100 else f"{duration:.0f} s"
+
+
+def pairs(metadata: Mapping[str, str]) -> str:
+    """Write metadata for people."""
+    return " ".join(f"{key}={value}" for key, value in metadata.items())
+
+
+def record(name: str, leader: Leader | None) -> dict[str, Any]:
+    """Tell of a name and its leader, for programs; the fields of a vacant name are null."""
+    return {
+        "name": name,
+        "leader": leader.holder if leader else None,
+        "token": leader.token if leader else None,
+        "remaining": leader.remaining if leader else None,
+        "metadata": dict(leader.metadata) if leader else {},
+    }
+
+
+def timestamp() -> str:
+    """Return the time of day in UTC, for people and logs; nothing is ever decided by it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class _Told(logging.Handler):
+    """Log records as lines of ours; the same line twice in a row is told once, as in an outage it would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message != self._last:
+            self._last = message
+            complain(message)
+
+
+def tell_log(verbosity: int) -> None:
+    """Send the log of tenure to stderr: -1 errors only, 0 warnings, 1 what happens, 2 every renewal."""
+    levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+    logger = logging.getLogger("tenure")
+    logger.handlers = [_Told()]
+    logger.propagate = False
+    logger.setLevel(levels.get(verbosity, logging.DEBUG))

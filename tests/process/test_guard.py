@@ -1,0 +1,122 @@
+"""The guard of a command by itself, at moments that ``tenure lead`` can't be made to meet: just too late, just gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure.cli import guard
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
+
+PATIENCE = 60.0
+FAR = 1000.0
+
+
+class Ward:
+    """A guard, and our ends of its two pipes."""
+
+    def __init__(self, *command: str, ahead: float = FAR, grace: float = 1.0, before: bytes | None = b"") -> None:
+        listens, self.control = os.pipe()
+        self.report, says = os.pipe()
+        if before is None:
+            self.hang_up()
+        else:
+            self.say(before)  # it is in the pipe when the guard first looks
+        times = (repr(guard.now() + ahead), repr(grace))
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(listens), str(says), *times, *command],
+            pass_fds=(listens, says),
+            start_new_session=True,
+        )
+        os.close(listens)
+        os.close(says)
+
+    def say(self, lines: bytes) -> None:
+        os.write(self.control, lines)
+
+    def hang_up(self) -> None:
+        os.close(self.control)
+        self.control = -1
+
+    def wait_for_command(self) -> int:
+        return int(os.read(self.report, 100).split()[1])
+
+    def close(self) -> str:
+        """Return the last line of the report."""
+        with os.fdopen(self.report) as report:
+            said = report.read()
+        assert self.process.wait(PATIENCE) == 0
+        if self.control >= 0:
+            os.close(self.control)
+        return said.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "before"),
+    [
+        (-1.0, b""),  # the term was lost between the election and the start
+        (0.5, b""),  # no more time is left than the command is given to stop
+        (FAR, b"deadline 1.0\n"),  # lost while the guard was starting
+        (FAR, b"stop\n"),
+        (FAR, b"kill\n"),
+        (FAR, b"signal 15\n"),
+        (FAR, None),  # tenure is gone
+    ],
+)
+def test_too_late_to_start(tmp_path: Path, ahead: float, before: bytes | None) -> None:
+    mark = tmp_path / "ran"
+    assert Ward("touch", str(mark), ahead=ahead, before=before).close() == "late 0"
+    assert not mark.exists()
+
+
+def test_a_renewal_saves_what_was_not_told_to_stop() -> None:
+    ward = Ward("sh", "-c", "sleep 1; exit 9", ahead=1.5, before=f"deadline {guard.now() + FAR!r}\n".encode())
+    assert ward.close() == "ended 9"
+
+
+def test_a_renewal_does_not_save_what_was_told_to_stop() -> None:
+    ward = Ward("sh", "-c", "trap '' TERM; sleep 1000", ahead=3.0, grace=1.0)
+    ward.wait_for_command()
+    ward.say(b"stop\n" + f"deadline {guard.now() + FAR!r}\n".encode())
+    assert ward.close() == "lost 137"
+
+
+def test_the_code_of_a_command_that_was_told_to_stop() -> None:
+    ward = Ward("sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.01; done")
+    until_it_traps(ward.wait_for_command())
+    ward.say(b"stop\n")
+    assert ward.close() == "lost 3"
+
+
+def test_half_a_line_waits_for_its_other_half() -> None:
+    ward = Ward("sleep", "1000")
+    ward.wait_for_command()
+    ward.say(b"deadline 1000000000.0\nsig")
+    ward.say(b"nal 10\n")
+    assert ward.close() == "ended 138"
+
+
+def test_the_command_has_none_of_our_files_and_the_usual_signals(tmp_path: Path) -> None:
+    script = (
+        "import os, signal; print(sorted(os.listdir('/proc/self/fd'))[:3]); print(len(os.listdir('/proc/self/fd')))"
+    )
+    out = tmp_path / "out"
+    ward = Ward(
+        "sh", "-c", f'{sys.executable} -c "{script}" > {out}; grep -E "Sig(Blk|Ign)" /proc/self/status >> {out}'
+    )
+    assert ward.close() == "ended 0"
+    files, count, blocked, ignored = out.read_text().splitlines()
+    assert files == "['0', '1', '2']"
+    assert count == "4"  # and the one that lists them
+    assert int(blocked.split()[1], 16) == 0
+    assert int(ignored.split()[1], 16) == 0
+
+
+def until_it_traps(pid: int) -> None:
+    while not int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16) & (1 << 14):
+        os.sched_yield()
