@@ -20,7 +20,14 @@ from tenure.errors import ConfigError, TenureError, nearest
 if TYPE_CHECKING:
     from tenure import Backend
 
-COMMANDS: tuple[str, ...] = ()  # a file of this folder for each, which holds it under the name `command`
+COMMANDS = (  # a file of this folder for each, which holds it under the name `command`
+    "lead",
+    "status",
+    "watch",
+    "resign",
+    "doctor",
+    "sim",
+)
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")

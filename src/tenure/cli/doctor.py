@@ -1,0 +1,100 @@
+"""``tenure doctor``: reach a store, measure it, and tell what to mind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+import tenure
+from tenure.cli.exits import Exit
+from tenure.cli.group import complete, connect, json_option
+from tenure.cli.output import clean, say, say_json, say_table, seconds
+
+if TYPE_CHECKING:
+    from tenure import Diagnosis
+
+FAR = 0.25
+"""Which share of the default ``retry_every`` a round trip may take before it is worth a word."""
+
+
+@click.command("doctor", short_help="Reach a store, and tell what it can promise and what to mind.")
+@click.argument("address", required=False, metavar="[URL]")
+@click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
+@click.option("--strict", is_flag=True, help="End with 1 if there is any advice.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, address: str | None, on: str | None, strict: bool, as_json: bool) -> int:
+    """Reach the store at URL and tell what it is, how far away, what it can promise, and what to mind.
+
+    Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached,
+    and with 78 if it can never work as it is.
+    """
+    url = address or on
+    if not url:
+        raise click.UsageError("say which store to look at, for example: tenure doctor sqlite:///work.db", ctx)
+    diagnosis = complete(_examine(url))
+    advice = list(_advice(diagnosis))
+    if as_json:
+        say_json(_for_programs(diagnosis, advice))
+    else:
+        _for_people(diagnosis, advice)
+    return Exit.FOUND if advice and strict else Exit.DONE
+
+
+async def _examine(url: str) -> Diagnosis:
+    async with connect(url) as backend:
+        return await backend.diagnose()
+
+
+def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield what an operator should mind, each with what it is about."""
+    for fact in diagnosis.facts:
+        if fact.advice:
+            yield fact.name, fact.advice
+    usual = tenure.Timing()
+    if diagnosis.round_trip > FAR * usual.retry_every:
+        yield (
+            "round trip",
+            f"an answer takes {seconds(diagnosis.round_trip)}, and a renewal is given up after {usual.retry_every:g} s "
+            "by default; use a longer ttl, or a nearer store",
+        )
+    traits = diagnosis.traits
+    if not traits.survives_restart:
+        yield "survives restart", "tokens begin anew with the store's process; do not fence with them across that"
+    if not traits.hints:
+        yield "hints", "nobody is told of a vacancy; candidates look every retry_every, so fail-over takes that longer"
+
+
+def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
+    rows = [("store", diagnosis.url), ("round trip", seconds(diagnosis.round_trip))]
+    rows += [(_spoken(name), _shown(value)) for name, value in dataclasses.asdict(diagnosis.traits).items()]
+    rows += [(fact.name, fact.value) for fact in diagnosis.facts]
+    say_table(("", ""), rows, titles=False)
+    say("")
+    if not advice:
+        say("All is well.")
+    for name, text in advice:
+        say(f"! {clean(name)}: {clean(text)}")
+
+
+def _for_programs(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> dict[str, object]:
+    return {
+        "url": diagnosis.url,
+        "round_trip": diagnosis.round_trip,
+        "traits": dataclasses.asdict(diagnosis.traits),
+        "facts": {fact.name: fact.value for fact in diagnosis.facts},
+        "advice": [{"about": name, "advice": text} for name, text in advice],
+    }
+
+
+def _spoken(name: str) -> str:
+    return {"ttl_min": "shortest ttl", "ttl_max": "longest ttl"}.get(name, name.replace("_", " "))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g} s" if isinstance(value, float) else str(value)

@@ -1,0 +1,189 @@
+"""The commands that look on, run in this process on an SQLite file: what they print, with which code they end."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tenure.sync
+from tenure.cli import main
+from tenure.cli.exits import Exit
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    monkeypatch.setenv("TENURE_URL", url)
+    return url
+
+
+@pytest.fixture
+def leader(url: str) -> Iterator[tenure.sync.Term]:
+    metadata = {"addr": "10.0.0.1:80", "note": "[bold]\x1b[31m"}
+    with tenure.sync.connect(url) as backend, backend.election("job", metadata=metadata).campaign() as term:
+        yield term
+
+
+def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    return (code, *capsys.readouterr())
+
+
+# --- status ------------------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_name(leader: tenure.sync.Term, capsys: Captured) -> None:
+    code, out, err = tell(capsys, "status", "job")
+    assert (code, err) == (0, "")
+    title, row = out.splitlines()
+    assert title.split("  ")[0] == "NAME"
+    assert row.startswith(f"job   {leader.holder}  1  ")
+    assert row.endswith(r"addr=10.0.0.1:80 note=[bold]\x1b[31m")  # seen, not obeyed
+
+
+def test_status_for_programs(leader: tenure.sync.Term, capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "status", "job", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert 0 < told.pop("remaining") <= 15
+    assert told == {
+        "name": "job",
+        "leader": leader.holder,
+        "token": 1,
+        "metadata": {"addr": "10.0.0.1:80", "note": "[bold]\x1b[31m"},
+    }
+
+
+def test_status_of_a_vacant_and_of_an_unknown_name(url: str, capsys: Captured) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("job").campaign():
+        pass
+    assert tell(capsys, "status", "job")[:2] == (3, "NAME  LEADER    TOKEN  LEASE LEFT  METADATA\njob   (nobody)\n")
+    code, out, _ = tell(capsys, "status", "never", "--json")
+    assert code == Exit.VACANT
+    assert json.loads(out)["leader"] is None
+
+
+def test_status_of_all_names(url: str, capsys: Captured) -> None:
+    assert tell(capsys, "status") == (3, "", "")
+    assert tell(capsys, "status", "--json")[1] == "[]\n"
+    with tenure.sync.connect(url) as backend, backend.election("b").campaign():
+        with backend.election("a").campaign():
+            pass
+        code, out, _ = tell(capsys, "status")
+        assert code == 0
+        assert [line.split()[0] for line in out.splitlines()] == ["NAME", "a", "b"]
+        told = json.loads(tell(capsys, "status", "--json")[1])
+        assert [(each["name"], each["token"]) for each in told] == [("a", None), ("b", 1)]
+
+
+# --- watch -------------------------------------------------------------------------------------------------------
+
+
+def test_watch_counts(leader: tenure.sync.Term, capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "watch", "job", "--count", "1", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["leader"], told["token"]) == (leader.holder, 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told["at"])
+
+
+def test_watch_tells_changes_and_ends_well_when_interrupted(url: str) -> None:
+    line = [sys.executable, "-m", "tenure.cli", "watch", "job"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+        try:
+            assert watch.stdout
+            assert watch.stdout.readline().endswith("  (nobody)\n")
+            with tenure.sync.connect(url) as backend, backend.election("job").campaign() as term:
+                assert f"  {term.holder}  token 1" in watch.stdout.readline()
+            assert watch.stdout.readline().endswith("  (nobody)\n")
+            watch.send_signal(2)
+            assert watch.communicate(timeout=60) == ("", "")
+            assert watch.returncode == 0
+        finally:
+            watch.kill()
+
+
+# --- resign ------------------------------------------------------------------------------------------------------
+
+
+def test_resign_where_nobody_leads(capsys: Captured) -> None:
+    code, out, err = tell(capsys, "resign", "job")
+    assert (code, out) == (3, "")
+    assert err == "tenure: nobody leads 'job', so there is nobody to ask\n"
+
+
+def test_resign_asks(leader: tenure.sync.Term, capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "resign", "job")
+    assert code == 0
+    assert out == f"asked {leader.holder} (token 1) to step down from 'job'\n"
+    assert leader.lost.wait(60)
+
+
+def test_resign_waits_until_it_has_happened(url: str, capsys: Captured) -> None:
+    line = [sys.executable, "-m", "tenure.cli", "lead", "job", "--ttl", "2", "--", "sh", "-c", "echo; exec sleep 60"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as lead:
+        try:
+            assert lead.stdout
+            lead.stdout.readline()
+            code, out, _ = tell(capsys, "resign", "job", "--wait", "60", "--json")
+            assert code == 0
+            assert json.loads(out)["changed"] is True
+        finally:
+            lead.kill()
+
+
+def test_resign_gives_up_waiting(leader: tenure.sync.Term, capsys: Captured) -> None:
+    code, _, err = tell(capsys, "resign", "job", "--wait", "10ms")
+    assert code == Exit.NOT_YET
+    assert err.startswith(f"tenure: {leader.holder} was asked to step down from 'job', and has not done so within ")
+
+
+# --- doctor ------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_on_a_good_store(url: str, tmp_path: Path, capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "doctor", url)
+    assert code == 0
+    for expected in (url, "round trip", "fencing", "SQLite", "clock"):
+        assert expected in out
+    code, out, _ = tell(capsys, "doctor", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["url"] == url
+    assert told["traits"]["fencing"] == "native"
+    assert told["round_trip"] > 0
+    assert "SQLite" in told["facts"]
+    assert tell(capsys, "doctor", "--strict")[0] == (1 if told["advice"] else 0)
+
+
+def test_doctor_knows_what_a_memory_store_can_not_do(capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "doctor", "memory:", "--strict")
+    assert code == Exit.FOUND
+    assert "! survives restart: " in out
+
+
+def test_doctor_on_what_is_no_store(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "text").write_text("this is not a database, and is long enough to be looked at" * 20)
+    code, out, err = tell(capsys, "doctor", f"sqlite:///{tmp_path / 'text'}")
+    assert (code, out) == (Exit.CONFIG, "")
+    assert "is not an SQLite database" in err
+    assert err.count("\n") == 1
+
+
+def test_doctor_on_a_locked_store(tmp_path: Path, capsys: Captured) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "locked.db", isolation_level=None) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        code, _, err = tell(capsys, "doctor", f"sqlite:///{tmp_path / 'locked.db'}?busy=0")
+    connection.close()
+    assert code == Exit.UNAVAILABLE
+    assert "stayed locked" in err

@@ -1,0 +1,130 @@
+"""What goes wrong on the command line: one line that says what to do, a documented code, no traceback, no password."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenure.cli import main
+from tenure.cli.exits import Exit
+
+Captured = pytest.CaptureFixture[str]
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENURE_URL", raising=False)
+
+
+WRONG = [
+    (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
+    (["status"], 2, "give --on URL or set TENURE_URL, for example --on sqlite:///work.db"),
+    (["doctor"], 2, "tenure doctor sqlite:///work.db"),
+    (["status", "--on", "memory:", "--jsno"], 2, "'--json'"),
+    (["lead", "job", "--on", "memory:", "--agian", "--", "true"], 2, "Did you mean '--again'?"),
+    (["lead", "job", "--on", "memory:"], 2, "Missing argument '-- CMD [ARGS]...'"),
+    (["lead", "job", "--on", "memory:", "--ttl", "15 parsecs", "--", "true"], 2, "'15 parsecs' is not a duration"),
+    (["lead", "job", "--on", "memory:", "--ttl", "nan", "--", "true"], 2, "'nan' is not a duration"),
+    (["lead", "job", "--on", "memory:", "--metadata", "v", "--", "true"], 2, "'v' is not of the form key=value"),
+    (["lead", "job", "--on", "memory:", "--ttl", "1", "--grace", "5", "--", "true"], 78, "try --grace "),
+    (["lead", "job", "--on", "memory:", "--", "no-such-command"], 127, "there is no command 'no-such-command' on PATH"),
+    (["lead", "job", "--on", "memory:", "--", "echo hello"], 127, "for shell syntax use sh -c"),
+    (["lead", "job", "--on", "memory:", "--", "/"], 126, "it is a folder"),
+    (["lead", "", "--on", "memory:", "--", "true"], 78, "''"),
+    (["status", "x" * 2000, "--on", "memory:"], 78, "at most"),
+    (["status", "not\udcffutf8", "--on", "memory:"], 78, r"not\udcffutf8"),
+    (["watch", "job", "--on", "memory:", "--count", "0"], 2, "--count"),
+    (["resign", "job", "--on", "memory:", "--wait", "-1"], 2, "'-1' is not a duration"),
+    (["status", "--on", "sqlit:///x"], 78, "did you mean 'sqlite'?"),
+    (["status", "--on", "work.db"], 78, "sqlite:///work.db"),
+    (["status", "--on", "sqlite:///x.db?bsy=1"], 78, "did you mean 'busy'?"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "says"), WRONG, ids=[" ".join(line)[:40] for line, _, _ in WRONG])
+def test_one_line_and_a_documented_code(line: list[str], code: int, says: str, capsys: Captured) -> None:
+    assert main(line) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tenure: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgres://u:{SECRET}@host/db",
+        f"sqlite://u:{SECRET}@host/x.db",
+        f"sqlite:///x.db?password={SECRET}",
+        f"sqlite:///x.db?busy=1&busy=2&token={SECRET}",
+        f"sqlite:///no/such/folder/x.db?secret={SECRET}",
+        f"redis://:{SECRET}@host:notaport",
+        f"u:{SECRET}@host",
+        f"://u:{SECRET}@host",
+        f"redis://u:{SECRET}/with/slashes@host",
+        f"redis://u:{SECRET}@[::1",
+    ],
+)
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_no_password_is_ever_shown(url: str, how: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["--on", url] if how == "option" else []
+    if how == "environment":
+        monkeypatch.setenv("TENURE_URL", url)
+    lines = [["status", "--json"], ["doctor"], ["watch", "n"], ["resign", "n"], ["lead", "n", "-vv"]]
+    for line in lines:
+        command = ["--", "env"] if line[0] == "lead" else []
+        assert main([*line, *given, *command]) == Exit.CONFIG
+    out, err = capsys.readouterr()
+    assert SECRET not in out + err
+    assert out == ""
+    assert err.count("\n") == len(lines)
+
+
+def test_help_documents_every_exit_code(capsys: Captured) -> None:
+    assert main(["--help"]) == 0
+    out, _ = capsys.readouterr()
+    assert [str(int(code)) for code in Exit] == [
+        line.split()[0]
+        for line in out.partition("Exit codes:")[2].splitlines()
+        if line[:3].strip() and line[2].isdigit()
+    ]
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_click_or_rich_it_names_the_pip_command(missing: str, tmp_path: Path) -> None:
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no', name={missing!r})")
+    run = subprocess.run(
+        [sys.executable, "-m", "tenure.cli", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr.count("\n") == 1
+    assert "pip install 'tenure[cli]'" in run.stderr
+
+
+def test_the_front_door_is_quick() -> None:
+    """Help and mistakes need neither an event loop nor a drawn table."""
+    code = (
+        "import sys; from tenure.cli import main; "
+        "main(['--help']); main(['lead', 'x', '--on', 'memory:', '--', '/no']); "
+        "sys.exit(' '.join({'asyncio', 'rich.table', 'sqlite3'} & set(sys.modules)) or 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    line = f"{sys.executable} -m tenure.cli --help | head -1; echo ${{PIPESTATUS[0]}}"
+    run = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert run.stderr == ""
+    assert run.stdout.splitlines()[-1] in ("0", "141")  # everything may fit into the pipe

@@ -1,0 +1,68 @@
+"""The parts of ``tenure lead`` that need no process: what the command is told, how long to pause, what is said once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tenure.cli.lead import Order
+from tenure.cli.leading import PAUSE_MOST, QUICK, Leading, _next_pause
+from tenure.cli.output import tell_log
+from tenure.url import redact
+
+
+def environment_of(url: str) -> dict[str, str]:
+    order = Order("job", ("true",), url, {}, again=False, stop_timeout=None, verbosity=0)
+    return Leading(order)._environment(redact(url))
+
+
+@pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])
+def test_the_command_is_told_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", url)
+    environment = environment_of(url)
+    assert "TENURE_URL" not in environment
+    assert "hunter2" not in str(environment)
+
+
+def test_the_command_is_told_of_a_store_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", "sqlite:///another.db")
+    environment = environment_of("sqlite:///work.db?busy=1")
+    assert environment["TENURE_URL"] == "sqlite:///work.db?busy=1"
+    assert environment["TENURE_NAME"] == "job"
+
+
+def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
+    pauses = [0.0]
+    for _ in range(12):
+        pauses.append(_next_pause(pauses[-1], ran_for=0.1))
+    assert pauses[1] < pauses[4] < pauses[7] <= PAUSE_MOST
+    assert _next_pause(pauses[-1], ran_for=QUICK) == 0.0
+
+
+def test_the_same_line_is_not_told_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_log(0)
+    log = logging.getLogger("tenure")
+    try:
+        for line in ("down", "down", "up", "down"):
+            log.warning(line)
+        log.info("not asked for")
+    finally:
+        log.handlers, log.propagate = [], True
+        log.setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == "tenure: down\ntenure: up\ntenure: down\n"
+
+
+def test_a_table_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    code = "from tenure.cli.output import say_table; say_table(('NAME', 'X'), [('[red]a', '\\x1b[2J')])"
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        subprocess.run([sys.executable, "-c", code], stdout=theirs, check=True, env={**os.environ, "TERM": "dumb"})
+        os.close(theirs)
+        shown = screen.read(4096)
+    assert b"[red]a" in shown
+    assert rb"\x1b[2J" in shown

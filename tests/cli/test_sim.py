@@ -1,0 +1,69 @@
+"""``tenure sim``: one seed told, many searched, a broken promise shown with the line that replays it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from tenure.cli import main
+from tenure.cli.exits import Exit
+
+Captured = pytest.CaptureFixture[str]
+
+
+def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    code = main(["sim", *arguments])
+    return (code, *capsys.readouterr())
+
+
+def test_one_seed(capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "--seed", "7")
+    assert code == 0
+    assert out.startswith("seed 7: ")
+    assert out.count("\n") == 1
+    code, traced, _ = tell(capsys, "--seed", "7", "--trace")
+    assert code == 0
+    assert traced.endswith(out)
+    assert traced.count("\n") > 10
+
+
+def test_many_seeds(capsys: Captured) -> None:
+    code, out, err = tell(capsys, "--seeds", "3-5", "--jobs", "1")
+    assert (code, err) == (0, "")
+    assert " in 3 seeds, " in out
+    code, out, _ = tell(capsys, "--elections", "30", "--jobs", "1", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["elections"] >= 30
+    assert told["broken"] is None
+
+
+def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "--seeds", "0-50", "--jobs", "1", "--mutant", "counts-from-answer")
+    assert code == Exit.FOUND
+    replay = out.splitlines()[-1].removeprefix("replay: tenure sim ")
+    code, again, _ = tell(capsys, *shlex.split(replay))
+    assert code == Exit.FOUND
+    assert again in out
+    code, out, _ = tell(capsys, *shlex.split(replay), "--json")
+    assert code == Exit.FOUND
+    assert json.loads(out)["violations"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        (["--seeds", "5"], 2, "'5' is not a range of seeds"),
+        (["--seeds", "9-3"], 2, "'9-3' is not a range of seeds"),
+        (["--trace"], 2, "say which with --seed"),
+        (["--seed", "1", "--elections", "5"], 2, "--seed is one run"),
+        (["--seed", "1", "--mutant", "no-margn"], 78, "did you mean 'no-margin'?"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(line: list[str], code: int, says: str, capsys: Captured) -> None:
+    got, out, err = tell(capsys, *line)
+    assert (got, out) == (code, "")
+    assert says in err
+    assert err.count("\n") == 1

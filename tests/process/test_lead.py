@@ -1,0 +1,392 @@
+"""``tenure lead`` as real processes: stopped, killed, deaf, forking; the old command is out before the new is in.
+
+The commands write what they do into one file opened for appending, so that its order is the true order. What is judged
+is that order; durations have only generous upper bounds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
+
+PATIENCE = 60.0
+TIMES = ("--ttl", "2", "--grace", "0.6")
+
+BEATS = """
+echo start $TENURE_TOKEN $$ >> acts
+while :; do echo beat $TENURE_TOKEN $$ >> acts; sleep 0.02; done
+"""
+"""A command that never ends by itself, and can be seen to live."""
+
+DEAF = f"trap '' TERM INT; {BEATS}"
+
+FAMILY = f"""
+sh -c {shlex.quote(DEAF)} &
+setsid sh -c {shlex.quote(f"setsid sh -c {shlex.quote(DEAF)} & exit")}
+{DEAF}
+"""
+"""A deaf command with a deaf child in its group, and a deaf daemon that left group, session and parent."""
+
+Line = tuple[str, int, int]
+
+
+class Stage:
+    """A folder, the ``tenure`` processes in it, and what their commands have written there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def lead(self, *line: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        """Start ``tenure lead job …``."""
+        environment = {**os.environ, "TENURE_URL": f"sqlite:///{self.folder / 'work.db'}"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli", "lead", "job", *TIMES, *line],
+            cwd=self.folder,
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def sh(self, script: str, *options: str) -> subprocess.Popen[str]:
+        return self.lead(*options, "--", "sh", "-c", script)
+
+    def tenure(self, *line: str) -> subprocess.CompletedProcess[str]:
+        """Run another command of tenure to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "tenure.cli", *line, "--on", f"sqlite:///{self.folder / 'work.db'}"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()  # and its guard ends the rest
+                process.send_signal(signal.SIGCONT)
+            process.communicate()
+        for pid in self.pids():
+            until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+
+    def lines(self) -> list[Line]:
+        path = self.folder / "acts"
+        rows = path.read_text().splitlines(keepends=True) if path.exists() else []
+        found = [re.fullmatch(r"(\w+) (\d+) (\d+)\n", row) for row in rows]
+        return [(one[1], int(one[2]), int(one[3])) for one in found if one]
+
+    def pids(self) -> set[int]:
+        return {pid for what, _, pid in self.lines() if what == "start"}
+
+    def tokens(self) -> list[int]:
+        """The terms whose command was started, in true order."""
+        return [token for what, token, _ in self.lines() if what == "start"]
+
+    def wait_for_start(self, after: int = 0, count: int = 1) -> int:
+        """Wait until *count* processes of a newer term have begun to beat; return its token."""
+
+        def beating() -> set[int]:
+            return {pid for what, token, pid in self.lines() if what == "beat" and token > after}
+
+        until(lambda: len(beating()) >= count, self.errors)
+        return max(self.tokens())
+
+    def errors(self) -> str:
+        """End everything, for the message of a test that fails, and return what was said."""
+        said = []
+        for process in self.processes:
+            process.kill()
+            process.send_signal(signal.SIGCONT)
+            said.append(process.communicate()[1])
+        return f"{self.lines()[-5:]}\n" + "".join(said)
+
+    def judge(self) -> None:
+        """Nothing of an old term lived once a newer one had begun."""
+        tokens = [token for _, token, _ in self.lines()]
+        assert tokens == sorted(tokens)
+
+
+def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(explain())
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+# --- a command like any other ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -USR2 $$", 140)]
+)
+def test_the_exit_code_is_the_commands(stage: Stage, script: str, code: int) -> None:
+    process = stage.sh(script)
+    assert process.wait(PATIENCE) == code
+    assert stage.tenure("status", "job").returncode == 3  # and the lease was handed back
+
+
+def test_environment_and_standard_streams(stage: Stage) -> None:
+    script = "echo $TENURE_NAME $TENURE_TOKEN $TENURE_HOLDER $TENURE_URL; echo oops >&2; cat"
+    process = stage.lead("--label", "me", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    out, err = process.communicate("from stdin", timeout=PATIENCE)
+    holder = r"me-[0-9a-f]{32}#1"
+    assert re.fullmatch(rf"job 1 {holder} sqlite:///{stage.folder}/work\.db\nfrom stdin", out)
+    assert err == "oops\n"
+
+
+def test_arguments_reach_the_command_as_they_are(stage: Stage) -> None:
+    process = stage.lead("--", "printf", "%s|", "--ttl", "a b", "$HOME", "*", "")
+    assert process.communicate(timeout=PATIENCE)[0] == "--ttl|a b|$HOME|*||"
+
+
+def test_what_the_command_leaves_running_goes_with_it(stage: Stage) -> None:
+    process = stage.sh(f"sh -c {shlex.quote(DEAF)} & until [ -s acts ]; do sleep 0.01; done; exit 4")
+    assert process.wait(PATIENCE) == 4
+    (left,) = stage.pids()
+    assert not is_alive(left)
+
+
+# --- a command that can't be run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "code", "says"),
+    [
+        (None, 0, 127, "there is no command"),
+        ("#!/bin/sh\n", 0o644, 126, "not executable"),
+        ("#!/nonexistent/interpreter\n", 0o755, 127, "could not be run: No such file"),
+        ("neither script nor program", 0o755, 126, "could not be run: Exec format error"),
+    ],
+)
+def test_a_command_that_can_not_be_run(stage: Stage, content: str | None, mode: int, code: int, says: str) -> None:
+    program = stage.folder / "program"
+    if content is not None:
+        program.write_text(content)
+        program.chmod(mode)
+    process = stage.lead("--again", "--", str(program))
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code
+    assert err.startswith("tenure: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert stage.tenure("status", "job").returncode == 3  # nobody holds the lease
+
+
+# --- signals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "QUIT", "HUP", "USR1", "USR2", "WINCH"])
+def test_signals_are_passed_on(stage: Stage, name: str) -> None:
+    process = stage.sh(f"trap 'echo heard 0 0 >> acts; exit 5' {name}; {BEATS}")
+    stage.wait_for_start()
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    assert process.wait(PATIENCE) == 5
+    assert ("heard", 0, 0) in stage.lines()
+    assert stage.tenure("status", "job").returncode == 3
+
+
+def test_the_lease_is_kept_until_a_command_that_was_told_to_end_has_ended(stage: Stage) -> None:
+    process = stage.sh(f"trap 'sleep 3; exit 6' TERM; {BEATS}")  # longer than a lease
+    stage.wait_for_start()
+    other = stage.sh(BEATS)
+    process.terminate()
+    assert process.wait(PATIENCE) == 6
+    stage.wait_for_start(after=1)
+    other.terminate()
+    assert other.wait(PATIENCE) == 143
+    stage.judge()
+
+
+def test_a_second_signal_kills(stage: Stage) -> None:
+    process = stage.sh(FAMILY)
+    stage.wait_for_start(count=3)
+    process.terminate()
+    seen = len(stage.lines())
+    until(lambda: len(stage.lines()) > seen + 20)  # it is deaf
+    process.terminate()
+    assert process.wait(PATIENCE) == 137
+    assert not any(map(is_alive, stage.pids()))
+
+
+def test_a_stop_timeout_kills(stage: Stage) -> None:
+    process = stage.sh(DEAF, "--stop-timeout", "0.2")
+    stage.wait_for_start()
+    process.terminate()
+    assert process.wait(PATIENCE) == 137
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_who_stands_by_ends_at_once(stage: Stage, name: str) -> None:
+    stage.sh(BEATS)
+    stage.wait_for_start()
+    other = stage.sh("echo never 0 0 >> acts", "-v")
+    until(lambda: "SigCgt" in Path(f"/proc/{other.pid}/status").read_text() and catches(other.pid, name))
+    other.send_signal(signal.Signals[f"SIG{name}"])
+    assert other.wait(PATIENCE) == 128 + signal.Signals[f"SIG{name}"]
+    assert ("never", 0, 0) not in stage.lines()
+
+
+def catches(pid: int, name: str) -> bool:
+    caught = int(re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[0], 16)
+    usr1 = 1 << (signal.SIGUSR1 - 1)  # Python itself never catches this one, so tenure's handlers are in place
+    return bool(caught & usr1) and bool(caught & (1 << (signal.Signals[f"SIG{name}"] - 1)))
+
+
+# --- the command never outlives the term -------------------------------------------------------------------------
+
+
+def test_kill_9_takes_everything_along(stage: Stage) -> None:
+    process = stage.sh(FAMILY)
+    stage.wait_for_start(count=3)
+    process.kill()
+    until(lambda: not any(map(is_alive, stage.pids())))
+
+
+def test_kill_9_of_the_guard_takes_everything_along(stage: Stage) -> None:
+    process = stage.sh(FAMILY)
+    stage.wait_for_start(count=3)
+    (guard,) = children_of(process.pid)
+    os.kill(guard, signal.SIGKILL)
+    assert process.wait(PATIENCE) == 137
+    assert not any(map(is_alive, stage.pids()))
+    assert stage.tenure("status", "job").returncode == 3
+
+
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+def test_a_killed_leader_is_succeeded(stage: Stage, script: str) -> None:
+    first = stage.sh(script)
+    token = stage.wait_for_start(count=3 if script is FAMILY else 1)
+    stage.sh(BEATS)
+    first.kill()
+    stage.wait_for_start(after=token)
+    stage.judge()
+
+
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+def test_a_leader_stopped_past_its_lease(stage: Stage, script: str) -> None:
+    first = stage.sh(script)
+    old = stage.wait_for_start(count=3 if script is FAMILY else 1)
+    second = stage.sh(BEATS)
+    first.send_signal(signal.SIGSTOP)
+    new = stage.wait_for_start(after=old)
+    assert not any(is_alive(pid) for what, token, pid in stage.lines() if what == "start" and token == old)
+    stage.judge()
+    first.send_signal(signal.SIGCONT)  # it finds its term over, and stands again
+    second.kill()
+    stage.wait_for_start(after=new)
+    assert first.poll() is None
+    stage.judge()
+
+
+def test_a_stopped_guard_does_not_save_the_command(stage: Stage) -> None:
+    first = stage.sh(FAMILY)
+    token = stage.wait_for_start(count=3)
+    stage.sh(BEATS)
+    (guard,) = children_of(first.pid)
+    os.kill(guard, signal.SIGSTOP)
+    assert stage.tenure("resign", "job").returncode == 0
+    stage.wait_for_start(after=token)
+    assert not is_alive(guard)
+    stage.judge()
+
+
+@pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])
+def test_a_leader_that_is_asked_to_step_down(stage: Stage, script: str) -> None:
+    stage.sh(script)
+    token = stage.wait_for_start(count=3 if script is FAMILY else 1)
+    stage.sh(BEATS)
+    assert stage.tenure("resign", "job", "--wait", "30").returncode == 0
+    stage.wait_for_start(after=token)
+    stage.judge()
+
+
+def test_a_store_that_stops_answering(stage: Stage) -> None:
+    process = stage.sh(DEAF)
+    token = stage.wait_for_start()
+    (pid,) = stage.pids()
+    with closing(sqlite3.connect(stage.folder / "work.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        until(lambda: not is_alive(pid))
+        connection.execute("ROLLBACK")
+    stage.wait_for_start(after=token)  # it stood for election again, and the command has the new token
+    process.terminate()
+    process.terminate()
+    stage.judge()
+
+
+def test_a_store_that_says_no(stage: Stage) -> None:
+    stage.sh(DEAF)
+    token = stage.wait_for_start()
+    (pid,) = stage.pids()
+    with closing(sqlite3.connect(stage.folder / "work.db", isolation_level=None, timeout=PATIENCE)) as connection:
+        connection.execute("UPDATE tenure_lease SET holder = NULL, token = token + 1")
+    until(lambda: not is_alive(pid))
+    stage.wait_for_start(after=token + 1)
+    stage.judge()
+
+
+# --- again and again ---------------------------------------------------------------------------------------------
+
+
+def test_again_stands_anew_with_a_new_token(stage: Stage) -> None:
+    process = stage.sh("echo start $TENURE_TOKEN $$ >> acts; exit 1", "--again")
+    until(lambda: len(stage.tokens()) == 3, stage.errors)
+    process.terminate()
+    assert process.wait(PATIENCE) in (1, 143)
+    tokens = stage.tokens()
+    assert tokens == sorted(set(tokens))
+
+
+def test_again_ends_when_the_terminal_hangs_up(stage: Stage) -> None:
+    process = stage.sh(BEATS, "--again")
+    stage.wait_for_start()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(PATIENCE) == 129
