@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
@@ -84,9 +85,14 @@ def _reports(jobs: Iterator[tuple[int, str | None]], processes: int) -> Iterator
         yield from map(_job, jobs)
         return
     # A fresh interpreter each: nothing that this process has loaded, or holds open, gets into a run.
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _leave_interrupts_to_the_parent) as pool:
         while chunk := list(itertools.islice(jobs, CHUNK * processes * 4)):
             yield from pool.imap(_job, chunk, CHUNK)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    # Ctrl-C reaches every process of a terminal, and each would print how it was interrupted.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _job(job: tuple[int, str | None]) -> Report:
