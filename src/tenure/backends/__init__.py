@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tenure.election.store import LeaseStore
+from tenure.queue.broker import Broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class Opened(Protocol):
     @property
     def leases(self) -> LeaseStore:
         """Its store of leases."""
+        ...
+
+    @property
+    def broker(self) -> Broker:
+        """Its broker of queues."""
         ...
 
     async def describe(self) -> Sequence[Fact]:

@@ -1,4 +1,7 @@
-"""Leases in an SQLite file, for processes of one machine: ``sqlite:///relative.db``, ``sqlite:////absolute/path.db``."""
+"""Leases and queues in an SQLite file, for the processes of one machine.
+
+``sqlite:///relative.db``, ``sqlite:////absolute/path.db``
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Options, Worker, path_of
 from tenure.backends.sqlite.fence import Fence
 from tenure.backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
+from tenure.backends.sqlite.ledger import QUEUES, FileClock
+from tenure.backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
 from tenure.backends.sqlite.wake import Wake
+from tenure.backends.sqlite.writer import Writer
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Fence", "Options", "SqliteBackend", "SqliteLeases", "open"]
+__all__ = ["QUEUE_TRAITS", "TRAITS", "Fence", "Options", "SqliteBackend", "SqliteBroker", "SqliteLeases", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
@@ -25,18 +31,29 @@ def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
 
 
 class SqliteBackend:
-    """An SQLite file in use: one thread with one connection, and one socket to be woken by."""
+    """An SQLite file in use: a thread with a connection for leases, one to write and one to read queues, and a socket.
+
+    A thread begins when it is first needed: who only elects has one.
+    """
 
     def __init__(self, path: str, options: Options, clock: Clock) -> None:
         self._worker = Worker(lambda: Database(path, options, [LEASES]))
         self._wake = Wake(path, self._worker)
-        self.leases: SqliteLeases = SqliteLeases(self._worker, self._wake, clock)
+        self.leases = SqliteLeases(self._worker, self._wake, clock)
+        times = FileClock(clock)
+        self._writer = Writer(
+            lambda: Database(path, options, [QUEUES]), times, lambda queue: self._wake.ring(topic_of(queue))
+        )
+        self._reader = Worker(lambda: Database(path, options, [QUEUES], reads_only=True))
+        self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
 
     async def describe(self) -> Sequence[Fact]:
         """Ask the file and the library about themselves."""
         return [*await self._worker.run(Database.facts), self._wake.fact()]
 
     async def close(self) -> None:
-        """Close the connection, end its thread, and stop listening."""
+        """Close the connections, end their threads, and stop listening."""
         await self._wake.close()
+        await self._writer.close()
+        await self._reader.close()
         await self._worker.close()

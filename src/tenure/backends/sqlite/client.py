@@ -178,11 +178,13 @@ class Database:
     """One connection to one file, opened when first used, and again after a failure.
 
     Everything in it blocks, and belongs to one thread at a time. ``until`` is the moment, by ``time.monotonic()``, up
-    to which it tries for the write lock.
+    to which it tries for the write lock. With ``reads_only``, SQLite refuses whatever would write, once the tables are
+    there.
     """
 
-    def __init__(self, path: str, options: Options, parts: Sequence[Part]) -> None:
+    def __init__(self, path: str, options: Options, parts: Sequence[Part], *, reads_only: bool = False) -> None:
         self.path = path
+        self._reads_only = reads_only
         self.options = options
         self.until: float = 0.0
         self._parts = parts
@@ -319,6 +321,8 @@ class Database:
                     "can't share memory between processes; put the file on a disk of this machine"
                 )
             self._prepare(connection)
+            if self._reads_only:
+                connection.execute("PRAGMA query_only = ON")
             status = os.stat(self.path)
             self._file = (status.st_dev, status.st_ino)
         except BaseException:

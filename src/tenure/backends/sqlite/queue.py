@@ -1,0 +1,215 @@
+"""Queues in an SQLite file: what may be asked of them, and in which thread it is answered.
+
+House rules:
+
+- What writes goes to the writer, where it shares a commit with what others ask for. What reads goes to another
+  connection, which can't write, and waits for no writer.
+- Whoever looks on wants to see what time has done, and that must be entered by a writer: so if there is such, it is
+  asked to enter it, and the reader looks again.
+- A claim whose caller has gone meanwhile is given back at once, uncounted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from tenure.backends.sqlite.client import Worker
+from tenure.backends.sqlite.ledger import FileClock, Ledger
+from tenure.backends.sqlite.wake import Wake
+from tenure.backends.sqlite.writer import Writer
+from tenure.errors import ConfigError
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.message import (
+    DEAD_SUFFIX,
+    GIVE_BACK,
+    DeadMessage,
+    Defer,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+)
+
+T = TypeVar("T")
+
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28)
+
+TAKE_MAX = 500
+"""So many dead letters are redriven or purged in one transaction."""
+
+
+class SqliteBroker:
+    """A ``Broker`` in an SQLite file.
+
+    Args:
+        writer: Does what writes.
+        reader: Does what only reads.
+        wake: Hears from the other processes.
+        clock: What time it is for the file.
+    """
+
+    def __init__(self, writer: Writer, reader: Worker, wake: Wake, clock: FileClock) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._wake = wake
+        self._clock = clock
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do here: without a place for sockets, it gives no hints."""
+        return QUEUE_TRAITS if self._wake.possible else replace(QUEUE_TRAITS, hints=False)
+
+    # --- settings ---
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*."""
+        await self._writer.run(lambda ledger: ledger.declare(queue, settings))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        return await self._read(lambda ledger: ledger.settings(queue))
+
+    async def names(self) -> Sequence[str]:
+        """List every queue, sorted."""
+        return await self._read(Ledger.names)
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when messages of *queue* may have become claimable, by this process or another."""
+        return self._wake.listen(topic_of(queue))
+
+    # --- messages ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages*; return their ids."""
+        return await self._writer.submit(lambda ledger: ledger.send(queue, messages))
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        return await self._writer.submit(lambda ledger: ledger.receive(queue, limit, lock), self._give_back)
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        return await self._writer.run(lambda ledger: ledger.receive_deferred(queue, sequences, lock), self._give_back)
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now."""
+        return await self._writer.run(lambda ledger: ledger.renew(held, lock))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts."""
+        for delivery, verdict in settlements:
+            if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
+                raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+        return await self._writer.submit(lambda ledger: ledger.settle(settlements))
+
+    def _give_back(self, claim: Claim | Lapsed) -> None:
+        if isinstance(claim, Claim) and claim.deliveries:
+            given = [Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries]
+            _forget(self._writer, lambda ledger: ledger.settle(given))
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        return await self._writer.run(lambda ledger: ledger.accept(queue, session, lock), self._leave)
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        return await self._writer.run(lambda ledger: ledger.receive_session(held, limit), self._give_back)
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; give back its deliveries."""
+        return await self._writer.run(lambda ledger: ledger.release(held))
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        return await self._read(lambda ledger: ledger.read_state(held))
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store a session's state."""
+        return await self._writer.run(lambda ledger: ledger.write_state(held, state))
+
+    def _leave(self, held: SessionLock | NoSession) -> None:
+        if isinstance(held, SessionLock):
+            _forget(self._writer, lambda ledger: ledger.release(held))
+
+    # --- looking on, dead letters ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*: from counts that are kept, so it takes the same time for any number."""
+        return await self._look(queue, lambda ledger: ledger.count(queue))
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        return await self._look(queue, lambda ledger: ledger.peek_deferred(queue, limit, after))
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        return await self._look(queue, lambda ledger: ledger.peek_dead(queue, which, limit))
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*, some hundreds in one step."""
+        if dry_run:
+            return await self._look(queue, lambda ledger: ledger.count_dead(queue, which, limit))
+        return await self._take_dead(queue, which, limit, redrive=True)
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good, some hundreds in one step."""
+        return await self._take_dead(queue, which, limit, redrive=False)
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the inbox remembers."""
+        return await self._read(lambda ledger: ledger.are_remembered(queue, ids))
+
+    async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, redrive: bool) -> int:
+        await self._look(queue, lambda _: None)
+        taken = 0
+        while limit is None or taken < limit:
+            step = TAKE_MAX if limit is None else min(TAKE_MAX, limit - taken)
+            found = await self._writer.run(_dead_taker(queue, which, step, redrive=redrive))
+            taken += len(found)
+            if len(found) < step:
+                break
+            which = replace(which, after=found[-1])  # what dies again meanwhile is not meant
+        return taken
+
+    # --- readers ---
+
+    async def _read(self, look: Callable[[Ledger], T]) -> T:
+        def read(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN")  # one view of it all
+            try:
+                return look(Ledger(connection, self._clock))
+            finally:
+                connection.execute("ROLLBACK")
+
+        return await self._reader.run(lambda database: database.read(read))
+
+    async def _look(self, queue: str, look: Callable[[Ledger], T]) -> T:
+        """Return what *look* sees when all that time has done is entered."""
+        while True:
+            answer = await self._read(lambda ledger: None if ledger.is_ripe(queue) else (look(ledger),))
+            if answer is not None:
+                return answer[0]
+            await self._writer.run(lambda ledger: ledger.ripen_all(queue))
+
+
+def topic_of(queue: str) -> str:
+    """Return under which topic waiting consumers of *queue* are woken."""
+    return f"queue:{queue}"
+
+
+def _dead_taker(queue: str, which: Selection, limit: int, *, redrive: bool) -> Callable[[Ledger], list[int]]:
+    return lambda ledger: ledger.take_dead(queue, which, limit, redrive=redrive)
+
+
+def _forget(writer: Writer, work: Callable[[Ledger], object]) -> None:
+    """Ask for *work* whose answer nobody waits for; if there is none, a lock runs out by itself."""
+    writer.submit(work).add_done_callback(lambda done: done.cancelled() or done.exception())

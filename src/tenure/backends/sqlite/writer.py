@@ -1,0 +1,337 @@
+"""One thread that does all the writing of a process to a file: what many ask for together shares one commit.
+
+The rule is "flush when the last commit has returned": a request that comes while nothing is under way goes out at once,
+and those that come during a commit go out together in the next one. So an idle queue has no added latency, and a busy
+one pays for the disk once for hundreds of requests.
+
+House rules:
+
+- Requests run one after the other in the order in which they came, in one transaction, and their answers are given
+  after the commit. An error of the file or of the commit reaches all of them.
+- A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
+- Answers go back with one call per loop and commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar, cast
+
+from tenure.backends.sqlite.client import PATIENCE, Database
+from tenure.backends.sqlite.ledger import FileClock, Ledger
+from tenure.errors import ConfigError, Unavailable
+
+T = TypeVar("T")
+
+GROUP_SECONDS = 0.02
+"""A transaction that took so long takes in no further request: those who wait for it, and other processes, want on."""
+
+RING_EVERY = 0.001
+"""Seconds from one ring for a queue to the next: a busy sender wakes others no more often."""
+
+_FAULTY = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+"""What SQLite says of a bad request, and not of the file."""
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[T]):
+    """Something to be done in a transaction, and who waits for it."""
+
+    work: Callable[[Ledger], T]
+    answer: asyncio.Future[T]
+    loop: asyncio.AbstractEventLoop
+    asked_at: float
+    unwanted: Callable[[T], None] | None
+    """Called on the loop with an answer that came after the caller had given up."""
+    result: T | None = None
+    error: BaseException | None = None
+
+    def deliver(self) -> None:
+        """Hand the answer over; on its loop."""
+        answer = self.answer
+        if not answer.done():
+            if self.error is not None:
+                answer.set_exception(self.error)
+            else:
+                answer.set_result(cast(T, self.result))
+        elif self.error is None and self.unwanted is not None:
+            self.unwanted(cast(T, self.result))
+
+
+class Desk:
+    """What one loop has asked for and not been answered: after ``patience``, it is told that there is no answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: float, path: str) -> None:
+        self._loop = loop
+        self._patience = patience
+        self._path = path
+        self._waiting: deque[Request[Any]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+
+    def add(self, request: Request[Any]) -> None:
+        """Watch over *request*. One timer watches over all: to set one for each would cost more than to do it."""
+        waiting = self._waiting
+        while waiting and waiting[0].answer.done():
+            waiting.popleft()
+        waiting.append(request)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        waiting, now = self._waiting, time.monotonic()
+        while waiting:
+            request = waiting[0]
+            if not request.answer.done():
+                left = request.asked_at + self._patience - now
+                if left > 0:
+                    self._watch = self._loop.call_later(left, self._look)
+                    return
+                request.answer.set_exception(
+                    Unavailable(
+                        f"{self._path} gave no answer within {self._patience:g} s; the disk may hang. "
+                        "What was asked may still be done"
+                    )
+                )
+            waiting.popleft()
+
+
+class Writer:
+    """The thread with the connection that writes; made when first needed, and anew after a fork.
+
+    Args:
+        make: Makes the database; called when the first request comes.
+        clock: What time it is for the file.
+        ring: Tells all processes of what has changed in a queue, by name; called after the commit.
+    """
+
+    def __init__(self, make: Callable[[], Database], clock: FileClock, ring: Callable[[str], None]) -> None:
+        self._make = make
+        self._clock = clock
+        self._ring = ring
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._shift: _Shift | None = None
+        self._closed = False
+
+    async def run(self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None) -> T:
+        """Return what *work* returns, once it is committed. A caller that is cancelled only stops waiting.
+
+        *work* may run several times: each time in a new transaction, what it did before undone.
+
+        Args:
+            work: Runs in the writer's thread.
+            unwanted: Called with the answer if the caller has gone meanwhile.
+
+        Raises:
+            Unavailable: The file could not be asked, or the answer did not come in time.
+            ConfigError: The file can't be used as it is, or the writer is closed.
+        """
+        return await self.submit(work, unwanted)
+
+    def submit(self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """Ask for *work* on the running loop; see :meth:`run`."""
+        shift = self._shift
+        if shift is None or self._pid != os.getpid():
+            shift = self._hire()
+        loop = asyncio.get_running_loop()
+        request = Request(work, loop.create_future(), loop, time.monotonic(), unwanted)
+        shift.take(request)
+        return request.answer
+
+    async def close(self) -> None:
+        """Do what was asked for, then close the connection and end the thread."""
+        self._closed = True
+        with self._guard:
+            shift, self._shift = self._shift, None
+        if shift is None or self._pid != os.getpid():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(shift.patience):
+                await shift.end()
+
+    def _hire(self) -> _Shift:
+        if self._pid != os.getpid():
+            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
+            _LEFT_BEHIND.append(self._shift)
+            self._guard, self._shift, self._pid = threading.Lock(), None, os.getpid()
+        with self._guard:
+            if self._closed:
+                raise ConfigError("this backend was closed; connect again")
+            if self._shift is None:
+                self._shift = _Shift(self._make(), self._clock, self._ring)
+            return self._shift
+
+
+_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
+
+
+class _Shift:
+    """A thread at work."""
+
+    def __init__(self, database: Database, clock: FileClock, ring: Callable[[str], None]) -> None:
+        self.patience = database.options.busy + PATIENCE
+        self._database = database
+        self._clock = clock
+        self._ring = ring
+        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
+        self._inbox: SimpleQueue[Request[Any] | None] = SimpleQueue()
+        self._to_ring: dict[str, None] = {}
+        self._rung_at = 0.0
+        self._ended: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._thread = threading.Thread(target=self._turn, name="tenure-writer", daemon=True)
+        self._thread.start()
+
+    # --- on the callers' loops ---
+
+    def take(self, request: Request[Any]) -> None:
+        """Take in a request."""
+        desk = self._desks.get(request.loop)
+        if desk is None:
+            for loop in [loop for loop in self._desks if loop.is_closed()]:
+                self._desks.pop(loop, None)
+            desk = self._desks[request.loop] = Desk(request.loop, self.patience, self._database.path)
+        desk.add(request)
+        self._inbox.put(request)
+
+    async def end(self) -> None:
+        """Let the thread end, and wait for that."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        self._ended.append((loop, ended))
+        self._inbox.put(None)
+        await ended
+
+    # --- in the thread ---
+
+    def _turn(self) -> None:
+        while True:
+            try:
+                request = self._inbox.get(timeout=self._until_ring())
+            except Empty:
+                self._ring_now()
+                continue
+            if request is None:
+                break
+            last = self._commit(request)
+            if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
+                self._ring_now()
+            if last:
+                break
+        self._ring_now()
+        self._database.close()
+        for loop, ended in self._ended:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, ended)
+
+    def _until_ring(self) -> float | None:
+        return max(0.0, self._rung_at + RING_EVERY - time.monotonic()) if self._to_ring else None
+
+    def _ring_now(self) -> None:
+        to_ring, self._to_ring = self._to_ring, {}
+        for name in to_ring:
+            self._ring(name)
+        self._rung_at = time.monotonic()
+
+    def _commit(self, first: Request[Any]) -> bool:
+        """Do *first* and all that has come meanwhile, in one transaction; True if it is the end."""
+        group = [first]
+        self._database.until = first.asked_at + self._database.options.busy
+        is_end = False
+
+        def work(connection: sqlite3.Connection) -> Ledger:
+            nonlocal is_end
+            ledger = Ledger(connection, self._clock)
+            for request in group:  # more than one only if an attempt before has failed
+                request.result = _done(request, ledger)
+            give_up = time.monotonic() + GROUP_SECONDS
+            while not is_end and time.monotonic() < give_up:
+                try:
+                    another = self._inbox.get_nowait()
+                except Empty:
+                    break
+                if another is None:
+                    is_end = True
+                    break
+                group.append(another)
+                another.result = _done(another, ledger)
+            ledger.close()
+            return ledger
+
+        try:
+            ledger = self._database.write(work)
+        except _FaultyRequestError as faulty:
+            if len(group) == 1:
+                first.error = faulty.__cause__
+            else:
+                self._commit_singly(group)
+        except Exception as error:
+            for request in group:
+                request.error = error
+        else:
+            self._to_ring.update(ledger.rung)
+        _deliver(group)
+        return is_end
+
+    def _commit_singly(self, group: list[Request[Any]]) -> None:
+        """Find out which request of *group* is bad, and do the others."""
+        for request in group:
+
+            def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Ledger:
+                ledger = Ledger(connection, self._clock)
+                request.result = _done(request, ledger)
+                ledger.close()
+                return ledger
+
+            try:
+                ledger = self._database.write(work)
+            except _FaultyRequestError as faulty:
+                request.error = faulty.__cause__
+            except Exception as error:
+                request.error = error
+            else:
+                self._to_ring.update(ledger.rung)
+
+
+class _FaultyRequestError(Exception):
+    """Carries out of a transaction that one request in it is bad by itself."""
+
+
+def _done(request: Request[T], ledger: Ledger) -> T:
+    try:
+        return request.work(ledger)
+    except _FAULTY as error:
+        raise _FaultyRequestError from error
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        raise _FaultyRequestError from error
+
+
+def _deliver(group: list[Request[Any]]) -> None:
+    """Hand the answers of *group* over, with one call for each loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Request[Any]]] = {}
+    for request in group:
+        loops.setdefault(request.loop, []).append(request)
+    for loop, requests in loops.items():
+        with suppress(RuntimeError):  # that loop is closed, and who waited is gone
+            loop.call_soon_threadsafe(_deliver_here, requests)
+
+
+def _deliver_here(requests: list[Request[Any]]) -> None:
+    for request in requests:
+        request.deliver()
+
+
+def _settle(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -1,0 +1,63 @@
+"""Queues in an SQLite file, before the suites."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from tenure.backends import sqlite
+from tenure.queue.broker import Broker
+from tenure.testing import ManualClock
+from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, LossyBroker, QueueHarness
+from tenure.url import Url
+
+
+class SqliteQueueHarness(QueueHarness):
+    traits = sqlite.QUEUE_TRAITS
+    faults = frozenset({"lose_answer", "cut", "restart"})
+
+    async def start(self) -> None:
+        self._clock = ManualClock()
+        self._folder = tempfile.TemporaryDirectory(prefix="tenure-")
+        self._file = Path(self._folder.name, "queues.db")
+        self._opened: list[sqlite.SqliteBackend] = []
+
+    async def open(self) -> Broker:
+        backend = sqlite.open(Url.parse(f"sqlite:///{self._file}?busy=1&synchronous=normal"), clock=self._clock)
+        self._opened.append(backend)
+        return LossyBroker.around(backend.broker)
+
+    async def restart(self) -> None:
+        while self._opened:
+            await self._opened.pop().close()
+
+    async def close(self) -> None:
+        await self.restart()
+        self._folder.cleanup()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        assert isinstance(broker, LossyBroker)
+        return broker.lose_answer()
+
+    @asynccontextmanager
+    async def cut(self, broker: Broker) -> AsyncIterator[None]:
+        other = sqlite3.connect(self._file, isolation_level=None)
+        try:
+            other.execute("BEGIN EXCLUSIVE")
+            yield
+        finally:
+            other.close()
+
+
+class TestSqliteQueues(BrokerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteQueueFaults(BrokerFaultSuite):
+    harness = SqliteQueueHarness
