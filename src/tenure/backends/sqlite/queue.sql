@@ -79,6 +79,10 @@ INSERT INTO tenure_message (sequence, queue, deliveries, enqueued_at, priority, 
                             expires_at, reply_to, correlation_id, history, body)
 VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?);
 
+-- name: insert_plain
+INSERT INTO tenure_message (queue, enqueued_at, deliveries, priority, sequence, body)
+VALUES (?1, ?2, 0, 0, ?, ?);
+
 -- name: ready_range
 INSERT INTO tenure_ready (queue, session, rank, sequence)
 SELECT queue, coalesce(session, ''), iif(session IS NULL, -priority, 0), sequence
