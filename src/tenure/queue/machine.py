@@ -440,11 +440,11 @@ class Pump:
     def _go_on(self, now: float, effects: list[Effect]) -> None:
         """Do what time and room allow."""
         self._flush(now, effects)
-        if self.state is State.RUNNING and not self._claiming and now >= self._claim_at:
-            if self._room():
-                self._set_target(now)
-                if room := self._room():
-                    self._claim(room, now, effects)
+        may_claim = self.state is State.RUNNING and not self._claiming and now >= self._claim_at
+        if may_claim and self._room():
+            self._set_target(now)
+            if room := self._room():
+                self._claim(room, now, effects)
         if self.state is State.DRAINING:
             self._wind_up(now, effects)
 
