@@ -257,10 +257,11 @@ class Checkers:
                 node.holders[holder] = True
                 used = node.machine.trusted_until > -math.inf and node.last_grant == grant
                 handed_back = any(isinstance(each, Release) and each.grant == grant for each in effects)
-                if not used and not handed_back:
+                if not used and not handed_back and grant not in node.denied:
                     self.violated("orphan", f"{node.name} heard of {grant}, and neither used it nor handed it back")
-            case Renew(_, grant), Lost() if work is not None and work.grant == grant:
-                if work.until > node.now():
+            case Renew(_, grant), Lost():
+                node.denied.add(grant)
+                if work is not None and work.grant == grant and work.until > node.now():
                     self.violated("trust", f"{node.name} trusts {grant} after the store said no")
 
     def grew(self, node: Node, work: Work, event: Input) -> None:

@@ -86,6 +86,7 @@ class Node:
         self.holders: dict[str, bool] = {}  # every name it asked under, and whether a grant was heard of
         self.finished: set[str] = set()
         self.gave_way_at = -math.inf
+        self.denied: set[Grant] = set()
         self.ticks = 0
         self.ticks_since = -math.inf
         self.machine = self._machine()
