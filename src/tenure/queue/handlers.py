@@ -66,8 +66,9 @@ class Handlers:
             # Forking a process that has threads, and we have, can hang the child.
             self._pool = ProcessPoolExecutor(self._concurrency, multiprocessing.get_context("spawn"))
         pool = self._pool
+        portable = Received(message._delivery._replace(headers=dict(message.headers)))
         try:
-            return await _run(pool, self._handler, Received(message._delivery))
+            return await _run(pool, self._handler, portable)
         except BrokenProcessPool:
             if self._pool is pool:
                 pool.shutdown(wait=False, cancel_futures=True)

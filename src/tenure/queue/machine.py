@@ -67,6 +67,9 @@ HORIZON = 0.25
 BEHIND_MAX = 4
 """So many buffers' worth of verdicts may wait for an answer before claiming pauses."""
 
+JUDGED = math.inf
+"""Stands in place of the moment at which a handler began, once there is a verdict."""
+
 Why = Literal["denied", "unanswered", "max_hold"]
 
 
@@ -86,9 +89,10 @@ class Hold:
     renew_at: float
     waiting: deque[Delivery] = field(default_factory=deque)
     running: dict[int, tuple[Delivery, float]] = field(default_factory=dict)
-    """By sequence: the delivery, and when it was taken."""
-    unanswered: dict[int, Delivery] = field(default_factory=dict)
-    """Verdicts on these were passed, and brought no answer: they are kept locked until they do."""
+    """By sequence: the delivery, and when it was taken; ``JUDGED`` when there is a verdict that is not answered yet.
+
+    Until it is, the lock is kept: the caller's loop may be blocked, or the broker out of reach.
+    """
     session: SessionLock | None = None
     cancelled: dict[int, float] = field(default_factory=dict)
     """Running ones that were told to stop, and until when their lock is sure; they are not renewed any more."""
@@ -395,15 +399,16 @@ class Pump:
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
         hold = self._holds.get(delivery.token)
-        if hold is None or hold.running.pop(delivery.sequence, None) is None:
+        if hold is None or not _withdraw(hold, delivery.sequence):
             return False
+        hold.running[delivery.sequence] = (delivery, JUDGED)
         self._unsettled.append(Settlement(delivery, verdict))
         return True
 
     def settled(self, delivery: Delivery) -> None:
         """Note that the broker has settled a message that was taken, or called its lock lost, without our asking."""
         hold = self._holds.get(delivery.token)
-        if hold is not None and hold.running.pop(delivery.sequence, None) is not None:
+        if hold is not None and _withdraw(hold, delivery.sequence):
             self._close(hold)
 
     # --- the one way in for all else ---
@@ -440,8 +445,7 @@ class Pump:
     def _go_on(self, now: float, effects: list[Effect]) -> None:
         """Do what time and room allow."""
         self._flush(now, effects)
-        may_claim = self.state is State.RUNNING and not self._claiming and now >= self._claim_at
-        if may_claim and self._room():
+        if self.state is State.RUNNING and not self._claiming and now >= self._claim_at and self._room():
             self._set_target(now)
             if room := self._room():
                 self._claim(room, now, effects)
@@ -538,8 +542,7 @@ class Pump:
             delivery, verdict = settlement
             hold = holds.get(delivery.token)
             if hold is not None:
-                if hold.unanswered:
-                    hold.unanswered.pop(delivery.sequence, None)
+                hold.running.pop(delivery.sequence, None)
                 self._close(hold)
             if type(answer) is not Settled or (verdict is not COMPLETE and verdict is not GIVE_BACK):
                 assert not isinstance(answer, Renewed)
@@ -564,10 +567,6 @@ class Pump:
         self._misses += 1
         self._settle_at = now + retry
         self._unsettled[:0] = settlements
-        for delivery, _ in settlements:
-            hold = self._holds.get(delivery.token)
-            if hold is not None:
-                hold.unanswered[delivery.sequence] = delivery
         effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
 
     # --- giving back, stopping ---
@@ -576,7 +575,9 @@ class Pump:
         count = 0
         try:
             while True:  # from the end, as the locks do: each goes back once
-                self._unsettled.append(Settlement(hold.waiting.pop(), GIVE_BACK))
+                delivery = hold.waiting.pop()
+                hold.running[delivery.sequence] = (delivery, JUDGED)
+                self._unsettled.append(Settlement(delivery, GIVE_BACK))
                 count += 1
         except IndexError:
             return count
@@ -595,15 +596,14 @@ class Pump:
             self._deadline = min(self._deadline, deadline)
 
     def _wind_up(self, now: float, effects: list[Effect]) -> None:
-        kept = not self.busy and [hold for hold in list(self._holds.values()) if hold.running]
+        kept = [] if self.busy else [one for hold in list(self._holds.values()) for one in _taken(hold)]
         if now >= self._deadline and not self._cut_short:
             self._cut_short = True
             if self.busy:
                 effects.append(CancelAll())
         if self._cut_short and kept:  # left unsettled by handlers that have ended
-            for hold in kept:
-                for delivery, _ in list(hold.running.values()):
-                    self.judge(delivery, GIVE_BACK)
+            for delivery in kept:
+                self.judge(delivery, GIVE_BACK)
             self._flush(now, effects)
             kept = []
         if not (self.busy or kept or self._claiming or self._settling or self._unsettled):
@@ -687,6 +687,8 @@ class Locks:
             self._take_out(hold, now, effects)
         for delivery, began in list(hold.running.values()):
             sequence = delivery.sequence
+            if began == JUDGED:
+                continue
             if sequence not in hold.cancelled:
                 if now >= began + self.habits.max_hold:
                     hold.cancelled[sequence] = hold.sure_until
@@ -700,7 +702,7 @@ class Locks:
         hold.over = True
         if hold.session is not None:
             effects.append(CancelHandler(hold.session, why))
-        for delivery, _ in list(hold.running.values()):
+        for delivery in _taken(hold):
             if delivery.sequence not in hold.cancelled:
                 hold.cancelled[delivery.sequence] = hold.sure_until
                 self._cancel(delivery, why, now, effects)
@@ -715,7 +717,8 @@ class Locks:
             if not hold.over:
                 at = min(at, hold.renew_at, hold.sure_until - self.habits.timing.grace)
             for delivery, began in list(hold.running.values()):
-                at = min(at, hold.cancelled.get(delivery.sequence, began + self.habits.max_hold))
+                if began != JUDGED:
+                    at = min(at, hold.cancelled.get(delivery.sequence, began + self.habits.max_hold))
         if self._returning and not self._returns:
             at = min(at, self._return_at)
         self.wake_at = at
@@ -742,8 +745,8 @@ class Locks:
     def _worth_renewing(self, hold: Hold) -> Sequence[Delivery | SessionLock]:
         if hold.session is not None:
             return [hold.session]
-        running = [one for one, _ in list(hold.running.values()) if one.sequence not in hold.cancelled]
-        return [*running, *list(hold.unanswered.values())]
+        running = list(hold.running.values())
+        return [one for one, began in running if began == JUDGED or one.sequence not in hold.cancelled]
 
     def _take(
         self,
@@ -772,7 +775,7 @@ class Locks:
             hold.sure_until = -NEVER
             if not hold.over:
                 self._end(hold, "denied", now, effects)
-        elif hold.running.pop(one.sequence, None) is not None:  # else it was settled meanwhile, and is no loss
+        elif _withdraw(hold, one.sequence):  # else there is a verdict, and what became of it is yet to be told
             self._cancel(one, "denied", now, effects)
             self._drop(hold)
 
@@ -813,6 +816,22 @@ class Locks:
             effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "give back", answers.why)))
             self._returning[:0] = [one for one in batch if now < one[1]]  # later, their locks have ended anyway
             self._return_at = now + later(self.habits.timing.retry_every, self._dice)
+
+
+def _withdraw(hold: Hold, sequence: int) -> bool:
+    """Take a message from its handler, or from who kept it; False if it is with none, or there is a verdict.
+
+    The pump and the locks may both try: it is taken out by one step, so that only one of them can.
+    """
+    entry = hold.running.pop(sequence, None)
+    if entry is not None and entry[1] == JUDGED:
+        hold.running[sequence] = entry
+        return False
+    return entry is not None
+
+
+def _taken(hold: Hold) -> list[Delivery]:
+    return [delivery for delivery, began in list(hold.running.values()) if began != JUDGED]
 
 
 def _named(delivery: Delivery) -> tuple[str, int, int]:

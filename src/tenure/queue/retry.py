@@ -26,6 +26,9 @@ class Retry(Exception):
         super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
         self.after = after
 
+    def __reduce__(self) -> tuple[type[Retry], tuple[float | None]]:
+        return Retry, (self.after,)  # it may come from another process
+
 
 class Reject(Exception):
     """Say that a message can't be handled, now or ever, and goes to the dead letters: returned by a handler, or raised.
@@ -40,6 +43,9 @@ class Reject(Exception):
         super().__init__(f"{reason}: {description}" if description else reason)
         self.reason = reason
         self.description = description
+
+    def __reduce__(self) -> tuple[type[Reject], tuple[str, str]]:
+        return Reject, (self.reason, self.description)
 
 
 @dataclass(frozen=True, slots=True)

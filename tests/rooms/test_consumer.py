@@ -1,0 +1,246 @@
+"""Consumers with real threads, processes and signals: handlers that block, crash, or can't be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.backend import connect
+from tenure.queue.desk import BlockingMessage, Received
+from tenure.queue.message import Stats
+from tenure.testing import until
+
+LOCK = 1.0
+
+
+def test_plain_functions_run_in_threads() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue, results = backend.queue("orders", lock=LOCK), backend.queue("results")
+            await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(12)])
+            threads: set[str] = set()
+            together = threading.Barrier(4, timeout=20)
+
+            def handler(message: BlockingMessage) -> object:
+                threads.add(threading.current_thread().name)
+                together.wait()
+                match int(message.body):
+                    case 0:
+                        message.complete(sends=[("results", tenure.Outgoing(b"sent"))])
+                    case 1:
+                        message.dead_letter("bad", "very", error=ValueError("x"))
+                    case 2:
+                        message.defer()
+                    case 3:
+                        before = message.locked_until
+                        time.sleep(0.05)
+                        assert message.renew() > before
+                        assert message.locked_until > before
+                        message.abandon(delay=600)
+                    case 4:
+                        return tenure.Reject("odd")
+                    case 5:
+                        raise tenure.Retry(after=600)
+                    case 6:
+                        message.complete()
+                        with pytest.raises(tenure.LockLost):
+                            message.complete()
+                return None
+
+            await queue.consume(handler, concurrency=4, until_empty=True)
+            assert await queue.stats() == Stats(delayed=2, deferred=1, dead=2)
+            assert len(threads) == 4
+            assert all(name.startswith("tenure-orders") for name in threads)
+            assert [one.body for one in await results.receive(5)] == [b"sent"]
+
+    asyncio.run(main())
+
+
+def test_what_only_looks_plain_is_awaited() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=LOCK)
+            await queue.send(b"a")
+            seen: list[bytes] = []
+
+            async def inner(message: Any) -> None:
+                await asyncio.sleep(0)
+                seen.append(message.body)
+
+            await queue.consume(lambda message: inner(message), until_empty=True)
+            assert seen == [b"a"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_a_handler_that_blocks_keeps_its_lock(kind: str) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=LOCK)
+            await queue.send(b"a")
+            counts: list[int] = []
+
+            def blocks(message: Any) -> None:
+                counts.append(message.delivery_count)
+                time.sleep(3.5 * LOCK)  # longer than its lock, and nothing else runs on the loop
+
+            async def blocks_the_loop(message: Any) -> None:
+                blocks(message)
+
+            await queue.consume(blocks_the_loop if kind == "async" else blocks, until_empty=True)
+            assert counts == [1]
+            assert await queue.stats() == Stats()
+
+    asyncio.run(main())
+
+
+def test_a_blocked_loop_keeps_nobody_elses_messages() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=LOCK)
+            await queue.send_batch([tenure.Outgoing(b"%d" % number) for number in range(500)])
+            blocked = threading.Event()
+
+            async def handler(message: tenure.Message) -> None:
+                if message.body == b"100":
+                    blocked.set()
+                    time.sleep(2 * LOCK)
+
+            consuming = asyncio.ensure_future(queue.consume(handler, concurrency=1))
+            seen: list[tuple[bytes, int]] = []
+
+            def other() -> None:
+                blocked.wait(20)
+                time.sleep(LOCK)  # by now, what waits behind the blocked handler has been given back
+                seen.extend(asyncio.run(look()))
+
+            async def look() -> list[tuple[bytes, int]]:
+                claim = await backend._opened.broker.receive("orders", 1_000, 60.0)  # type: ignore[union-attr]
+                return [(one.body, one.delivery_count) for one in claim.deliveries]
+
+            await asyncio.to_thread(other)
+            await queue.drain()
+            await consuming
+            assert len(seen) == 399
+            assert {count for _, count in seen} == {1}
+
+    asyncio.run(main())
+
+
+def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
+    async def main() -> None:
+        go_on = threading.Event()
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=LOCK, max_deliveries=5)
+            await queue.send(b"a")
+            entered = threading.Event()
+
+            def stuck(message: Any) -> None:
+                entered.set()
+                go_on.wait(30)
+
+            consuming = asyncio.ensure_future(queue.consume(stuck))
+            await until(entered.is_set)
+            began = time.monotonic()
+            await queue.drain(grace=0.1)
+            await consuming
+            assert time.monotonic() - began < 3.0
+            assert (await queue.stats()).locked == 1  # not given back while it may still do something
+            await until(lambda: queue.receive(), within=3 * LOCK)
+            go_on.set()
+
+    asyncio.run(main())
+
+
+def work(message: Received) -> object:
+    assert os.getpid() != int(message.headers["parent"])
+    match message.body:
+        case b"reject":
+            raise tenure.Reject("bad", "x" * 300)
+        case b"retry":
+            return tenure.Retry(after=600.0)
+        case b"crash" if message.delivery_count == 1:
+            os._exit(3)
+        case b"fail":
+            raise ValueError("in the child")
+    return None
+
+
+@pytest.mark.process
+def test_heavy_handlers_run_in_processes() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30)
+            failures: list[str] = []
+            for body in (b"ok", b"reject", b"retry", b"fail"):
+                await queue.send(body, headers={"parent": str(os.getpid())})
+            policy = tenure.RetryPolicy(first=600, longest=600)
+            note = lambda message, error: failures.append(type(error).__name__)  # noqa: E731
+            await queue.consume(work, run_in="process", concurrency=1, until_empty=True, retry=policy, on_error=note)
+            assert await queue.stats() == Stats(delayed=2, dead=1)
+            assert sorted(failures) == ["Reject", "Retry", "ValueError"]
+            assert (await queue.dead_letters.peek())[0].description == "x" * 300
+            await queue.send(b"crash", headers={"parent": str(os.getpid())})
+            consuming = asyncio.ensure_future(
+                queue.consume(work, run_in="process", retry=tenure.RetryPolicy(first=0), on_error=note)
+            )
+
+            async def is_done() -> bool:
+                return (await queue.stats()) == Stats(delayed=2, dead=1)
+
+            await until(is_done, within=60)
+            assert "BrokenProcessPool" in failures
+            await queue.drain()
+            await consuming
+
+    asyncio.run(main())
+
+
+SERVER = """
+import asyncio, sys, tenure
+
+async def handler(message):
+    print("began", message.body.decode(), flush=True)
+    await asyncio.sleep(float(message.body))
+    print("ended", message.body.decode(), flush=True)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=5)
+        for seconds in ("0.5", "60", "60", "60"):
+            await queue.send(seconds.encode())
+        await queue.consume(handler, concurrency=2, grace=1.0)
+        stats = await queue.stats()
+        counts = [one.delivery_count for one in await queue.receive(10)]
+        print("over", stats.ready, stats.locked, counts, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+def test_sigterm_ends_it_gracefully() -> None:
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SERVER)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        for _ in range(2):
+            assert child.stdout.readline().startswith("began")
+        child.send_signal(signal.SIGTERM)
+        told, _ = child.communicate(timeout=30)
+    finally:
+        child.kill()
+    lines = told.splitlines()
+    assert "ended 0.5" in lines  # inside grace
+    assert lines[-1] == "over 3 0 [1, 1, 1]"  # given back, uncounted
+    assert child.returncode == 0
