@@ -1,0 +1,36 @@
+"""The leash: a pipe from the parent, on standard input. When it breaks, this process ends, however its parent died.
+
+The first line says what to do: the URL in it may have a password, and a command line can be read by everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+EXIT_ALONE = 3
+"""With which code a process ends whose parent is gone."""
+
+
+def orders() -> bytes:
+    """Read the first line. Nothing beyond it is taken from the pipe."""
+    line = b""
+    while not line.endswith(b"\n"):
+        letter = os.read(0, 1)
+        if not letter:
+            os._exit(EXIT_ALONE)
+        line += letter
+    return line
+
+
+def wear(on_stop: Callable[[], object] | None = None) -> None:
+    """Watch standard input from a thread: a line calls *on_stop*, its end ends the process at once."""
+
+    def watch() -> None:
+        while os.read(0, 1024):  # not sys.stdin: a thread that is blocked in it disturbs the interpreter's end
+            if on_stop is not None:
+                on_stop()
+        os._exit(EXIT_ALONE)
+
+    threading.Thread(target=watch, name="leash", daemon=True).start()
