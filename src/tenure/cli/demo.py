@@ -1,0 +1,120 @@
+"""``tenure demo``: an election, a crash and a fail-over, to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from tenure import ConfigError, Timing
+from tenure.cli.demo_display import Lines, Picture, show_summary
+from tenure.cli.exits import Exit, Failure
+from tenure.cli.group import Duration, complete, json_option
+from tenure.cli.output import say_json, tell_log
+from tenure.demo.director import Setting, perform
+from tenure.demo.job import survey
+from tenure.demo.scene import Display
+from tenure.demo.stage import Failed
+from tenure.demo.summary import Summary
+
+INSTANCES_MAX = 64
+LEASES_LEAST = 3.0
+"""How many leases a run lasts at least: long enough for the kill to come half-way, and for the work to go on after."""
+
+
+@click.command("demo")
+@click.option(
+    "--input",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Count the files of this folder; default: the Python sources of this installation.",
+)
+@click.option("--on", "url", metavar="URL", help="Elect on this store; default: an SQLite file of its own.")
+@click.option(
+    "--instances",
+    type=click.IntRange(2, INSTANCES_MAX),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="How many processes stand for election. One is killed, so there must be two.",
+)
+@click.option("--ttl", type=Duration(), default=2.0, show_default=True, help="Length of a lease.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep databases and logs in this folder, which must be new or empty.",
+)
+@json_option
+def command(folder: Path | None, url: str | None, instances: int, ttl: float, keep: Path | None, as_json: bool) -> int:
+    """See an election, a crash and a fail-over.
+
+    Several processes stand for election. The leader counts what is in the files of a folder, and writes down how far
+    it got, through a fence. Half-way it is killed with kill -9: another takes over and finishes. In the end, the result
+    is compared with that of a plain run in one process.
+
+    Ends with 0 if all that came true, and with 1 if not; the last lines say why. TENURE_URL is not looked at.
+    """
+    tell_log(-1)
+    Timing(ttl)
+    if url is not None and url.startswith("memory:"):
+        raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
+    job = survey(folder, at_least=LEASES_LEAST * ttl)
+    console = Console(stderr=as_json, highlight=False)
+    with _place(keep) as place, Picture(console) if console.is_terminal else Lines(console) as display:
+        summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))
+    if as_json:
+        say_json(summary.as_json())
+    else:
+        show_summary(console, summary)
+    return Exit.FOUND if summary.problems() else Exit.DONE
+
+
+@contextmanager
+def _place(keep: Path | None) -> Iterator[Path]:
+    """Give a folder to write to; it is removed in the end, unless it is to be kept."""
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            empty = not any(keep.iterdir())
+        except OSError as error:
+            raise ConfigError(f"{keep} can't be made: {error.strerror}; name another folder") from error
+        if not empty:
+            raise ConfigError(f"{keep} is not empty; name a new folder with --keep")
+        yield keep.absolute()
+        return
+    place = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+async def _interruptible(setting: Setting, display: Display) -> Summary:
+    """Run to the end; when a signal comes, end everything first, and then as the signal would."""
+    loop, came = asyncio.get_running_loop(), list[int]()
+    playing = asyncio.create_task(perform(setting, display))
+
+    def interrupt(number: int) -> None:
+        came.append(number)
+        if len(came) == 1:  # another one would only disturb the tidying up, which is short
+            playing.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt, number)
+    try:
+        return await playing
+    except Failed as failure:
+        raise Failure(Exit.FOUND, str(failure)) from failure
+    except asyncio.CancelledError:
+        if came:
+            raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes are ended") from None
+        raise

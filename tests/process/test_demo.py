@@ -1,0 +1,169 @@
+"""``tenure demo``, for real: kills its leader, gets the right result, notices a wrong one, leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure.testing import until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
+
+Start = Callable[..., subprocess.Popen[str]]
+LONG_ENOUGH = 90.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small folder: Python, text, nothing, and what can't be read."""
+    made = tmp_path / "input"
+    (made / "below").mkdir(parents=True)
+    for number in range(20):
+        (made / "below" / f"{number}.py").write_text(f"def f{number}(x):\n    return x + {number}\n")
+    (made / "empty").touch()
+    (made / "text").write_text("so much depends\n")
+    (made / "unreadable").symlink_to("/proc/self/mem")  # nobody can read its beginning, not even root
+    return made
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    made = tmp_path / "tmp"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def start(folder: Path, temporary: Path) -> Iterator[Start]:
+    started = []
+
+    def demo(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli", "demo", "--input", folder, "--ttl", "1", "--json", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(temporary)},
+        )
+        started.append(process)
+        return process
+
+    yield demo
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    told, happened = process.communicate(timeout=LONG_ENOUGH)
+    assert told, happened
+    return json.loads(told), happened
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Return the processes that *process* started; it must be running."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"  # in a container, perhaps nobody buries the dead
+
+
+def wait_for_a_leader(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "is elected" in line:
+            return
+    raise AssertionError("nobody was elected:\n" + "".join(said))
+
+
+def test_a_leader_is_killed_and_the_result_is_right(start: Start, temporary: Path, tmp_path: Path) -> None:
+    process = start("--instances", "3", "--keep", str(tmp_path / "kept"))
+    summary, happened = finish(process)
+    assert process.returncode == 0, summary
+    assert summary["ok"] is True
+    assert summary["equals_plain_run"] is True
+    assert summary["total"]["files"] == 23
+    assert summary["unreadable"] == {"unreadable": "Input/output error"}
+    tokens = [term["token"] for term in summary["terms"]]
+    assert len(tokens) >= 2
+    assert tokens == sorted(set(tokens))
+    failover = summary["failover"]
+    assert 0 < failover["elected"] <= failover["wrote"]
+    assert "too old" in failover["refusal"]
+    assert f"kill -9 {failover['pid']}" in happened
+    assert not is_alive(failover["pid"])
+    assert {"election.db", "ledger.db"} <= {path.name for path in (tmp_path / "kept").iterdir()}
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_result_that_differs_is_a_failure(start: Start, folder: Path, temporary: Path) -> None:
+    (folder / "restless").symlink_to("/proc/sys/kernel/random/uuid")  # another content whenever it is read
+    process = start("--instances", "2", "--on", f"sqlite:///{folder.parent / 'given.db'}")
+    summary, _ = finish(process)
+    assert process.returncode == 1
+    assert summary["ok"] is False
+    assert summary["equals_plain_run"] is False
+    assert summary["differing"] == ["restless"]
+    assert "restless" in summary["problems"][0]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupt_ends_everything(start: Start, temporary: Path, number: signal.Signals) -> None:
+    process = start()
+    wait_for_a_leader(process)
+    pids = children(process)
+    assert len(pids) >= 4
+    process.send_signal(number)
+    process.communicate(timeout=LONG_ENOUGH)
+    assert process.returncode == 128 + number
+    assert not any(is_alive(pid) for pid in pids)
+    assert list(temporary.iterdir()) == []
+
+
+async def test_no_process_outlives_a_director_that_is_killed(start: Start) -> None:
+    process = start()
+    wait_for_a_leader(process)
+    pids = children(process)
+    assert len(pids) >= 4
+    process.kill()
+    await until(lambda: not any(is_alive(pid) for pid in pids), within=LONG_ENOUGH, what="the end of all instances")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--instances", "1"], 2, "1 is not in the range"),
+        (["--input", "/nowhere"], 78, "/nowhere is not a folder"),
+        (["--on", "memory:"], 78, "the instances are several"),
+        (["--keep", "."], 78, "is not empty"),
+        (["--ttl", "0.001"], 78, "ttl"),
+    ],
+)
+def test_what_can_not_work_is_said_in_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:
+    process = start(*arguments)
+    told, happened = process.communicate(timeout=LONG_ENOUGH)
+    assert process.returncode == code
+    assert told == ""
+    assert says in happened
+    assert happened.count("\n") == 1

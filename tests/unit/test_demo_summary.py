@@ -1,0 +1,110 @@
+"""The demonstration's verdict: each promise that did not come true is told; and what people and programs see."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tenure.cli.demo_display import Lines, Picture, show_summary
+from tenure.demo.computation import Count, merge
+from tenure.demo.job import File, Job
+from tenure.demo.scene import Player, Scene
+from tenure.demo.summary import Failover, Summary, Term
+
+TOTAL = merge([Count("a", words=3), Count("b", error="Permission denied")])
+FAILOVER = Failover(1, 4711, token=1, done=1, at=0.0, elected=1.5, wrote=1.6, refusal="token 1 is too old; so there")
+WELL = Summary(
+    folder="/some/where",
+    url="sqlite:///demo.db",
+    instances=2,
+    ttl=2.0,
+    parsed=0,
+    total=TOTAL,
+    plain=TOTAL,
+    differing=[],
+    unreadable={"b": "Permission denied"},
+    terms=[Term(1, 1), Term(2, 2)],
+    failover=FAILOVER,
+    seconds=9.0,
+    plain_seconds=1.0,
+)
+
+
+def test_a_good_run_has_no_problems() -> None:
+    assert WELL.problems() == []
+    told = json.loads(json.dumps(WELL.as_json()))
+    assert (told["ok"], told["equals_plain_run"], told["elections"]) == (True, True, 2)
+    assert told["unreadable"] == {"b": "Permission denied"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"failover": None}, "no fail-over"),
+        ({"failover": dataclasses.replace(FAILOVER, wrote=None)}, "no fail-over"),
+        ({"failover": dataclasses.replace(FAILOVER, refusal="")}, "the fence was not tried"),
+        ({"terms": [Term(1, 1), Term(1, 2)]}, "tokens did not rise"),
+        ({"terms": [Term(2, 1), Term(1, 2)]}, "tokens did not rise"),
+        ({"plain": merge([])}, "not that of the plain run"),
+        ({"differing": ["a", "b", "c", "d"]}, "a, b, c and 1 more"),
+    ],
+)
+def test_what_did_not_come_true_is_told(change: dict[str, Any], problem: str) -> None:
+    changed = dataclasses.replace(WELL, **change)
+    assert len(changed.problems()) == 1
+    assert problem in changed.problems()[0]
+    assert changed.as_json()["ok"] is False
+    assert problem in shown(changed)
+
+
+def test_the_summary_names_what_matters() -> None:
+    text = shown(WELL)
+    for part in ("1.50 s after the kill", "pid 4711", "b (Permission denied)", "token 1 is too old", "the same result"):
+        assert part in text
+
+
+def test_names_can_not_command_the_terminal() -> None:
+    assert "\x1b" not in shown(dataclasses.replace(WELL, differing=["\x1b[2J", "\udce9"]))
+
+
+def shown(summary: Summary) -> str:
+    file = io.StringIO()
+    show_summary(Console(file=file, width=80), summary)
+    return file.getvalue()
+
+
+def scene() -> Scene:
+    files = tuple(File(str(number), parsed=False) for number in range(10))
+    return Scene(Job("/some/where", files, 0.0), "sqlite:///demo.db", "demo", 2.0)
+
+
+def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
+    file = io.StringIO()
+    now = scene()
+    now.players = [Player(1, 4711, "killed", 1), Player(2, 4712, "leading", 2)]
+    now.leader, now.token, now.done, now.lease_left = 2, 2, 5, 1.25
+    now.news.append((3.0, "kill -9"))
+    with Picture(Console(file=file, width=100, force_terminal=True, color_system=None)) as picture:
+        picture.draw(now)
+    for part in ("led by instance 2, term 2", "4711", "killed", "leading, term 2", "5 of 10 files", "1.2 s", "kill -9"):
+        assert part in file.getvalue()
+
+
+def test_lines_tell_each_quarter_once() -> None:
+    file = io.StringIO()
+    now = scene()
+    with Lines(Console(file=file, width=80)) as lines:
+        for done in (0, 3, 3, 5, 10):
+            now.done = done
+            lines.draw(now)
+        lines.tell(1.0, "something")
+    assert [line.split("  ")[-1] for line in file.getvalue().splitlines()] == [
+        "3 files are counted",
+        "5 files are counted",
+        "something",
+    ]
