@@ -1,0 +1,49 @@
+"""Every example runs, ends by itself, and says what it should; every Python block in the documents is one of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+
+SAYS = {
+    "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
+    "leader_block": r"elected: term 1, to be trusted for 1\d s .*\ndone; now the leader is None\n",
+    "leader_threads": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
+    "fenced_write": r"refused: token 1 .*\nterm 2: the second leader's line\nterm 1: the first leader's line\n",
+    "observe": r"(nobody leads\n)?anna leads, term 1\n(nobody leads\n)?ben leads, term 2\nnobody leads\n",
+}
+
+
+def test_each_example_has_an_expectation() -> None:
+    assert {example.stem for example in EXAMPLES} == set(SAYS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert re.fullmatch(SAYS[example.stem], done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_in_the_documents_is_an_example(document: str) -> None:
+    sources = {example.read_text() for example in EXAMPLES}
+    for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL):
+        assert block in sources, f"{document} shows Python that is no file of examples/:\n{block}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_in_the_documents_lead_somewhere(document: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", (ROOT / document).read_text()):
+        assert (ROOT / target).exists(), f"{document} links to {target}, which is not there"
