@@ -16,7 +16,7 @@ from rich.console import Console
 from tenure import ConfigError, Timing
 from tenure.cli.demo_display import Lines, Picture, show_summary
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import Duration, complete, json_option
+from tenure.cli.group import complete, duration, json_option
 from tenure.cli.output import say_json, tell_log
 from tenure.demo.director import Setting, perform
 from tenure.demo.job import survey
@@ -46,7 +46,7 @@ LEASES_LEAST = 3.0
     metavar="N",
     help="How many processes stand for election. One is killed, so there must be two.",
 )
-@click.option("--ttl", type=Duration(), default=2.0, show_default=True, help="Length of a lease.")
+@click.option("--ttl", type=duration, default="2", show_default=True, metavar="S", help="Length of a lease.")
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),

@@ -17,7 +17,7 @@ class Exit(IntEnum):
         return member
 
     DONE = 0, "done; status: somebody leads"
-    FOUND = 1, "sim: a promise was broken; doctor --strict: something to mend"
+    FOUND = 1, "sim, demo: a promise was broken; doctor --strict: something to mend"
     USAGE = 2, "the command line can't be understood"
     VACANT = 3, "status, resign: nobody leads that name"
     UNAVAILABLE = 69, "the store did not answer"

@@ -27,6 +27,7 @@ COMMANDS = (  # a file of this folder for each, which holds it under the name `c
     "resign",
     "doctor",
     "sim",
+    "demo",
 )
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
