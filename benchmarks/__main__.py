@@ -1,0 +1,14 @@
+"""``python -m benchmarks queue|election …``: each is a module of this folder, which says more with ``--help``."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+KNOWN = ("queue", "election")
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in KNOWN:
+        sys.exit(f"usage: python -m benchmarks {{{','.join(KNOWN)}}} [--help]")
+    name = sys.argv.pop(1)
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
