@@ -42,7 +42,9 @@ class SqliteBackend:
         self.leases = SqliteLeases(self._worker, self._wake, clock)
         times = FileClock(clock)
         self._writer = Writer(
-            lambda: Database(path, options, [QUEUES]), times, lambda queue: self._wake.ring(topic_of(queue))
+            lambda: Database(path, options, [QUEUES], syncs_apart=True),
+            times,
+            lambda queue: self._wake.ring(topic_of(queue)),
         )
         self._reader = Worker(lambda: Database(path, options, [QUEUES], reads_only=True))
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)

@@ -178,13 +178,30 @@ class Database:
     """One connection to one file, opened when first used, and again after a failure.
 
     Everything in it blocks, and belongs to one thread at a time. ``until`` is the moment, by ``time.monotonic()``, up
-    to which it tries for the write lock. With ``reads_only``, SQLite refuses whatever would write, once the tables are
-    there.
+    to which it tries for the write lock.
+
+    Args:
+        path: The file.
+        options: How to use it.
+        parts: The tables that are needed.
+        reads_only: Let SQLite refuse whatever would write, once the tables are there.
+        syncs_apart: Commit without waiting for the disk; what is to survive a loss of power does after ``sync``, which
+            holds no lock. A loss of power leaves the log's beginning: no later commit without all before it.
     """
 
-    def __init__(self, path: str, options: Options, parts: Sequence[Part], *, reads_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: Options,
+        parts: Sequence[Part],
+        *,
+        reads_only: bool = False,
+        syncs_apart: bool = False,
+    ) -> None:
         self.path = path
         self._reads_only = reads_only
+        self._syncs_apart = syncs_apart and options.synchronous == "full"
+        self._log: int | None = None  # the log's own descriptor, to sync by
         self.options = options
         self.until: float = 0.0
         self._parts = parts
@@ -212,9 +229,28 @@ class Database:
         """
         return self._try(lambda: self._transact(self._connected(), work))
 
+    def sync(self) -> None:
+        """Return when everything committed until now is on the disk; do nothing where commits have waited for that.
+
+        Raises:
+            Unavailable: The disk says that it could not be written.
+        """
+        if self._log is None:
+            return
+        try:
+            _sync(self._log)
+        except OSError as error:
+            self.close()
+            raise Unavailable(
+                f"{self.path} was written, and the disk says that it could not keep it: {error}; look after the disk"
+            ) from error
+
     def close(self) -> None:
         """Close the connection. The next question opens it again."""
         connection, self._connection = self._connection, None
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
         if connection is not None:
             # A close may have to check-point, and fail; what was committed is safe in the log.
             with suppress(sqlite3.Error):
@@ -313,7 +349,8 @@ class Database:
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
-            connection.execute(f"PRAGMA synchronous = {self.options.synchronous}")
+            synchronous = "normal" if self._syncs_apart else self.options.synchronous
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
             (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if journal != "wal":
                 raise ConfigError(
@@ -325,10 +362,20 @@ class Database:
                 connection.execute("PRAGMA query_only = ON")
             status = os.stat(self.path)
             self._file = (status.st_dev, status.st_ino)
+            if self._syncs_apart:
+                self._log = self._open_log(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _open_log(self, connection: sqlite3.Connection) -> int | None:
+        try:
+            # It was made by what was read before, and stays for as long as anybody has a connection.
+            return os.open(f"{self.path}-wal", os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        except OSError:
+            connection.execute("PRAGMA synchronous = full")
+            return None
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create our tables where they are missing, and refuse what a newer tenure has written."""
@@ -343,6 +390,9 @@ class Database:
                 )
         if missing:
             self._transact(connection, lambda connection: _create(connection, missing))
+
+
+_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # as SQLite does it
 
 
 def _versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:

@@ -70,7 +70,7 @@ class SqliteBroker:
 
     async def declare(self, queue: str, settings: QueueSettings) -> None:
         """Make *settings* hold for *queue*."""
-        await self._writer.run(lambda ledger: ledger.declare(queue, settings))
+        await self._writer.submit(lambda ledger: ledger.declare(queue, settings))
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
@@ -92,15 +92,19 @@ class SqliteBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        return await self._writer.submit(lambda ledger: ledger.receive(queue, limit, lock), self._give_back)
+        return await self._writer.submit(
+            lambda ledger: ledger.receive(queue, limit, lock), self._give_back, lasting=False
+        )
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
-        return await self._writer.run(lambda ledger: ledger.receive_deferred(queue, sequences, lock), self._give_back)
+        return await self._writer.submit(
+            lambda ledger: ledger.receive_deferred(queue, sequences, lock), self._give_back, lasting=False
+        )
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now."""
-        return await self._writer.run(lambda ledger: ledger.renew(held, lock))
+        return await self._writer.submit(lambda ledger: ledger.renew(held, lock), lasting=False)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Pass many verdicts."""
@@ -118,15 +122,17 @@ class SqliteBroker:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        return await self._writer.run(lambda ledger: ledger.accept(queue, session, lock), self._leave)
+        return await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), self._leave, lasting=False)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        return await self._writer.run(lambda ledger: ledger.receive_session(held, limit), self._give_back)
+        return await self._writer.submit(
+            lambda ledger: ledger.receive_session(held, limit), self._give_back, lasting=False
+        )
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
-        return await self._writer.run(lambda ledger: ledger.release(held))
+        return await self._writer.submit(lambda ledger: ledger.release(held))
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         """Return a session's state."""
@@ -134,7 +140,7 @@ class SqliteBroker:
 
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store a session's state."""
-        return await self._writer.run(lambda ledger: ledger.write_state(held, state))
+        return await self._writer.submit(lambda ledger: ledger.write_state(held, state))
 
     def _leave(self, held: SessionLock | NoSession) -> None:
         if isinstance(held, SessionLock):
@@ -173,7 +179,7 @@ class SqliteBroker:
         taken = 0
         while limit is None or taken < limit:
             step = TAKE_MAX if limit is None else min(TAKE_MAX, limit - taken)
-            found = await self._writer.run(_dead_taker(queue, which, step, redrive=redrive))
+            found = await self._writer.submit(_dead_taker(queue, which, step, redrive=redrive))
             taken += len(found)
             if len(found) < step:
                 break
@@ -198,7 +204,7 @@ class SqliteBroker:
             answer = await self._read(lambda ledger: None if ledger.is_ripe(queue) else (look(ledger),))
             if answer is not None:
                 return answer[0]
-            await self._writer.run(lambda ledger: ledger.ripen_all(queue))
+            await self._writer.submit(lambda ledger: ledger.ripen_all(queue), lasting=False)
 
 
 def topic_of(queue: str) -> str:

@@ -8,6 +8,9 @@ House rules:
 
 - Requests run one after the other in the order in which they came, in one transaction, and their answers are given
   after the commit. An error of the file or of the commit reaches all of them.
+- The disk is waited for after the commit, when the write lock is free again, and only by those whose answer promises
+  something for after a loss of power. A claim and a renewal don't: whoever made them would be gone as well. (Their
+  commits survive the death of any process.) So others see what was sent a little before its sender is told.
 - A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
 - Answers go back with one call per loop and commit.
 """
@@ -52,6 +55,8 @@ class Request(Generic[T]):
     asked_at: float
     unwanted: Callable[[T], None] | None
     """Called on the loop with an answer that came after the caller had given up."""
+    lasting: bool
+    """Whether it must survive a loss of power before it is answered."""
     result: T | None = None
     error: BaseException | None = None
 
@@ -123,28 +128,28 @@ class Writer:
         self._shift: _Shift | None = None
         self._closed = False
 
-    async def run(self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None) -> T:
-        """Return what *work* returns, once it is committed. A caller that is cancelled only stops waiting.
+    def submit(
+        self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None, *, lasting: bool = True
+    ) -> asyncio.Future[T]:
+        """Return a future of what *work* returns, done once that is committed. Called on a loop.
 
-        *work* may run several times: each time in a new transaction, what it did before undone.
+        *work* may run several times: each time in a new transaction, what it did before undone. A caller that is
+        cancelled only stops waiting.
 
         Args:
             work: Runs in the writer's thread.
             unwanted: Called with the answer if the caller has gone meanwhile.
+            lasting: Whether the answer promises something that a loss of power must not undo.
 
         Raises:
             Unavailable: The file could not be asked, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the writer is closed.
         """
-        return await self.submit(work, unwanted)
-
-    def submit(self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-        """Ask for *work* on the running loop; see :meth:`run`."""
         shift = self._shift
         if shift is None or self._pid != os.getpid():
             shift = self._hire()
         loop = asyncio.get_running_loop()
-        request = Request(work, loop.create_future(), loop, time.monotonic(), unwanted)
+        request = Request(work, loop.create_future(), loop, time.monotonic(), unwanted, lasting)
         shift.take(request)
         return request.answer
 
@@ -222,10 +227,7 @@ class _Shift:
                 continue
             if request is None:
                 break
-            last = self._commit(request)
-            if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
-                self._ring_now()
-            if last:
+            if self._commit(request):
                 break
         self._ring_now()
         self._database.close()
@@ -279,8 +281,22 @@ class _Shift:
                 request.error = error
         else:
             self._to_ring.update(ledger.rung)
-        _deliver(group)
+        if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
+            self._ring_now()
+        self._answer(group)
         return is_end
+
+    def _answer(self, group: list[Request[Any]]) -> None:
+        """Tell those who wait; those whose answer must last, when it does."""
+        _deliver([request for request in group if not request.lasting])
+        lasting = [request for request in group if request.lasting]
+        if any(request.error is None for request in lasting):
+            try:
+                self._database.sync()
+            except Exception as error:
+                for request in lasting:
+                    request.error = request.error or error
+        _deliver(lasting)
 
     def _commit_singly(self, group: list[Request[Any]]) -> None:
         """Find out which request of *group* is bad, and do the others."""
