@@ -265,11 +265,11 @@ def main() -> None:
             found.append(course.measure(contender))
     print()
     show([HEADS, *(rows_of(figures, found[0]) for figures in found)])
-    print(
-        "\ndrained: claimed, handed to a handler that does nothing, settled\n"
-        "CPU: user and system, for each message of one process\np50, p99: from before the send to the handler, at 100 messages/s · wake: the same at 20/s\n"
-        f"RAM: of the process that has sent {WAITING:,} · disk: of the file, its log included, while they wait"
-    )
+    print()
+    print("drained: claimed, handed to a handler that does nothing, settled")
+    print("CPU: user and system, for each message of one process")
+    print("p50, p99: from before the send to the handler, at 100 messages/s · wake: the same at 20/s")
+    print(f"RAM: of the process that has sent {WAITING:,} · disk: of the file, its log included, while they wait")
 
 
 if __name__ == "__main__":
