@@ -193,6 +193,11 @@ class Received:
         self._locked_until = 0.0
 
     @property
+    def delivery(self) -> Delivery:
+        """What the broker handed out, for whoever settles it in a transaction of his own."""
+        return self._delivery
+
+    @property
     def queue(self) -> str:
         """The queue it came from."""
         return self._delivery.queue
@@ -359,6 +364,10 @@ class Message(Received):
         """
         await self._settle(completion(self._desk, [answer_to(self, body, headers, json)], 0.0))
 
+    def note_settled(self) -> None:
+        """Take note that it was settled by other means, as in a transaction of your own; the broker isn't asked."""
+        self._gone()
+
     async def _settle(self, verdict: Verdict) -> None:
         try:
             await self._desk.settle(self._delivery, verdict)
@@ -413,6 +422,14 @@ class BlockingMessage(Received):
         """Extend the lock. See :meth:`Message.renew`."""
         end: float = self._call(self._message.renew)
         return end
+
+    def note_settled(self) -> None:
+        """Take note that it was settled by other means. See :meth:`Message.note_settled`."""
+
+        async def note() -> None:
+            self._message.note_settled()
+
+        self._call(note)
 
     def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = None) -> None:
         """Send the answer, and complete the message. See :meth:`Message.reply`."""
