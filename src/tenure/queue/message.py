@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+from zlib import crc32
 
 from tenure.errors import ConfigError
 
@@ -230,6 +231,20 @@ def _encodable(what: str, text: str) -> None:
         raise ConfigError(f"{what} ({text!r:.80}) can't be encoded as UTF-8") from error
     if "\0" in text:
         raise ConfigError(f"{what} must not contain a NUL character")
+
+
+def partition_of(key: str | bytes, partitions: int) -> str:
+    """Return the session that *key* falls into when a queue is cut into so many *partitions*, in every process alike.
+
+    Messages of one key keep their order, different partitions are worked on at the same time, and nobody has to know
+    how many consumers there are::
+
+        await queue.send(body, session=partition_of(customer, 16))
+    """
+    if type(partitions) is not int or partitions < 1:
+        raise ConfigError(f"partitions must be a whole number of at least 1, not {partitions!r}")
+    number = crc32(key.encode() if isinstance(key, str) else key) % partitions
+    return f"partition-{number}"
 
 
 def dead_letters_of(queue: str) -> str:
