@@ -13,12 +13,24 @@ from tenure.backends.sqlite.fence import Fence
 from tenure.backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure.backends.sqlite.ledger import QUEUES, FileClock
 from tenure.backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
+from tenure.backends.sqlite.transaction import Within, transact
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["QUEUE_TRAITS", "TRAITS", "Fence", "Options", "SqliteBackend", "SqliteBroker", "SqliteLeases", "open"]
+__all__ = [
+    "QUEUE_TRAITS",
+    "TRAITS",
+    "Fence",
+    "Options",
+    "SqliteBackend",
+    "SqliteBroker",
+    "SqliteLeases",
+    "Within",
+    "open",
+    "transact",
+]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:

@@ -35,7 +35,7 @@ class Wake:
 
     def __init__(self, path: str, worker: Worker) -> None:
         self._file = path
-        self._folder = f"{path}.wake"
+        self._folder = _folder_of(path)
         self._worker = worker
         self._bell = Bell()
         self._pid = os.getpid()
@@ -62,21 +62,7 @@ class Wake:
         """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
         self._refresh()
         self._bell.ring(topic)
-        if not hasattr(socket, "AF_UNIX"):
-            return
-        try:
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            return  # nobody ever listened
-        try:
-            # A new socket each time: what a stopped process has not read yet counts against its sender.
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                for name in os.listdir(folder):
-                    if name != self._name and not name.startswith("."):
-                        _send(sender, topic, folder, self._folder, name)
-        finally:
-            os.close(folder)
+        tell(self._file, topic, but=self._name)
 
     # --- hearing ---
 
@@ -205,6 +191,30 @@ class _Heard(AsyncIterator[None]):
 def _let_go(home: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
     home.remove_reader(listening)
     listening.close()
+
+
+def tell(path: str, topic: str, but: str = "") -> None:
+    """Wake who listens to *topic* of the file at *path*, through all sockets *but* one. It does not block."""
+    if not hasattr(socket, "AF_UNIX"):
+        return
+    place = _folder_of(path)
+    try:
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # nobody ever listened
+    try:
+        # A new socket each time: what a stopped process has not read yet counts against its sender.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            for name in os.listdir(folder):
+                if name != but and not name.startswith("."):
+                    _send(sender, topic, folder, place, name)
+    finally:
+        os.close(folder)
+
+
+def _folder_of(path: str) -> str:
+    return f"{path}.wake"
 
 
 def _send(sender: socket.socket, topic: str, folder: int, path: str, name: str) -> None:
