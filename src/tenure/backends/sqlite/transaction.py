@@ -68,8 +68,7 @@ def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[W
         yield within
         connection.execute("COMMIT")  # commit() does nothing in the newer of Python's modes
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
     within.committed()
 
@@ -190,6 +189,11 @@ def _begin(connection: sqlite3.Connection, busy: float) -> None:
                 raise translate(error, _file_of(connection)) from error
             # Short random pauses, as tenure's own writers do: with them each gets its share.
             time.sleep(random.uniform(0.0001, 0.001))
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # some errors have rolled it back already
+        connection.execute("ROLLBACK")
 
 
 def _file_of(connection: sqlite3.Connection) -> str:

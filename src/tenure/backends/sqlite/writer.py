@@ -23,8 +23,8 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
@@ -253,20 +253,21 @@ class _Shift:
         def work(connection: sqlite3.Connection) -> Ledger:
             nonlocal is_end
             ledger = Ledger(connection, self._clock)
-            for request in group:  # more than one only if an attempt before has failed
-                request.result = _done(request, ledger)
-            give_up = time.monotonic() + GROUP_SECONDS
-            while not is_end and time.monotonic() < give_up:
-                try:
-                    another = self._inbox.get_nowait()
-                except Empty:
-                    break
-                if another is None:
-                    is_end = True
-                    break
-                group.append(another)
-                another.result = _done(another, ledger)
-            ledger.close()
+            with _telling_faults():
+                for request in group:  # more than one only if an attempt before has failed
+                    request.result = request.work(ledger)
+                give_up = time.monotonic() + GROUP_SECONDS
+                while not is_end and time.monotonic() < give_up:
+                    try:
+                        another = self._inbox.get_nowait()
+                    except Empty:
+                        break
+                    if another is None:
+                        is_end = True
+                    else:
+                        group.append(another)
+                        another.result = another.work(ledger)
+                ledger.close()
             return ledger
 
         try:
@@ -304,8 +305,9 @@ class _Shift:
 
             def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Ledger:
                 ledger = Ledger(connection, self._clock)
-                request.result = _done(request, ledger)
-                ledger.close()
+                with _telling_faults():
+                    request.result = request.work(ledger)
+                    ledger.close()
                 return ledger
 
             try:
@@ -322,9 +324,11 @@ class _FaultyRequestError(Exception):
     """Carries out of a transaction that one request in it is bad by itself."""
 
 
-def _done(request: Request[T], ledger: Ledger) -> T:
+@contextmanager
+def _telling_faults() -> Iterator[None]:
+    """Tell what is wrong with a request from what is wrong with the file."""
     try:
-        return request.work(ledger)
+        yield
     except _FAULTY as error:
         raise _FaultyRequestError from error
     except sqlite3.Error:

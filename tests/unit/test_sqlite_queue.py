@@ -1,0 +1,517 @@
+"""What only queues in an SQLite file have: shared commits, a file clock, locks by boot, transactions of the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tenure.backends import sqlite
+from tenure.backends.sqlite.client import Database, Options, Worker
+from tenure.backends.sqlite.ledger import QUEUES, RIPEN_MAX, FileClock, Ledger
+from tenure.backends.sqlite.queue import SqliteBroker
+from tenure.backends.sqlite.wake import Wake
+from tenure.backends.sqlite.writer import Writer
+from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.queue.broker import EVERYTHING, QueueSettings
+from tenure.queue.message import (
+    COMPLETE,
+    LAPSED,
+    SETTLED,
+    Abandon,
+    Delivery,
+    Outgoing,
+    Settlement,
+    Stats,
+    dead_letters_of,
+    partition_of,
+)
+from tenure.testing import ManualClock, until
+from tenure.url import Url
+
+
+class House:
+    """A file, and processes on it that are none: each broker has its own threads and connections."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "x.db")
+        self.clock = ManualClock()
+        self.wall = 1_700_000_000.0
+        self.writers: list[Writer] = []
+        self._workers: list[Worker] = []
+
+    def open(self, boot: str = "this boot", options: Options | None = None) -> SqliteBroker:
+        """Return a broker of a process that was started in *boot*."""
+        options = options or Options(synchronous="normal", busy=1.0)
+        times = FileClock(self.clock, lambda: self.wall, boot)
+        worker = Worker(lambda: Database(self.path, options, [QUEUES], reads_only=True))
+        wake = Wake(self.path, worker)
+        writer = Writer(
+            lambda: Database(self.path, options, [QUEUES], syncs_apart=True), times, lambda name: wake.ring(name)
+        )
+        self.writers.append(writer)
+        self._workers.append(worker)
+        return SqliteBroker(writer, worker, wake, times)
+
+    def connect(self) -> sqlite3.Connection:
+        """Return a connection as a user of the file would make it."""
+        return sqlite3.connect(self.path, timeout=1.0)
+
+    def count(self, table: str) -> int:
+        """Return how many rows *table* has."""
+        with closing(self.connect()) as connection:
+            (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(count)
+
+    def check(self) -> None:
+        """See that every message is in exactly one place, and that the counts say so."""
+        with closing(self.connect()) as connection:
+            for number, *counts in connection.execute(
+                "SELECT queue, ready, locked, delayed, deferred FROM tenure_queue"
+            ):
+                held = connection.execute(
+                    "SELECT sum(length(sequences)) / 8 FROM tenure_hold WHERE queue = ?", (number,)
+                )
+                found = [
+                    connection.execute(f"SELECT count(*) FROM tenure_{place} WHERE queue = ?", (number,)).fetchone()[0]
+                    for place in ("ready", "delayed", "deferred")
+                ]
+                assert counts == [found[0], held.fetchone()[0] or 0, found[1], found[2]]
+            (total,) = connection.execute(
+                "SELECT sum(ready + locked + delayed + deferred) FROM tenure_queue"
+            ).fetchone()
+            (messages,) = connection.execute("SELECT count(*) FROM tenure_message").fetchone()
+            assert total == messages
+
+    async def close(self) -> None:
+        for writer in self.writers:
+            await writer.close()
+        for worker in self._workers:
+            await worker.close()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    house = House(tmp_path)
+    yield house
+    await house.close()
+    house.check()
+
+
+async def receive(broker: SqliteBroker, name: str = "q", limit: int = 10, lock: float = 10.0) -> Sequence[Delivery]:
+    return (await broker.receive(name, limit, lock)).deliveries
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
+    return [delivery.body for delivery in deliveries]
+
+
+# --- shared commits ----------------------------------------------------------------------------------------------
+
+
+async def test_requests_that_come_together_share_a_commit(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"first")])
+    transactions: list[int] = []
+    write = Database.write
+
+    def counted(self: Database, work: Callable[[sqlite3.Connection], object]) -> object:
+        transactions.append(1)
+        return write(self, work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "write", counted)
+        await asyncio.gather(*(broker.send("q", [Outgoing(b"%d" % number)]) for number in range(200)))
+    assert len(transactions) < 20
+    assert (await broker.stats("q")).ready == 201
+
+
+async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"first")])
+    [writer] = house.writers
+
+    def half_way(ledger: Ledger) -> None:
+        ledger.send("q", [Outgoing(b"never")])
+        raise ValueError("bad by itself")
+
+    def unfit(ledger: Ledger) -> None:
+        ledger.send("q", [Outgoing(b"neither", id="n"), Outgoing(object())])  # type: ignore[arg-type]
+
+    asked: list[Awaitable[object]] = [
+        broker.send("q", [Outgoing(b"a")]),
+        writer.submit(half_way),
+        broker.send("q", [Outgoing(b"b", id="n")]),
+        writer.submit(unfit),
+        broker.send("q", [Outgoing(b"c")]),
+    ]
+    told = [type(answer) for answer in await asyncio.gather(*asked, return_exceptions=True)]
+    assert told[:3] + told[4:] == [list, ValueError, list, list]
+    assert told[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # Python has called it by both names
+    assert sorted(bodies(await receive(broker))) == [b"a", b"b", b"c", b"first"]
+
+
+async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -> None:
+    broker = house.open(options=Options(busy=0.2))
+    await broker.send("q", [Outgoing(b"before")])
+    with closing(house.connect()) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asked_at = time.monotonic()
+        asked = [broker.send("q", [Outgoing(b"x")]), broker.receive("q", 1, 10.0)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
+        assert time.monotonic() - asked_at < 2.0
+    assert bodies(await receive(broker)) == [b"before"]
+
+
+async def test_a_full_disk_is_no_answer_and_the_next_question_is_asked_anew(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"before")])
+    [writer] = house.writers
+
+    def limit(ledger: Ledger) -> None:
+        ledger._run("PRAGMA max_page_count = 1").fetchone()  # never below what there is, so: full
+
+    await writer.submit(limit)
+    with pytest.raises(Unavailable, match="full"):
+        await broker.send("q", [Outgoing(bytes(1_000_000))])
+    assert (await broker.stats("q")).ready == 1
+    await broker.send("q", [Outgoing(bytes(1_000_000))])  # a new connection, without the limit
+    assert (await broker.stats("q")).ready == 2
+
+
+async def test_a_newer_version_is_refused(house: House) -> None:
+    await house.open().send("q", [Outgoing(b"x")])
+    with closing(house.connect()) as other, other:
+        other.execute("UPDATE tenure_schema SET version = 99, written_by = '9.9' WHERE part = 'queues'")
+    with pytest.raises(ConfigError, match=r"version 99, written by tenure 9\.9"):
+        await house.open().send("q", [Outgoing(b"x")])
+    with closing(house.connect()) as other, pytest.raises(ConfigError, match="version 99"):
+        sqlite.Within(other)
+
+
+async def test_who_gave_up_leaves_no_lock_behind(house: House) -> None:
+    broker, other = house.open(), house.open()
+    await broker.send("q", [Outgoing(b"x"), Outgoing(b"s", session="s")])
+    for asked in (broker.receive("q", 1, 60.0), broker.accept("q", None, 60.0)):
+        asking = asyncio.ensure_future(asked)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    async def is_back() -> bool:
+        stats = await other.stats("q")
+        return (stats.ready, stats.locked) == (2, 0) and house.count("tenure_hold") == 0
+
+    await until(is_back, what="the claim that nobody waited for to be given back")
+    [got] = await receive(other)
+    assert got.delivery_count == 1
+
+
+async def test_calls_come_from_several_loops_at_once(house: House) -> None:
+    broker = house.open()
+
+    def other_thread() -> None:
+        async def work() -> None:
+            for number in range(50):
+                await broker.send("q", [Outgoing(b"%d" % number)])
+
+        asyncio.run(work())
+
+    threads = [threading.Thread(target=other_thread) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        await broker.send("q", [Outgoing(b"here")])
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert (await broker.stats("q")).ready == 200
+
+
+async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) -> None:
+    broker = house.open()
+
+    async def steps() -> tuple[int, int]:
+        """Return how many steps of SQLite's machine it takes to count, and to claim one."""
+        [writer] = house.writers
+        counted = [0, 0]
+
+        def look(ledger: Ledger) -> None:
+            connection: sqlite3.Connection = ledger._run.__self__.connection  # type: ignore[attr-defined]
+            works: list[Callable[[], object]] = [lambda: ledger.count("q"), lambda: ledger.receive("q", 1, 10.0)]
+            for place, work in enumerate(works):
+                seen = 0
+
+                def step() -> int:
+                    nonlocal seen
+                    seen += 1
+                    return 0
+
+                connection.set_progress_handler(step, 1)
+                work()
+                connection.set_progress_handler(None, 1)
+                counted[place] = seen
+
+        await writer.submit(look)
+        return counted[0], counted[1]
+
+    async def fill(count: int) -> None:
+        plain = [Outgoing(b"x") for _ in range(count)]
+        await broker.send("q", plain)
+        await broker.send("q", [Outgoing(b"x", delay=60.0, ttl=90.0, priority=n % 10) for n in range(count)])
+        await broker.send("q", [Outgoing(b"x", session=f"s{n}") for n in range(count)])
+        await receive(broker, limit=count // 2, lock=100.0)
+
+    await fill(20)
+    few = await steps()
+    await fill(5_000)
+    many = await steps()
+    assert many[0] < few[0] * 1.5
+    assert many[1] < few[1] * 1.5
+
+
+async def test_what_ripens_all_at_once_is_entered_in_bounded_steps(house: House) -> None:
+    broker = house.open()
+    count = RIPEN_MAX * 2 + 100
+    await broker.send("q", [Outgoing(b"x", delay=5.0) for _ in range(count)])
+    house.clock.advance(5.0)
+    house.wall += 5.0
+    claim = await broker.receive("q", count, 10.0)
+    assert len(claim.deliveries) == RIPEN_MAX
+    assert claim.due_in == 0.0  # come again at once
+    stats = await broker.stats("q")
+    assert (stats.ready, stats.locked, stats.delayed) == (count - RIPEN_MAX, RIPEN_MAX, 0)
+
+
+# --- clocks ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_wall_clock_set_back_or_forward_breaks_no_lock(house: House) -> None:
+    broker, other = house.open(), house.open()
+    await broker.send("q", [Outgoing(b"x")])
+    got = await receive(broker)
+    for step in (-86_400.0, 86_400.0 * 3, -3_600.0):
+        house.wall += step
+        house.clock.advance(1.0)
+        assert await receive(other) == ()
+        assert (await other.stats("q")).locked == 1
+    house.clock.advance(7.5)
+    [again] = await receive(other)
+    assert again.delivery_count == 2
+    assert await broker.settle([Settlement(got[0], COMPLETE)]) == [LAPSED]
+
+
+async def test_a_delay_goes_on_when_the_wall_clock_is_set_back(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x", delay=10.0), Outgoing(b"y", ttl=20.0, delay=15.0)])
+    house.wall -= 3_600.0
+    late = house.open()  # has never seen the clock as it was
+    house.clock.advance(9.0)
+    assert await receive(late) == ()
+    house.clock.advance(1.1)
+    assert bodies(await receive(late)) == [b"x"]
+    house.clock.advance(10.0)
+    [dead] = await late.peek_dead("q", EVERYTHING, 10)
+    assert dead.reason == "expired"
+
+
+async def test_a_delay_survives_a_boot(house: House) -> None:
+    broker = house.open("boot 1")
+    await broker.send("q", [Outgoing(b"x", delay=100.0)])
+    house.clock = ManualClock(5.0)  # counts anew
+    house.wall += 60.0
+    broker = house.open("boot 2")
+    assert await receive(broker) == ()
+    house.wall += 41.0
+    house.clock.advance(41.0)
+    assert bodies(await receive(broker)) == [b"x"]
+
+
+async def test_a_lock_of_another_boot_runs_out_anew(house: House) -> None:
+    before = house.open("boot 1")
+    await before.send("q", [Outgoing(b"x")])
+    await receive(before, lock=10.0)
+    house.clock = ManualClock(5.0)
+    broker = house.open("boot 2")
+    assert await receive(broker) == ()  # stamped anew: it may be live, as in another container
+    house.clock.advance(9.0)
+    assert await receive(broker) == ()
+    house.clock.advance(1.5)
+    [again] = await receive(broker)
+    assert again.delivery_count == 2
+
+
+async def test_a_part_of_a_claim_can_be_renewed(house: House) -> None:
+    broker, other = house.open(), house.open()
+    await broker.send("q", [Outgoing(b"%d" % number) for number in range(6)])
+    got = await receive(broker)
+    house.clock.advance(6.0)
+    assert len(await broker.renew([got[1], got[4]], 10.0)) == 2
+    house.clock.advance(6.0)
+    await broker.renew([got[4]], 10.0)
+    assert bodies(await receive(other)) == [b"0", b"2", b"3", b"5"]
+    house.clock.advance(6.0)
+    assert bodies(await receive(other)) == [b"1"]
+    assert await broker.settle([Settlement(one, COMPLETE) for one in got]) == [LAPSED] * 4 + [SETTLED, LAPSED]
+
+
+# --- transactions of the caller ----------------------------------------------------------------------------------
+
+
+async def held(broker: SqliteBroker) -> Delivery:
+    await broker.send("q", [Outgoing(b"x", id="x")])
+    [got] = await receive(broker)
+    return got
+
+
+def effects(house: House) -> int:
+    return house.count("effect")
+
+
+@pytest.fixture
+async def user(house: House) -> AsyncIterator[sqlite3.Connection]:
+    await house.open().declare("q", QueueSettings())
+    with closing(house.connect()) as connection:
+        with connection:
+            connection.execute("CREATE TABLE effect (what TEXT)")
+        yield connection
+
+
+async def test_an_effect_and_the_end_of_its_message_are_one(
+    house: House, user: sqlite3.Connection, caplog: object
+) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))  # with real clocks, as the user's connection has them
+    try:
+        broker = backend.broker
+        await broker.send("q", [Outgoing(b"x", id="x")])
+        [got] = (await broker.receive("q", 1, 10.0)).deliveries
+        user.row_factory = sqlite3.Row
+        with sqlite.transact(user) as queues:
+            user.execute("INSERT INTO effect VALUES ('done')")
+            assert not queues.handled("q", "x")
+            queues.complete(got, remember=60.0)
+            assert queues.handled("q", "x")
+            [sent] = queues.send("next", Outgoing(b"y", headers={"a": 1}))
+        assert effects(house) == 1
+        assert await broker.handled("q", ["x", "z"]) == [True, False]
+        [after] = (await broker.receive("next", 1, 10.0)).deliveries
+        assert (after.id, after.body, dict(after.headers)) == (sent, b"y", {"a": 1})
+        assert await broker.stats("q") == Stats()
+        assert await broker.settle([Settlement(got, COMPLETE)]) == [LAPSED]
+        with pytest.raises(LockLost, match="roll back"), sqlite.transact(user) as queues:
+            user.execute("INSERT INTO effect VALUES ('twice')")
+            queues.complete(got)
+        assert effects(house) == 1
+    finally:
+        await backend.close()
+
+
+async def test_what_is_rolled_back_has_not_happened(house: House, user: sqlite3.Connection) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+    try:
+        broker = backend.broker
+        await broker.send("q", [Outgoing(b"x")])
+        [got] = (await broker.receive("q", 1, 10.0)).deliveries
+        with pytest.raises(ZeroDivisionError), sqlite.transact(user) as queues:
+            user.execute("INSERT INTO effect VALUES ('done')")
+            queues.complete(got)
+            queues.send("next", Outgoing(b"y"))
+            raise ZeroDivisionError
+        assert effects(house) == 0
+        assert await broker.stats("next") == Stats()
+        assert await broker.settle([Settlement(got, COMPLETE)]) == [SETTLED]
+    finally:
+        await backend.close()
+
+
+async def test_a_transaction_of_the_users_own(house: House, user: sqlite3.Connection) -> None:
+    with pytest.raises(ConfigError, match="BEGIN IMMEDIATE"):
+        sqlite.Within(user).send("q", Outgoing(b"x"))
+    user.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ConfigError, match="open on this connection"), sqlite.transact(user):
+        pass
+    queues = sqlite.Within(user)
+    with pytest.raises(ConfigError, match="message 1 of 2"):
+        queues.send("q", Outgoing(b"x"), Outgoing("y"))  # type: ignore[arg-type]
+    queues.send("q", Outgoing(b"x"))
+    user.commit()
+    queues.committed()
+    assert (await house.open().stats("q")).ready == 1
+
+
+async def test_a_sender_in_a_transaction_wakes_who_waits(house: House, user: sqlite3.Connection) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+    try:
+        hints = backend.broker.hints("q")
+        await anext(hints)
+        with sqlite.transact(user) as queues:
+            queues.send("q", Outgoing(b"x"))
+        async with asyncio.timeout(5.0):
+            await anext(hints)
+    finally:
+        await backend.close()
+
+
+def test_a_file_without_queues_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection, pytest.raises(ConfigError, match="has no queues"):
+        sqlite.Within(connection)
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(ConfigError, match="has no file"):
+        sqlite.Within(connection)
+
+
+# --- other processes ---------------------------------------------------------------------------------------------
+
+SENDER = """
+import asyncio, sys
+import tenure
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as backend:
+        await backend.queue("q").send(b"from afar")
+
+asyncio.run(main())
+"""
+
+
+async def test_processes_wake_each_other(house: House) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+    try:
+        broker = backend.broker
+        hints = broker.hints("q")
+        await anext(hints)
+        assert (await broker.receive("q", 1, 10.0)).deliveries == ()
+        sender = subprocess.Popen([sys.executable, "-c", SENDER, f"sqlite:///{house.path}"])
+        async with asyncio.timeout(20.0):
+            while not (got := (await broker.receive("q", 1, 10.0)).deliveries):
+                await anext(hints)
+        assert bodies(got) == [b"from afar"]
+        assert await asyncio.to_thread(sender.wait) == 0
+    finally:
+        await backend.close()
+
+
+def test_partitions_are_the_same_in_every_process() -> None:
+    assert partition_of("customer 7", 16) == partition_of(b"customer 7", 16) == "partition-5"
+    assert len({partition_of(str(number), 16) for number in range(1_000)}) == 16
+    with pytest.raises(ConfigError, match="partitions"):
+        partition_of("x", 0)
+
+
+async def test_dead_letters_with_a_delay_are_redriven_too(house: House) -> None:
+    broker = house.open()
+    await broker.declare("q", QueueSettings(max_deliveries=1))
+    await broker.send("q", [Outgoing(b"x")])
+    await broker.settle([Settlement(one, Abandon()) for one in await receive(broker)])
+    await broker.settle([Settlement(one, Abandon(60.0)) for one in await receive(broker, dead_letters_of("q"))])
+    house.check()
+    assert await broker.redrive("q", EVERYTHING, None, dry_run=True) == 1
+    assert await broker.redrive("q", EVERYTHING, None) == 1
+    assert await broker.stats("q") == Stats(ready=1)
