@@ -978,3 +978,90 @@ def test_the_front_door() -> None:
         await waiting  # closing the backend ends its consumers
 
     asyncio.run(main())
+
+
+# --- consuming sessions ---
+
+
+@in_town
+async def test_sessions_are_consumed_side_by_side_each_in_order(town: Town) -> None:
+    queue = town.queue()
+    await queue.send_batch([Outgoing(b"%d" % number, session=f"s{number % 5}") for number in range(50)])
+    await queue.send(b"of no session")
+    seen: dict[str | None, list[int]] = {}
+    running: set[str | None] = set()
+    most = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal most
+        assert message.session not in running
+        running.add(message.session)
+        most = max(most, len(running))
+        await asyncio.sleep(1.0)
+        seen.setdefault(message.session, []).append(int(message.body))
+        running.discard(message.session)
+
+    await queue.consume(handler, concurrency=3, sessions=True, until_empty=True)
+    assert seen == {f"s{number}": list(range(number, 50, 5)) for number in range(5)}
+    assert most == 3
+    assert (await queue.stats()).ready == 1
+
+
+@in_town
+async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town) -> None:
+    queue = town.queue(max_deliveries=3)
+    await queue.send_batch([Outgoing(b"a1", session="a"), Outgoing(b"a2", session="a"), Outgoing(b"b1", session="b")])
+    seen: list[bytes] = []
+    hooked: list[str] = []
+
+    async def handler(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == b"a1":
+            raise ValueError("no")
+
+    options: dict[str, Any] = {"sessions": True, "retry": RetryPolicy(first=5.0, jitter=0.0)}
+    async with town.consuming(queue, handler, on_error=lambda message, error: hooked.append(str(error)), **options):
+        await asyncio.sleep(60.0)
+        await queue.send(b"b2", session="b")
+        await asyncio.sleep(0.1)
+    assert seen == [b"a1", b"b1", b"a1", b"a1", b"a2", b"b2"]
+    assert hooked == ["no"] * 3
+    assert await queue.stats() == Stats(dead=1)
+
+
+@in_town
+async def test_draining_sessions_does_not_count(town: Town) -> None:
+    queue = town.queue()
+    await queue.send_batch([Outgoing(b"%d" % number, session=f"s{number % 2}") for number in range(4)])
+    log = Log(seconds=20.0)
+    async with town.consuming(queue, log, sessions=True):
+        await asyncio.sleep(1.0)
+        queue.pause()
+        queue.resume()
+    assert town.clock.now() == pytest.approx(6.0)
+    assert len(log.cancelled) == 2
+    assert (await queue.stats()).ready == 4
+    async with queue.session("s0", wait=1.0) as session:
+        assert [one.delivery_count for one in await session.receive(5)] == [1, 1]
+
+
+@in_town
+async def test_a_handler_of_a_session_has_its_limits(town: Town) -> None:
+    queue = town.queue(max_deliveries=1)
+    await queue.send(b"slow", session="s")
+    log, hooked = Log(seconds=1_000.0), list[str]()
+    note = lambda message, error: hooked.append(str(error))  # noqa: E731
+    async with town.consuming(queue, log, sessions=True, max_hold=100.0, on_error=note):
+        await asyncio.sleep(110.0)
+    assert log.cancelled == [b"slow"]
+    assert (await queue.stats()).dead == 1
+    assert "max_hold" in hooked[0]
+    await queue.send(b"lost", session="s")
+    async with town.consuming(queue, log, sessions=True, on_error=note):
+        await asyncio.sleep(1.0)
+        town.road.renewing = False
+        await asyncio.sleep(29.0)
+        assert log.cancelled == [b"slow", b"lost"]
+        assert "lost while" in hooked[1]
+    with pytest.raises(ConfigError, match="not for sessions"):
+        await queue.consume(log, sessions=True, auto_complete=False)

@@ -107,7 +107,7 @@ class Consumer:
         self._until_empty = until_empty
         self._sigterm = sigterm
         self._handlers = Handlers(handler, run_in, habits.concurrency)
-        self._verdict = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
+        self._verdict: Verdict | None = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
         self._holds: dict[Token, Hold] = {}
         self._pump = Pump(desk.name, desk.holder, habits, desk.dice, self._holds, now=desk.clock.now())
         self._workers: list[_Worker] = []
@@ -135,15 +135,15 @@ class Consumer:
         self._ended = self._loop.create_future()
         now = desk.clock.now()
         locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=now)
-        keeper = LockKeeper(desk, locks, self.cancel)
+        keeper = LockKeeper(desk, locks, self._cancel_handler)
         await desk.keeper.call(keeper.begin)
-        unhook = _on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
+        unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
         try:
             if desk.broker.traits.hints:
-                self._spawn(listen(desk, desk.name, lambda: self.feed(Hint())))
+                self._spawn(listen(desk, desk.name, lambda: self._feed(Hint())))
             if stop is not None:
                 self._spawn(self._stop_with(stop))
-            self.feed(Tick())
+            self._feed(Tick())
             try:
                 await asyncio.shield(self._ended)
             except asyncio.CancelledError:
@@ -159,11 +159,11 @@ class Consumer:
 
     def pause(self) -> None:
         """Claim nothing and give the buffer back, until :meth:`resume`; handlers that run go on."""
-        self.feed(Pause())
+        self._feed(Pause())
 
     def resume(self) -> None:
         """Claim again."""
-        self.feed(Resume())
+        self._feed(Resume())
 
     def drain(self, grace: float | None = None) -> None:
         """Claim nothing any more, give the buffer back, let handlers finish for *grace* seconds, and end :meth:`run`.
@@ -177,11 +177,11 @@ class Consumer:
         patience = self._habits.timing.grace
         self._loop.call_later(wait + patience, self._leave_behind)
         self._loop.call_later(wait + 2 * patience, self._give_up)
-        self.feed(Drain(self._desk.clock.now() + wait))
+        self._feed(Drain(self._desk.clock.now() + wait))
 
     # --- the machine ---
 
-    def feed(self, event: PumpInput) -> None:
+    def _feed(self, event: PumpInput) -> None:
         """Give *event* to the pump's machine, and do what it says."""
         if self._ended is None or self._ended.done():
             return
@@ -189,14 +189,14 @@ class Consumer:
             for effect in self._pump.handle(event, self._desk.clock.now()):
                 self._perform(effect)
         except Exception as error:
-            self.fail(error)
+            self._fail(error)
             return
         if self._pump.state is State.STOPPED:
             self._ended.set_result(None)
         else:
             self._arm()
 
-    def turn_soon(self) -> None:
+    def _turn_soon(self) -> None:
         """Let the machine look at what was taken and done, once this turn of the loop is over."""
         if not self._turning:
             self._turning = True
@@ -204,7 +204,7 @@ class Consumer:
 
     def _turn(self) -> None:
         self._turning = False
-        self.feed(Tick())
+        self._feed(Tick())
 
     def _arm(self) -> None:
         wake_at = self._pump.wake_at
@@ -220,7 +220,7 @@ class Consumer:
     def _alarm(self) -> None:
         self._armed_for = NEVER
         self._timer = None
-        self.feed(Tick())
+        self._feed(Tick())
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -242,12 +242,12 @@ class Consumer:
         try:
             claim = await self._desk.broker.receive(self._desk.name, limit, self._habits.timing.ttl)
         except Unavailable as error:
-            self.feed(Answered(ask, NoAnswer(str(error))))
+            self._feed(Answered(ask, NoAnswer(str(error))))
             return
         except Exception as error:
-            self.fail(error)
+            self._fail(error)
             return
-        self.feed(Claimed(ask, claim.deliveries, claim.due_in))
+        self._feed(Claimed(ask, claim.deliveries, claim.due_in))
         if self._until_empty and not claim.deliveries and not self._pump.outstanding:
             self.drain()
 
@@ -255,15 +255,15 @@ class Consumer:
         try:
             answers = await self._desk.broker.settle(settlements)
         except Unavailable as error:
-            self.feed(Answered(ask, NoAnswer(str(error))))
+            self._feed(Answered(ask, NoAnswer(str(error))))
         except Exception as error:
-            self.fail(error)
+            self._fail(error)
         else:
-            self.feed(Answered(ask, answers))
+            self._feed(Answered(ask, answers))
             if self._until_empty and not self._pump.outstanding:
-                self.feed(Hint())  # look at once whether more has come
+                self._feed(Hint())  # look at once whether more has come
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End at once: what was asked can never work, or tenure itself is broken. The locks are left to run out."""
         assert self._ended is not None
         if not self._ended.done():
@@ -274,10 +274,10 @@ class Consumer:
         delivery, verdict = settlement
         if lapsed:
             error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
-            self._spawn(self.complain(Message(delivery, self._desk), error))
+            self._spawn(self._complain(Message(delivery, self._desk), error))
         elif died or isinstance(verdict, DeadLetter):
             reason = verdict.reason if isinstance(verdict, DeadLetter) else MAX_DELIVERIES
-            self._desk.tell(self._event(MessageDied, delivery, reason))
+            self._desk.tell(event_of(MessageDied, self._desk, delivery, reason))
 
     # --- handlers ---
 
@@ -292,13 +292,13 @@ class Consumer:
             self._workers.append(_Worker(self))
             count -= 1
 
-    async def rest(self) -> None:
+    async def _rest(self) -> None:
         """Wait until there may be messages to take."""
         idle = self._loop.create_future()
         self._idle.append(idle)
         await idle
 
-    async def judge(self, worker: _Worker, delivery: Delivery, message: Message, outcome: object) -> Verdict | None:
+    async def _judge(self, worker: _Worker, delivery: Delivery, message: Message, outcome: object) -> Verdict | None:
         """Return the verdict on a message whose handler did not simply return."""
         why = worker.called_off()
         if isinstance(outcome, asyncio.CancelledError):
@@ -308,39 +308,26 @@ class Consumer:
                 case "drain":
                     return GIVE_BACK
                 case "leave":  # a thread that runs on: its lock is left to run out, for it may yet do something
-                    self._desk.tell(self._event(HandlerOverran, delivery))
+                    self._desk.tell(event_of(HandlerOverran, self._desk, delivery))
                     self._pump.settled(delivery)
                     return None
                 case "denied" | "unanswered" | "max_hold":
                     outcome = LockLost(obituary(delivery, f"its handler was cancelled, for {WHY[why]}"))
         if not isinstance(outcome, BaseException):
             return self._verdict
-        await self.complain(message, outcome)
+        await self._complain(message, outcome)
         if why == "denied":
             return None
-        verdict = verdict_on_failure(outcome, delivery.delivery_count, self._retry, self._desk.dice)
-        if isinstance(verdict, Abandon):
-            said = f"{type(outcome).__name__}: {outcome}"
-            self._desk.tell(self._event(MessageFailed, delivery, said, verdict.delay))
-        return verdict
+        return judge_failure(self._desk, self._retry, delivery, outcome)
 
-    async def complain(self, message: Message, error: BaseException) -> None:
-        """Tell the error hook. What fails there is the loop's to report, and changes nothing here."""
-        if self._on_error is None:
-            return
-        try:
-            answer = self._on_error(message, error)
-            if inspect.isawaitable(answer):
-                await answer
-        except Exception as failed:
-            context = {"message": "the error hook of a tenure consumer failed", "exception": failed}
-            self._loop.call_exception_handler(context)
+    async def _complain(self, message: Message, error: BaseException) -> None:
+        await complain(self._on_error, message, error)
 
-    async def was_handled(self, delivery: Delivery) -> bool:
+    async def _was_handled(self, delivery: Delivery) -> bool:
         """Tell whether the inbox knows the message."""
         return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
 
-    def cancel(self, held: Delivery | SessionLock, why: Why) -> None:
+    def _cancel_handler(self, held: Delivery | SessionLock, why: Why) -> None:
         """Cancel the handler of *held*, if it still runs. Called on our loop."""
         for worker in self._workers:
             if worker.delivery is not None and worker.delivery[:3] == held[:3]:
@@ -354,11 +341,6 @@ class Consumer:
         """End with verdicts unanswered, or handlers that won't stop: their locks run out by themselves."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
-
-    def _event(self, kind: type[Any], delivery: Delivery, *more: object) -> Event:
-        now, desk = self._desk.clock.now(), self._desk
-        event: Event = kind(now, desk.name, desk.holder, delivery.id, delivery.sequence, delivery.delivery_count, *more)
-        return event
 
     # --- beginning and end ---
 
@@ -383,33 +365,6 @@ class Consumer:
         self._handlers.close()
         await self._desk.keeper.call(keeper.end)
 
-    # --- what a worker needs ---
-
-    @property
-    def pump(self) -> Pump:
-        """The machine."""
-        return self._pump
-
-    @property
-    def desk(self) -> Desk:
-        """Where messages reach the broker."""
-        return self._desk
-
-    @property
-    def handlers(self) -> Handlers:
-        """How the handler is run."""
-        return self._handlers
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """On a message whose handler has returned."""
-        return self._verdict
-
-    @property
-    def inbox(self) -> float:
-        """For how long handled ids are remembered; 0 for not at all."""
-        return self._inbox
-
 
 class _Worker:
     """One of ``concurrency`` tasks: takes a message, calls the handler, says what became of it, takes the next."""
@@ -418,21 +373,21 @@ class _Worker:
         self._consumer = consumer
         self.delivery: Delivery | None = None  # whose handler runs
         self._why: Why | None = None
-        self.task = asyncio.get_running_loop().create_task(self._work())
+        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._work())
         self.task.add_done_callback(self._ended)
 
     async def _work(self) -> None:
         consumer = self._consumer
-        desk, pump, serve = consumer.desk, consumer.pump, consumer.handlers.serve
-        now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer.turn_soon
-        success, inbox = consumer.verdict, consumer.inbox
+        desk, pump, serve = consumer._desk, consumer._pump, consumer._handlers.serve
+        now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer._turn_soon
+        success, inbox = consumer._verdict, consumer._inbox
         yielded_at = now()
         while True:
             moment = now()
             delivery = take(moment)
             if delivery is None:
                 turn_soon()
-                await consumer.rest()
+                await consumer._rest()
                 yielded_at = now()
                 continue
             turn_soon()
@@ -440,7 +395,7 @@ class _Worker:
             self.delivery = delivery
             try:
                 outcome: object = None
-                if not inbox or not await consumer.was_handled(delivery):
+                if not inbox or not await consumer._was_handled(delivery):
                     outcome = await serve(message)
             except (Exception, asyncio.CancelledError) as error:
                 outcome = error
@@ -448,7 +403,7 @@ class _Worker:
             if self._why is None and not isinstance(outcome, (BaseException, Retry, Reject)):
                 verdict = success
             else:
-                verdict = await consumer.judge(self, delivery, message, outcome)
+                verdict = await consumer._judge(self, delivery, message, outcome)
             done(delivery, verdict)
             turn_soon()
             if self.is_cancelled:
@@ -459,7 +414,7 @@ class _Worker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._consumer.fail(error)
+            self._consumer._fail(error)
 
     def cancel(self, why: Why) -> None:
         """Cancel the handler that runs, if one does."""
@@ -548,7 +503,35 @@ class LockKeeper:
         task.add_done_callback(self._tasks.discard)
 
 
-def _on_sigterm(loop: asyncio.AbstractEventLoop, drain: Callable[[], None]) -> Callable[[], None] | None:
+async def complain(on_error: OnError | None, message: Message, error: BaseException) -> None:
+    """Tell the error hook. What fails there is the loop's to report, and changes nothing here."""
+    if on_error is None:
+        return
+    try:
+        answer = on_error(message, error)
+        if inspect.isawaitable(answer):
+            await answer
+    except Exception as failed:
+        context = {"message": "the error hook of a tenure consumer failed", "exception": failed}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
+def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
+    """Return the verdict on a message whose handler failed with *error*, and let the ears know."""
+    verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice)
+    if isinstance(verdict, Abandon):
+        desk.tell(event_of(MessageFailed, desk, delivery, f"{type(error).__name__}: {error}", verdict.delay))
+    return verdict
+
+
+def event_of(kind: type[Any], desk: Desk, delivery: Delivery, *more: object) -> Event:
+    """Return an event of this *kind* about *delivery*."""
+    named = (delivery.id, delivery.sequence, delivery.delivery_count)
+    event: Event = kind(desk.clock.now(), desk.name, desk.holder, *named, *more)
+    return event
+
+
+def on_sigterm(loop: asyncio.AbstractEventLoop, drain: Callable[[], None]) -> Callable[[], None] | None:
     """Drain on SIGTERM, if nobody else does anything about it; return how to undo that.
 
     A second SIGTERM ends the process at once, as it would have without us.

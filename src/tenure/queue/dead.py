@@ -25,7 +25,7 @@ class DeadLetters:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.name = dead_letters_of(desk.name)
+        self.name: str = dead_letters_of(desk.name)
 
     async def peek(
         self,

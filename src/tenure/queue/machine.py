@@ -313,8 +313,8 @@ class Pump:
     ) -> None:
         self.name = name
         self.habits = habits
-        self.state = State.RUNNING
-        self.busy = 0  # handlers that run
+        self.state: State = State.RUNNING
+        self.busy: int = 0  # handlers that run
         self._holder = holder
         self._dice = dice
         self._holds = holds
@@ -644,7 +644,7 @@ class Locks:
     ) -> None:
         self.name = name
         self.habits = habits
-        self.wake_at = now
+        self.wake_at: float = now
         """When to call ``handle(Tick(), now)``. It comes often enough to meet each new hold in time."""
         self._beat = min(habits.timing.renew_every / 2, habits.max_hold)
         self._holder = holder

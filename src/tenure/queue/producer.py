@@ -94,7 +94,7 @@ class Requests:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.reply_to = f"{desk.name[:150]}.replies.{secrets.token_hex(8)}"
+        self.reply_to: str = f"{desk.name[:150]}.replies.{secrets.token_hex(8)}"
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()

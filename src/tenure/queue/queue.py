@@ -20,6 +20,7 @@ from tenure.queue.message import HeaderValue, Outgoing, Stats, check_text
 from tenure.queue.producer import Producer, Requests, outgoing
 from tenure.queue.retry import RetryPolicy
 from tenure.queue.session import Session
+from tenure.queue.session_consumer import SessionConsumer
 
 NOT_GIVEN: Any = object()
 
@@ -41,7 +42,7 @@ class Queue:
         self._desk = desk
         self._producer = Producer(desk)
         self._requests: Requests | None = None
-        self._consumers: list[Consumer] = []
+        self._consumers: list[Consumer | SessionConsumer] = []
         self._running: set[asyncio.Task[Any]] = set()
 
     # --- sending ---
@@ -224,6 +225,7 @@ class Queue:
         handler: Handler,
         *,
         concurrency: int = 10,
+        sessions: bool = False,
         prefetch: int = 500,
         max_hold: float = 3_600.0,
         grace: float = 25.0,
@@ -235,12 +237,14 @@ class Queue:
         until_empty: bool = False,
         sigterm: bool | None = None,
         poll_every: float = 5.0,
-    ) -> Consumer:
+    ) -> Consumer | SessionConsumer:
         """Return a pump for *handler*, to be run with ``await consumer.run()``; see :meth:`consume`.
 
         Args:
             handler: ``handler(message)``, async or not.
             concurrency: How many run at once.
+            sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
+                the messages of each in order, one after the other. One that failed holds up those behind it.
             prefetch: How many messages may wait in the buffer at most. How many do follows from the handler's pace, and
                 what waits too long is given back, uncounted.
             max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned;
@@ -268,6 +272,22 @@ class Queue:
             raise ConfigError(f"grace must be a finite number of seconds, at least 0, not {grace!r}")
         if not 0 <= inbox < math.inf:
             raise ConfigError(f"inbox must be a finite number of seconds, at least 0, not {inbox!r}")
+        retry = retry or RetryPolicy()
+        if sessions:
+            return SessionConsumer(
+                desk,
+                handler,
+                concurrency=concurrency,
+                max_hold=max_hold,
+                retry=retry,
+                grace=grace,
+                auto_complete=auto_complete,
+                on_error=on_error,
+                run_in=run_in,
+                inbox=inbox,
+                until_empty=until_empty,
+                sigterm=sigterm,
+            )
         habits = Habits(
             Timing(desk.settings.lock), concurrency, prefetch, max_hold, poll_every, desk.broker.traits.hints
         )
@@ -275,7 +295,7 @@ class Queue:
             desk,
             handler,
             habits,
-            retry=retry or RetryPolicy(),
+            retry=retry,
             grace=grace,
             auto_complete=auto_complete,
             on_error=on_error,

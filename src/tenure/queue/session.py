@@ -94,6 +94,11 @@ class Session:
 
         return await desk.wait_for(look, wait) or []
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the block is being cancelled because the lock was lost."""
+        return self._interrupted
+
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         while messages := await self.receive():
             yield messages[0]

@@ -111,15 +111,15 @@ class Shelf:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_dead = name.endswith(DEAD_SUFFIX)
+        self.is_dead: bool = name.endswith(DEAD_SUFFIX)
         self.rows: dict[int, Row] = {}
-        self.count = [0] * len(Place)
+        self.count: list[int] = [0] * len(Place)
         self.ready: list[int] = []  # heap of the ready ones without session, see _rank
         self.oldest: list[int] = []  # heap of all that became ready, some no longer
         self.sessions: dict[str, Session] = {}
         # Heap of what time will do: (at, number, what). What no longer holds is passed over.
         self.alarms: list[tuple[float, int, Row | Session | Locks]] = []
-        self.numbers = itertools.count()
+        self.numbers: itertools.count[int] = itertools.count()
 
 
 class Queue:
@@ -127,9 +127,9 @@ class Queue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.settings = QueueSettings()
-        self.live = Shelf(name)
-        self.dead = Shelf(dead_letters_of(name))
+        self.settings: QueueSettings = QueueSettings()
+        self.live: Shelf = Shelf(name)
+        self.dead: Shelf = Shelf(dead_letters_of(name))
         self.sequence = 0
         self.sent: dict[str, float] = {}  # ids, and until when they are remembered
         self.sent_order: deque[tuple[float, str]] = deque()
