@@ -6,9 +6,16 @@ import dataclasses
 import logging
 
 from tenure.events import (
+    BrokerUnanswered,
     CampaignFailed,
     Event,
+    GivenBack,
     HandedBack,
+    HandlerOverran,
+    LockEnded,
+    MessageDied,
+    MessageEvent,
+    MessageFailed,
     Overrun,
     RenewalMissed,
     Renewed,
@@ -53,4 +60,27 @@ def _said(event: Event) -> tuple[int, str]:
             return logging.INFO, f"term {token} has ended ({reason}), lease {'handed back' if released else 'gone'}"
         case HandedBack(token=token):
             return logging.INFO, f"term {token} was granted too late to be used, and handed back"
+        case MessageEvent():
+            level, message = _said_of_message(event)
+            return level, f"message {event.id!r}, delivery {event.delivery_count}: {message}"
+        case GivenBack(count=count):
+            return logging.DEBUG, f"{count} messages given back untried and uncounted"
+        case BrokerUnanswered(what=what, why=why):
+            return logging.WARNING, f"could not {what} ({why}); trying again"
+    return logging.INFO, repr(event)
+
+
+def _said_of_message(event: MessageEvent) -> tuple[int, str]:
+    match event:
+        case MessageFailed(error=error, delay=delay):
+            return (
+                logging.WARNING,
+                f"its handler failed ({error}); it may be delivered again, after {delay:.3g} s",
+            )
+        case MessageDied(reason=reason):
+            return logging.ERROR, f"put among the dead letters ({reason})"
+        case LockEnded(why=why):
+            return logging.WARNING, f"its lock is over ({why}); its handler is cancelled, the result thrown away"
+        case HandlerOverran():
+            return logging.ERROR, "its lock is over and its handler still runs; somebody else may have the message"
     return logging.INFO, repr(event)

@@ -15,6 +15,7 @@ from tenure.clock import Clock
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import Event
 from tenure.keeper import Keeper
+from tenure.observe.log import is_logged, log_event
 from tenure.queue.bodies import decode
 from tenure.queue.broker import Broker, Claim, QueueSettings
 from tenure.queue.message import (
@@ -67,6 +68,8 @@ class Desk:
 
     def tell(self, event: Event) -> None:
         """Let the ears know."""
+        if is_logged(event):
+            log_event(event)
         if self.on_event is not None:
             self.on_event(event)
 

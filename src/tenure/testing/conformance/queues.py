@@ -141,8 +141,10 @@ class BrokerSuite(QueueSuite):
     async def test_queues_do_not_mix(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         names = [name, name.upper(), f"{name}/0", f"{name}/1", f"{name}-Ünïcödé-名前", f"{name}'\"%_"]
-        for each in names:
+        for number, each in enumerate(names):
             await send(broker, each, each.encode())
+            for other in names[number + 1 :]:
+                assert await receive(broker, other, house) == []
         for each in names:
             assert bodies(await receive(broker, each, house)) == [each.encode()]
         assert [each for each in await broker.names() if each.lower().startswith(name)] == sorted(names)

@@ -1,0 +1,242 @@
+"""The suites of brokers must find bugs that are planted: a check that can't fail proves nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tenure.backends.memory.queue import MemoryBroker, Place, Row, Shelf
+from tenure.bell import Bell
+from tenure.queue.broker import Broker, Claim, Selection
+from tenure.queue.message import (
+    COMPLETE,
+    LAPSED,
+    SETTLED,
+    Abandon,
+    Complete,
+    Delivery,
+    GiveBack,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+)
+from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, LossyBroker
+from tests.conformance.test_memory import MemoryQueueHarness
+from tests.conformance.test_planted import calls
+
+
+class LooksAtSequenceOnly(MemoryBroker):
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        shelf = self._shelf(delivery.queue, now)
+        row = shelf.rows.get(delivery.sequence) if shelf else None
+        return (shelf, row) if shelf and row and row.place is Place.LOCKED else None
+
+
+class LateVerdictsStand(MemoryBroker):
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        token = row.token
+        super()._lock_ends(shelf, row, now)
+        row.token = token
+
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        shelf = self._shelf(delivery.queue, now)
+        row = shelf.rows.get(delivery.sequence) if shelf else None
+        return (shelf, row) if shelf and row and row.token == delivery.token and row.death is None else None
+
+
+class AlwaysSaysYes(MemoryBroker):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        return [SETTLED if one == LAPSED else one for one in await super().settle(settlements)]
+
+
+class SettlesTheFirstOnly(MemoryBroker):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        return [*await super().settle(settlements[:1]), *([SETTLED] * (len(settlements) - 1))]
+
+
+class NoExpiry(MemoryBroker):
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        pass
+
+
+class EarlyExpiry(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        return await super().receive(queue, limit, lock * 0.5)
+
+
+class RenewsNothing(MemoryBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> bool:
+        return self._locked(one, now) is not None if isinstance(one, Delivery) else self._session(one, now) is not None
+
+
+class RenewsInAnyOrder(MemoryBroker):
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        return list(reversed(await super().renew(held, lock)))
+
+
+class CountsWhenSettled(MemoryBroker):
+    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
+        deliveries = super()._lock(shelf, rows, until, token)
+        for row in rows:
+            row.delivery_count -= 1
+        return deliveries
+
+
+class CountsWhatIsGivenBack(MemoryBroker):
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        return super()._return(shelf, row, Abandon(), now)
+
+
+class OneTryTooMany(MemoryBroker):
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        row.delivery_count -= 1
+        died = super()._return(shelf, row, verdict, now)
+        row.delivery_count += 1
+        return died
+
+
+class DropsTheDead(MemoryBroker):
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        self._move(shelf, row, Place.GONE)
+
+
+class ForgetsReasons(MemoryBroker):
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        super()._bury(shelf, row, "dead", description, now)
+
+
+class ForgetsHistory(MemoryBroker):
+    def _remember(self, row: Row, *rest: object) -> None:
+        pass
+
+
+class IgnoresDelays(MemoryBroker):
+    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
+        super()._put(shelf, row, min(visible_at, now), now)
+
+
+class IgnoresIds(MemoryBroker):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        ids: list[str] = []
+        for message in messages:
+            self._queue(queue).sent.clear()
+            self._queue(queue).sent_order.clear()
+            ids += await super().send(queue, [message])
+        return ids
+
+
+class RemembersIdsForEver(MemoryBroker):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        home = self._queue(queue)
+        home.sent = dict.fromkeys(home.sent, 1e12)
+        home.sent_order.clear()
+        return await super().send(queue, messages)
+
+
+class MixesQueues(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        return claim if claim.deliveries else await super().receive(queue.lower(), limit, lock)
+
+
+class LastInFirstOut(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        return Claim(list(reversed(claim.deliveries)), claim.due_in)
+
+
+class GivesTooMany(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        return await super().receive(queue, limit + 1, lock)
+
+
+class OneTokenForAll(MemoryBroker):
+    def _new_token(self) -> int:
+        return 1
+
+
+class RoughStats(MemoryBroker):
+    async def stats(self, queue: str) -> Stats:
+        stats = await super().stats(queue)
+        return Stats(stats.ready + stats.delayed, stats.locked, 0, stats.deferred, stats.dead, stats.oldest_age)
+
+
+class PurgesWhatIsLocked(MemoryBroker):
+    def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
+        return super()._dead(name, which, limit, locked=True)
+
+
+class CompletesWithoutSending(MemoryBroker):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        plain = [
+            Settlement(one, COMPLETE if isinstance(verdict, Complete) else verdict) for one, verdict in settlements
+        ]
+        return await super().settle(plain)
+
+
+class SharesSessions(MemoryBroker):
+    def _new_token(self) -> int:
+        for home in self._memory.queues.values():
+            for session in home.live.sessions.values():
+                session.token = 0
+        return super()._new_token()
+
+
+class SessionsLoseTheirState(MemoryBroker):
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        await super().write_state(held, None)
+        return await super().release(held)
+
+
+class OvertakesInSessions(MemoryBroker):
+    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
+        super()._put(shelf, row, visible_at, now)
+        if row.session is not None:
+            row.session.retrying.clear()
+
+
+class Deaf(MemoryBroker):
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        return Bell().listen(queue)
+
+
+PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]
+
+
+async def findings(plant: type[MemoryBroker]) -> set[str]:
+    """Run the suites against *plant* and return the tests that fail."""
+
+    class Planted(MemoryQueueHarness):
+        patience = 0.2
+
+        async def open(self) -> Broker:
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+    failed = set()
+    for suite in (BrokerSuite, BrokerFaultSuite):
+        for name, arguments in calls(suite):  # type: ignore[arg-type]
+            house = Planted()
+            try:
+                await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+            except pytest.skip.Exception:
+                pass
+            except (Exception, pytest.fail.Exception):
+                failed.add(name)
+            finally:
+                await house.close()
+    return failed
+
+
+async def test_without_a_plant_nothing_is_found() -> None:
+    assert await findings(MemoryBroker) == set()
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
+    assert await findings(plant), f"no test fails on {plant.__name__}"
