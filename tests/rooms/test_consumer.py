@@ -217,10 +217,12 @@ async def handler(message):
 
 async def main():
     async with tenure.connect("memory:") as backend:
-        queue = backend.queue("orders", lock=5)
+        queue, other = backend.queue("orders", lock=5), backend.queue("other")
+        listening = asyncio.ensure_future(other.consume(handler, grace=1.0))
         for seconds in ("0.5", "60", "60", "60"):
             await queue.send(seconds.encode())
         await queue.consume(handler, concurrency=2, grace=1.0)
+        await listening  # ended by the same signal
         stats = await queue.stats()
         counts = [one.delivery_count for one in await queue.receive(10)]
         print("over", stats.ready, stats.locked, counts, flush=True)

@@ -1065,3 +1065,35 @@ async def test_a_handler_of_a_session_has_its_limits(town: Town) -> None:
         assert "lost while" in hooked[1]
     with pytest.raises(ConfigError, match="not for sessions"):
         await queue.consume(log, sessions=True, auto_complete=False)
+
+
+@in_town
+async def test_a_handler_may_end_the_consuming_that_it_is_part_of(town: Town) -> None:
+    for sessions in (False, True):
+        queue = town.queue(f"orders-{sessions}")
+        await queue.send_batch([Outgoing(b"last", session="s" if sessions else None)])
+        ended: list[bytes] = []
+
+        async def handler(message: Message, queue: Queue = queue, ended: list[bytes] = ended) -> None:
+            await queue.drain()
+            ended.append(message.body)
+
+        await queue.consume(handler, sessions=sessions)
+        assert ended == [b"last"]
+        assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_a_handler_that_cancels_itself_has_failed(town: Town) -> None:
+    queue = town.queue(max_deliveries=1)
+    await fill(queue, 2)
+
+    async def handler(message: Message) -> None:
+        if message.body == b"0":
+            raise asyncio.CancelledError("of my own")
+
+    await queue.consume(handler, concurrency=1, until_empty=True)
+    assert await queue.stats() == Stats(dead=1)
+    [dead] = await queue.dead_letters.peek()
+    assert dead.error is not None
+    assert dead.error.type == "asyncio.exceptions.CancelledError"

@@ -61,7 +61,7 @@ def _plain(value: object) -> object:
         return sorted(value)
     if _is_of("pydantic", "BaseModel", value):
         return value.model_dump(mode="json")  # type: ignore[attr-defined]
-    raise TypeError(f"a {type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _fit(value: Any, kind: Any, where: str) -> Any:

@@ -179,6 +179,10 @@ class Consumer:
         self._loop.call_later(wait + 2 * patience, self._give_up)
         self._feed(Drain(self._desk.clock.now() + wait))
 
+    def is_run_by(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether *task* is one in which this consumer's handlers run."""
+        return any(worker.task is task for worker in self._workers)
+
     # --- the machine ---
 
     def _feed(self, event: PumpInput) -> None:
@@ -531,24 +535,37 @@ def event_of(kind: type[Any], desk: Desk, delivery: Delivery, *more: object) -> 
     return event
 
 
+_hearing: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+
+
 def on_sigterm(loop: asyncio.AbstractEventLoop, drain: Callable[[], None]) -> Callable[[], None] | None:
-    """Drain on SIGTERM, if nobody else does anything about it; return how to undo that.
+    """Drain on SIGTERM, if nobody but other consumers does anything about it; return how to undo that.
 
     A second SIGTERM ends the process at once, as it would have without us.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return None
-
-    def hear() -> None:
-        loop.remove_signal_handler(signal.SIGTERM)
-        drain()
-
-    try:
-        loop.add_signal_handler(signal.SIGTERM, hear)
-    except (NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
-        return None
+    if loop not in _hearing:
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            return None
+        try:
+            loop.add_signal_handler(signal.SIGTERM, _hear, loop)
+        except (NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
+            return None
+        _hearing[loop] = []
+    _hearing[loop].append(drain)
 
     def undo() -> None:
-        loop.remove_signal_handler(signal.SIGTERM)
+        if loop in _hearing:
+            _hearing[loop].remove(drain)
+            if not _hearing[loop]:
+                del _hearing[loop]
+                loop.remove_signal_handler(signal.SIGTERM)
 
     return undo
+
+
+def _hear(loop: asyncio.AbstractEventLoop) -> None:
+    loop.remove_signal_handler(signal.SIGTERM)
+    for drain in _hearing.pop(loop):
+        drain()

@@ -318,12 +318,18 @@ class Queue:
     async def drain(self, grace: float | None = None) -> None:
         """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
 
+        Called by a handler, it doesn't wait, as it would for itself.
+
         Args:
             grace: Unset, what ``consume`` was given.
         """
+        current = asyncio.current_task()
+        assert current is not None
+        by_handler = any(consumer.is_run_by(current) for consumer in self._consumers)
         for consumer in list(self._consumers):
             consumer.drain(grace)
-        current = asyncio.current_task()
+        if by_handler:
+            return
         if waiting := [task for task in self._running if task is not current]:
             await asyncio.wait(waiting)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
+from typing import Any
 
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.pacing import Timing, later
@@ -101,6 +102,10 @@ class SessionConsumer:
                 worker.cancel()
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._grace if grace is None else grace, self._cut_short)
+
+    def is_run_by(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether *task* is one in which this consumer's handlers run."""
+        return task in self._workers
 
     def _cut_short(self) -> None:
         for worker in self._workers:
