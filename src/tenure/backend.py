@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from tenure import registry
 from tenure.backends import Fact, Opened
@@ -25,6 +26,7 @@ from tenure.pacing import DERIVED, Timing
 from tenure.queue.broker import Broker, QueueSettings
 from tenure.queue.desk import Desk
 from tenure.queue.message import check_name
+from tenure.queue.producer import Requests
 from tenure.queue.queue import Queue
 from tenure.url import Url
 
@@ -60,7 +62,10 @@ class Backend:
         self._keeper: Keeper | None = None
         self._opened: Opened | None = None
         self._driver: Driver | None = None
-        self._queues: list[Queue] = []
+        # Weak: some ask for their queue anew for each message. By number, so that they are closed in order.
+        self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
+        self._queues_made = 0
+        self._requests: dict[str, Requests] = {}
 
     async def __aenter__(self) -> Backend:
         if self._keeper is not None:
@@ -84,7 +89,9 @@ class Backend:
     ) -> None:
         """End every campaign and every consumer, hand back what is held, close the store."""
         keeper, driver, opened = self._connected()
-        queues, self._queues = self._queues, []
+        queues, requests = list(self._queues.values()), list(self._requests.values())
+        self._queues.clear()
+        self._requests.clear()
 
         async def close() -> None:
             try:
@@ -93,8 +100,8 @@ class Backend:
                 await opened.close()
 
         try:
-            for queue in queues:
-                await queue.close()
+            for one in (*queues, *requests):
+                await one.close()
         finally:
             self._keeper = self._driver = self._opened = None
             try:
@@ -195,8 +202,9 @@ class Backend:
         settings.check(broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, declared=not given)
-        queue = Queue(desk)
-        self._queues.append(queue)
+        queue = Queue(desk, self._requests)
+        self._queues_made += 1
+        self._queues[self._queues_made] = queue
         return queue
 
     async def queues(self) -> list[str]:

@@ -36,12 +36,12 @@ class Queue:
     name: str
     dead_letters: DeadLetters
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, requests: dict[str, Requests] | None = None) -> None:
         self.name = desk.name
         self.dead_letters = DeadLetters(desk)
         self._desk = desk
         self._producer = Producer(desk)
-        self._requests: Requests | None = None
+        self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
         self._consumers: list[Consumer | SessionConsumer] = []
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -132,9 +132,9 @@ class Queue:
         """
         if json is not NOT_GIVEN:
             options["json"] = json
-        if self._requests is None:
-            self._requests = Requests(self._desk)
-        return await self._requests.ask(self._producer, outgoing(body, **options), timeout)
+        if self.name not in self._requests:
+            self._requests[self.name] = Requests(self._desk)
+        return await self._requests[self.name].ask(self._producer, outgoing(body, **options), timeout)
 
     # --- receiving ---
 
@@ -346,8 +346,8 @@ class Queue:
     async def close(self) -> None:
         """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
         await self.drain(grace=0.0)
-        if self._requests is not None:
-            await self._requests.close()
+        if self.name in self._requests:
+            await self._requests.pop(self.name).close()
 
 
 def _ids(ids: Sequence[str]) -> Sequence[str]:
