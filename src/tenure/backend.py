@@ -100,8 +100,10 @@ class Backend:
                 await opened.close()
 
         try:
-            for one in (*queues, *requests):
-                await one.close()
+            for queue in queues:
+                await queue.close()
+            for asking in requests:
+                await asking.close()
         finally:
             self._keeper = self._driver = self._opened = None
             try:
