@@ -47,7 +47,7 @@ class QueueSuite:
     """What the suites of brokers share: a house for each test, and words to write tests with."""
 
     harness: ClassVar[type[QueueHarness]]
-    pytestmark = pytest.mark.asyncio
+    pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
     @pytest_asyncio.fixture
     async def house(self) -> AsyncIterator[QueueHarness]:
