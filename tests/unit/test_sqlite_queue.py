@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import tenure
 from tenure.backends import sqlite
 from tenure.backends.sqlite.client import Database, Options, Worker
 from tenure.backends.sqlite.ledger import QUEUES, RIPEN_MAX, FileClock, Ledger
@@ -21,6 +22,7 @@ from tenure.backends.sqlite.queue import SqliteBroker
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.events import Event, GivenBack
 from tenure.queue.broker import EVERYTHING, QueueSettings
 from tenure.queue.message import (
     COMPLETE,
@@ -445,6 +447,34 @@ async def test_a_transaction_of_the_users_own(house: House, user: sqlite3.Connec
     user.commit()
     queues.committed()
     assert (await house.open().stats("q")).ready == 1
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
+    house: House, user: sqlite3.Connection, is_async: bool
+) -> None:
+    happened: list[Event] = []
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(message: tenure.Message | tenure.BlockingMessage) -> None:
+        with closing(house.connect()) as connection, sqlite.transact(connection) as queues:
+            connection.execute("INSERT INTO effect VALUES (?)", (message.id,))
+            queues.complete(message)
+        if effects(house) == 20:
+            loop.call_soon_threadsafe(stop.set)
+
+    async def work_on_the_loop(message: tenure.Message) -> None:
+        work(message)
+
+    async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
+        queue = backend.queue("q")
+        await queue.send_batch([Outgoing(b"x") for _ in range(20)])
+        async with asyncio.timeout(20.0):
+            await queue.consume(work_on_the_loop if is_async else work, stop=stop)
+        assert await queue.stats() == Stats()
+    assert effects(house) == 20
+    assert [event for event in happened if not isinstance(event, GivenBack)] == []
 
 
 async def test_a_sender_in_a_transaction_wakes_who_waits(house: House, user: sqlite3.Connection) -> None:

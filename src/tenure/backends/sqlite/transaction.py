@@ -99,33 +99,33 @@ class Within:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._clock = FileClock(SystemClock())
         self._path = _file_of(connection)
+        self._clock = _clock_of(connection, self._path)
         self._rung: dict[str, None] = {}
         self._settled: list[Held] = []
-        self._require()
 
-    def complete(self, message: Held | Delivery, *, remember: float = 0.0) -> None:
-        """Remove *message* for good, as part of the transaction.
+    def complete(self, *messages: Held | Delivery, remember: float = 0.0) -> None:
+        """Remove *messages* for good, as part of the transaction.
 
         Args:
-            message: As the handler got it, or the broker's delivery.
-            remember: Note its id in the queue's inbox for so many seconds; see :meth:`handled`.
+            messages: As the handler got them, or the broker's deliveries.
+            remember: Note their ids in the queue's inbox for so many seconds; see :meth:`handled`.
 
         Raises:
-            LockLost: It is not ours any more. Roll back: somebody else does the work again.
+            LockLost: One of them is not ours any more. Roll back: somebody else does its work again.
         """
-        delivery = message if isinstance(message, Delivery) else message.delivery
+        deliveries = [one if isinstance(one, Delivery) else one.delivery for one in messages]
+        verdict = Complete(remember=remember) if remember else COMPLETE
         ledger = self._open()
-        [answer] = ledger.settle([Settlement(delivery, Complete(remember=remember) if remember else COMPLETE)])
-        if isinstance(answer, Lapsed):
-            raise LockLost(
-                f"the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) is "
-                "over; roll back, for somebody else may have it"
-            )
+        answers = ledger.settle([Settlement(delivery, verdict) for delivery in deliveries])
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if isinstance(answer, Lapsed):
+                raise LockLost(
+                    f"the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) "
+                    "is over; roll back, for somebody else may have it"
+                )
         self._close(ledger)
-        if not isinstance(message, Delivery):
-            self._settled.append(message)
+        self._settled.extend(one for one in messages if not isinstance(one, Delivery))
 
     def send(self, queue: str, *messages: Outgoing) -> list[str]:
         """Send *messages* to *queue*, as part of the transaction; return their ids."""
@@ -144,7 +144,7 @@ class Within:
         """Tell everybody, after the commit."""
         rung, self._rung = self._rung, {}
         for name in rung:
-            tell(self._path, topic_of(name))
+            tell(os.path.realpath(self._path), topic_of(name))
         settled, self._settled = self._settled, []
         for message in settled:
             message.note_settled()
@@ -161,34 +161,51 @@ class Within:
         ledger.close()
         self._rung.update(ledger.rung)
 
-    def _require(self) -> None:
-        """Refuse a file without our tables, or with those of another version."""
-        try:
-            row = _ask(self._connection, "SELECT version FROM tenure_schema WHERE part = ?", QUEUES.name)
-        except sqlite3.OperationalError as error:
-            if "no such table" not in str(error):
-                raise
-            row = None
-        if row is None:
-            raise ConfigError(f"{self._path} has no queues; connect with sqlite:///{self._path}, and send to one first")
-        if row[0] != QUEUES.version:
-            raise ConfigError(
-                f"the queues in {self._path} have version {row[0]}, and this tenure knows version {QUEUES.version}; "
-                "use the tenure that wrote them"
-            )
+
+_clocks: dict[str, FileClock] = {}  # of the files that were found fit: to look each time would cost more than the rest
+
+
+def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
+    """Return the clock of the file; refuse one without our tables, or with those of another version."""
+    clock = _clocks.get(path)
+    if clock is not None:
+        return clock
+    try:
+        row = _ask(connection, "SELECT version FROM tenure_schema WHERE part = ?", QUEUES.name)
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        row = None
+    if row is None:
+        raise ConfigError(f"{path} has no queues; connect to it with tenure first, and send to one")
+    if row[0] != QUEUES.version:
+        raise ConfigError(
+            f"the queues in {path} have version {row[0]}, and this tenure knows version {QUEUES.version}; "
+            "use the tenure that wrote them"
+        )
+    return _clocks.setdefault(path, FileClock(SystemClock()))
 
 
 def _begin(connection: sqlite3.Connection, busy: float) -> None:
+    """Win the write lock in short random pauses, as tenure's own writers do.
+
+    SQLite's busy handler, which the connection may have, sleeps for up to a tenth of a second: against writers that
+    come back sooner, it would hardly ever win.
+    """
     give_up = time.monotonic() + busy
-    while True:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError as error:
-            if time.monotonic() >= give_up:
-                raise translate(error, _file_of(connection)) from error
-            # Short random pauses, as tenure's own writers do: with them each gets its share.
-            time.sleep(random.uniform(0.0001, 0.001))
+    found = _ask(connection, "PRAGMA busy_timeout")
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if time.monotonic() >= give_up:
+                    raise translate(error, _file_of(connection)) from error
+                time.sleep(random.uniform(0.0001, 0.001))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {found[0] if found else 0}")
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
@@ -200,7 +217,7 @@ def _file_of(connection: sqlite3.Connection) -> str:
     row = _ask(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")
     if row is None or not row[0]:
         raise ConfigError("this connection has no file, and queues are in one; connect to the file that holds them")
-    return os.path.realpath(str(row[0]))
+    return str(row[0])
 
 
 def _ask(connection: sqlite3.Connection, statement: str, *values: str) -> Sequence[object] | None:
