@@ -22,7 +22,7 @@ STAGES: dict[str, list[list[str]]] = {
     "types": [
         ["mypy"],
         ["pyright", "--pythonpath", PYTHON],
-        ["pyright", "--pythonpath", PYTHON, "--verifytypes", "tenure", "--ignoreexternal"],
+        [PYTHON, "scripts/check_public_types.py"],
     ],
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
     # Two workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine

@@ -1,0 +1,48 @@
+"""
+Ask pyright whether every type that users of the public names meet is known.
+
+pyright counts every module whose name has no underscore as public. Ours are what ``tenure`` exports, the synchronous
+window, and the plain values; of the rest, only what is unknown for good (and not just unannotated) is a fault.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import tenure
+
+PLAIN = ("tenure.errors", "tenure.events", "tenure.lease", "tenure.pacing", "tenure.url")
+
+
+def main() -> int:
+    asked = ["pyright", "--pythonpath", sys.executable, "--verifytypes", "tenure", "--ignoreexternal", "--outputjson"]
+    found = json.loads(subprocess.run(asked, capture_output=True, text=True, check=False).stdout)
+    symbols: list[dict[str, Any]] = found["typeCompleteness"]["symbols"]
+    if not symbols:
+        print("pyright found no public symbol at all: is tenure installed with its py.typed?", file=sys.stderr)
+        return 1
+    faults = [symbol for symbol in symbols if is_fault(symbol)]
+    for symbol in faults:
+        print(symbol["name"])
+        for told in symbol["diagnostics"]:
+            print(f"    {told['file']}:{told['range']['start']['line'] + 1}: {told['message']}")
+    print(f"{len(symbols)} symbols, {len(faults)} whose type users can't know")
+    return 1 if faults else 0
+
+
+def is_fault(symbol: dict[str, Any]) -> bool:
+    if symbol["isTypeKnown"] or not symbol["isExported"]:
+        return False
+    return not symbol["isTypeAmbiguous"] or symbol["name"].startswith(public())
+
+
+def public() -> tuple[str, ...]:
+    homes = {
+        f"{home.__module__}.{home.__qualname__}" for home in map(tenure.__getattr__, tenure.__all__) if callable(home)
+    }
+    return (*PLAIN, *homes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
