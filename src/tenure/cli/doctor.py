@@ -20,7 +20,7 @@ FAR = 0.25
 """Which share of the default ``retry_every`` a round trip may take before it is worth a word."""
 
 
-@click.command("doctor", short_help="Reach a store, and tell what it can promise and what to mind.")
+@click.command("doctor")
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
 @click.option("--strict", is_flag=True, help="End with 1 if there is any advice.")

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -20,14 +21,17 @@ from tenure.errors import ConfigError, TenureError, nearest
 if TYPE_CHECKING:
     from tenure import Backend
 
-COMMANDS = (  # a file of this folder for each, which holds it under the name `command`
-    "lead",
-    "status",
-    "watch",
-    "resign",
-    "doctor",
-    "sim",
-    "demo",
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        # a file of this folder for each, which holds it under the name `command`; imported only when it is asked for
+        "lead": "Run a command only while leading.",
+        "status": "Show who leads NAME, or every name of the store.",
+        "watch": "Show every change of leader.",
+        "resign": "Ask the present leader to step down.",
+        "doctor": "Reach a store, and tell what it can promise and what to mind.",
+        "sim": "Simulate elections, and find a seed that breaks a promise.",
+        "demo": "Watch an election, a crash and a fail-over.",
+    }
 )
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -104,6 +108,10 @@ class _Group(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):

@@ -25,7 +25,7 @@ class Order:
     verbosity: int
 
 
-@click.command("lead", short_help="Run a command only while leading.")
+@click.command("lead")
 @click.argument("name")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED)
 @on_option

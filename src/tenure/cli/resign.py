@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tenure import Election, Leader
 
 
-@click.command("resign", short_help="Ask the present leader to step down.")
+@click.command("resign")
 @click.argument("name")
 @on_option
 @json_option

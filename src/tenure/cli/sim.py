@@ -29,7 +29,7 @@ def seed_range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-@click.command("sim", short_help="Simulate elections, and find a seed that breaks a promise.")
+@click.command("sim")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Simulate this one seed.")
 @click.option("--trace", is_flag=True, help="With --seed: tell what happens, line by line.")
 @click.option("--seeds", type=seed_range, metavar="A-B", help="Simulate these seeds.")

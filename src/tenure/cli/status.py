@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tenure import Leader
 
 
-@click.command("status", short_help="Show who leads NAME, or every name of the store.")
+@click.command("status")
 @click.argument("name", required=False)
 @on_option
 @json_option

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tenure import Leader
 
 
-@click.command("watch", short_help="Show every change of leader.")
+@click.command("watch")
 @click.argument("name")
 @on_option
 @json_option
