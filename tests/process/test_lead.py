@@ -78,14 +78,21 @@ class Stage:
             check=False,
         )
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """End every process, the commands of a broken ``tenure`` too; return what was said on stderr."""
         for process in self.processes:
             if process.poll() is None:
-                process.kill()  # and its guard ends the rest
-                process.send_signal(signal.SIGCONT)
-            process.communicate()
+                guards = children_of(process.pid)
+                process.kill()
+                for guard in guards:  # one that was stopped would stay for ever
+                    os.kill(guard, signal.SIGCONT)
+            process.wait()
         for pid in self.pids():
-            until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+            if is_alive(pid) and Path(f"/proc/{pid}/cwd").resolve() == self.folder.resolve():
+                os.kill(pid, signal.SIGKILL)
+        return "".join(
+            process.communicate()[1] for process in self.processes if process.stderr and not process.stderr.closed
+        )
 
     def lines(self) -> list[Line]:
         path = self.folder / "acts"
@@ -110,13 +117,8 @@ class Stage:
         return max(self.tokens())
 
     def errors(self) -> str:
-        """End everything, for the message of a test that fails, and return what was said."""
-        said = []
-        for process in self.processes:
-            process.kill()
-            process.send_signal(signal.SIGCONT)
-            said.append(process.communicate()[1])
-        return f"{self.lines()[-5:]}\n" + "".join(said)
+        """End everything, for the message of a test that fails."""
+        return f"it did not happen: {self.lines()[-5:]}\n{self.close()}"
 
     def judge(self) -> None:
         """Nothing of an old term lived once a newer one had begun."""
@@ -175,7 +177,7 @@ def test_the_exit_code_is_the_commands(stage: Stage, script: str, code: int) -> 
 
 def test_environment_and_standard_streams(stage: Stage) -> None:
     script = "echo $TENURE_NAME $TENURE_TOKEN $TENURE_HOLDER $TENURE_URL; echo oops >&2; cat"
-    process = stage.lead("--label", "me", "--", "sh", "-c", script, stdin=subprocess.PIPE)
+    process = stage.lead("-q", "--label", "me", "--", "sh", "-c", script, stdin=subprocess.PIPE)
     out, err = process.communicate("from stdin", timeout=PATIENCE)
     holder = r"me-[0-9a-f]{32}#1"
     assert re.fullmatch(rf"job 1 {holder} sqlite:///{stage.folder}/work\.db\nfrom stdin", out)
@@ -211,7 +213,7 @@ def test_a_command_that_can_not_be_run(stage: Stage, content: str | None, mode: 
     if content is not None:
         program.write_text(content)
         program.chmod(mode)
-    process = stage.lead("--again", "--", str(program))
+    process = stage.lead("-q", "--again", "--", str(program))
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
     assert err.startswith("tenure: ")
@@ -284,7 +286,7 @@ def catches(pid: int, name: str) -> bool:
 
 
 def test_kill_9_takes_everything_along(stage: Stage) -> None:
-    process = stage.sh(FAMILY)
+    process = stage.sh(FAMILY, "--ttl", "1000")  # long before the lease ends
     stage.wait_for_start(count=3)
     process.kill()
     until(lambda: not any(map(is_alive, stage.pids())))
