@@ -14,7 +14,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test format lint types layers unit wheel coverage bench clean
+.PHONY: help demo test format lint types layers unit wheel coverage bench servers clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ help: ## List what there is
 demo: $(VENV)/.demo ## See it work (ARGS='...')
 	@$(BIN)/tenure demo $(ARGS)
 
-test: $(VENV)/.dev ## Check everything, as CI does: format, lint, layers, types, wheel, tests
+test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, wheel, tests
 	@$(BIN)/python scripts/stages.py
 
 format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
@@ -53,8 +53,11 @@ coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they m
 bench: $(VENV)/.bench ## Measure tenure beside its peers (ARGS='...')
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, Azurite), where they are missing
+	@$(BIN)/python scripts/servers.py
+
 clean: ## Remove everything that make made, .venv too
-	rm -rf $(VENV) dist build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf $(VENV) .servers dist build htmlcov .coverage .coverage.* coverage.xml
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -67,11 +70,11 @@ $(VENV)/.demo: pyproject.toml constraints/dev.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints/dev.txt | $(BIN)/python
 	@echo "Installing tenure and its development tools into $(VENV) (about a minute, once)"
-	@$(INSTALL) -e '.[cli,dev]'
+	@$(INSTALL) -e '.[all,dev]'
 	@touch $(VENV)/.demo $@
 
 $(VENV)/.bench: constraints/bench.txt $(VENV)/.dev
-	@$(INSTALL) -c constraints/bench.txt -e '.[cli,dev,bench]'
+	@$(INSTALL) -c constraints/bench.txt -e '.[all,dev,bench]'
 	@touch $@
 
 $(BIN)/python:

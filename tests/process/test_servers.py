@@ -1,0 +1,131 @@
+"""The servers that other tests lean on: they start, they can be hurt, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.servers import ROOT
+from tests.servers import Authority, Azurite, Postgres, Redis, Server, private, shared
+from tests.servers.guard import MARK, servers_of
+from tests.servers.sharing import Startable
+
+pytestmark = pytest.mark.process
+
+
+def say(server: Server, question: bytes) -> bytes | None:
+    return server.answers(question)
+
+
+@pytest.mark.parametrize("kind", [Redis, Postgres, Azurite], ids=lambda kind: str(kind.__name__))
+def test_a_server_starts_stops_and_starts_again(kind: type[Startable]) -> None:
+    server = private(kind)
+    try:
+        assert server.url.startswith(("redis://", "postgresql://", "azurite://"))
+        server.stop()
+        server.start()
+        server.kill()
+        server.start()
+    finally:
+        server.close()
+    assert not server.folder.exists()
+
+
+def test_a_shared_server_is_one() -> None:
+    assert shared(Redis) is shared(Redis)
+
+
+def test_redis_keeps_what_it_has_answered() -> None:
+    with private(Redis) as server:
+        assert say(server, b"SET key value\r\n") == b"+OK\r\n"
+        server.kill()
+        server.start()
+        assert say(server, b"GET key\r\n") == b"$5\r\nvalue\r\n"
+
+
+def test_a_paused_server_takes_connections_and_says_nothing() -> None:
+    with private(Redis) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        server.pause()
+        connection.sendall(b"PING\r\n")
+        connection.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            connection.recv(100)
+        server.resume()
+        connection.settimeout(5)
+        assert connection.recv(100) == b"+PONG\r\n"
+
+
+def test_a_password_is_asked_for() -> None:
+    with private(Redis, password="s3cret") as server:
+        assert ":s3cret@" in server.url
+        answer = say(server, b"PING\r\n")
+        assert answer is not None
+        assert answer.startswith(b"-NOAUTH")
+    with private(Postgres, password="s3cret") as database:
+        assert ":s3cret@" in database.url
+
+
+def test_only_the_right_authority_is_trusted() -> None:
+    right, wrong = Authority(), Authority("another authority")
+    with private(Redis, authority=right) as server:
+        assert server.url.startswith("rediss://")
+        with socket.create_connection(("127.0.0.1", server.port)) as plain:
+            context = ssl.create_default_context(cafile=str(right.certificate))
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+                connection.sendall(b"PING\r\n")
+                assert connection.recv(100) == b"+PONG\r\n"
+        with (
+            socket.create_connection(("127.0.0.1", server.port)) as plain,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
+            wrong.context().wrap_socket(plain)
+    with private(Postgres, authority=right, password="s3cret") as database:
+        asked_for_tls = say(database, (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big"))
+        assert asked_for_tls == b"S"
+
+
+def test_azurite_can_live_faster() -> None:
+    with private(Azurite, speed=20.0) as server:
+        answer = server.blob.answers(b"GET /devstoreaccount1 HTTP/1.0\r\n\r\n")
+        assert answer is not None
+        assert answer.startswith(b"HTTP/1.1")
+
+
+RUN = """
+import sys, time
+from tests.servers import Postgres, Redis, private
+from tests.servers.process import run_folder
+servers = [private(Redis), private(Postgres)]
+print(run_folder(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_is_left_of_a_run_that_was(number: signal.Signals) -> None:
+    for kind in (Redis, Postgres):
+        private(kind).close()  # which skips the test where they are missing
+    env = {name: value for name, value in os.environ.items() if name != MARK}
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with run:
+        assert run.stdout is not None
+        folder = Path(run.stdout.readline().strip())
+        try:
+            assert folder.is_dir()
+            assert len(servers_of(str(folder))) >= 2
+        finally:
+            run.send_signal(number)
+    give_up = time.monotonic() + 10.0
+    while folder.exists() or servers_of(str(folder)):
+        assert time.monotonic() < give_up, "servers outlived their run"
+        time.sleep(0.01)

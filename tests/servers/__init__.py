@@ -1,0 +1,23 @@
+"""Real servers for tests, started by hand: on free ports, in temporary folders, with nothing left behind.
+
+::
+
+    url = url_of(Redis)  # one for the whole run of this process, or the one given by URL
+    with private(Redis, password="s3cret") as server:  # one's own, to be hurt
+        server.kill()
+        server.start()
+        server.pause()
+        server.resume()
+
+A server that isn't installed skips the test and says what to install; under ``TENURE_REQUIRE`` it fails it.
+``TENURE_TEST_REDIS_URL``, ``TENURE_TEST_POSTGRESQL_URL`` and ``TENURE_TEST_AZURE_URL`` name servers to be used instead.
+"""
+
+from tests.servers.azurite import Azurite
+from tests.servers.certificates import Authority
+from tests.servers.postgres import Postgres
+from tests.servers.process import Server, free_port
+from tests.servers.redis import Redis
+from tests.servers.sharing import private, shared, url_of
+
+__all__ = ["Authority", "Azurite", "Postgres", "Redis", "Server", "free_port", "private", "shared", "url_of"]

@@ -1,0 +1,127 @@
+"""Azurite, Azure Storage's emulator: its blob and its queue service, if wished under a clock that runs faster.
+
+What it keeps lies in memory, and is saved every few seconds only: to kill it says nothing about us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from scripts.servers import AZURITE, faketime, node
+from tests.servers.process import Server
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account that every Azurite has: well known, and no secret."""
+
+Part = Literal["blob", "queue"]
+
+
+class AzuritePart(Server):
+    """One of its services: a process of its own, which needs less memory than all of them in one."""
+
+    install = "Azurite (python scripts/servers.py; needs npm)"
+    scheme = "azure"
+
+    def __init__(self, part: Part, speed: float) -> None:
+        super().__init__()
+        self._part = part
+        self._speed = speed
+
+    @classmethod
+    def missing(cls) -> str:
+        if node() is None:
+            return "Azurite needs node, which is not installed"
+        return "" if (AZURITE / "node_modules" / "azurite").is_dir() else "Azurite is not installed"
+
+    def prepare(self) -> None:
+        if self._speed != 1:
+            library = faketime()
+            if library is None:
+                raise RuntimeError("a faster clock needs libfaketime; install it: apt-get install faketime")
+            # Timers run on the monotonic clock, and a server whose timers are faked hangs.
+            self.env = {"LD_PRELOAD": str(library), "FAKETIME": f"+0 x{self._speed:g}", "DONT_FAKE_MONOTONIC": "1"}
+
+    def argv(self) -> Sequence[str]:
+        program = AZURITE / "node_modules" / "azurite" / "dist" / "src" / self._part / "main.js"
+        address = [f"--{self._part}Host", "127.0.0.1", f"--{self._part}Port", str(self.port)]
+        quiet = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        return [str(node()), str(program), "--location", str(self.folder), *address, *quiet]
+
+    def ready(self) -> bool:
+        answer = self.answers(f"GET /{ACCOUNT}?comp=list HTTP/1.0\r\n\r\n".encode())
+        return answer is not None and answer.startswith(b"HTTP/1.1")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
+
+
+class Azurite:
+    """Both services under one name.
+
+    Args:
+        speed: How many times faster than real time its clock runs: at 20, a lease of 15 s ends after 0.75 s.
+    """
+
+    install: ClassVar[str] = AzuritePart.install
+    scheme: ClassVar[str] = AzuritePart.scheme
+
+    def __init__(self, *, speed: float = 1.0) -> None:
+        self.blob = AzuritePart("blob", speed)
+        self.queue = AzuritePart("queue", speed)
+
+    @classmethod
+    def missing(cls) -> str:
+        return AzuritePart.missing()
+
+    def start(self) -> Self:
+        self.blob.start()
+        self.queue.start()
+        return self
+
+    def stop(self) -> None:
+        self.blob.stop()
+        self.queue.stop()
+
+    def kill(self) -> None:
+        self.blob.kill()
+        self.queue.kill()
+
+    def pause(self) -> None:
+        self.blob.pause()
+        self.queue.pause()
+
+    def resume(self) -> None:
+        self.blob.resume()
+        self.queue.resume()
+
+    def close(self) -> None:
+        self.blob.close()
+        self.queue.close()
+
+    def __enter__(self) -> Self:
+        self.blob.__enter__()
+        self.queue.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        return self.blob.folder
+
+    @property
+    def url(self) -> str:
+        return f"azurite://127.0.0.1:{self.blob.port}?queue_port={self.queue.port}"
+
+    @property
+    def connection_string(self) -> str:
+        """What Microsoft's own clients take."""
+        return (
+            f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+            f"BlobEndpoint={self.blob.url};QueueEndpoint={self.queue.url};"
+        )

@@ -1,0 +1,49 @@
+"""Certificates for TLS tests, made by openssl at the moment they are needed: none lies in the repository."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.servers.process import run_folder
+
+_CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+
+class Authority:
+    """A certificate authority of its own. A second one is the wrong one for what the first has issued."""
+
+    def __init__(self, name: str = "tenure test authority") -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="authority-", dir=run_folder()))
+        self._folder.chmod(0o755)
+        self.certificate = self._folder / "ca.pem"
+        self._key = self._folder / "ca.key"
+        made = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate)]
+        usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+        _openssl("req", *_CURVE, *made, *usage)
+
+    def issue(self, folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
+        """Issue a certificate for a server at *host*, and return it with its key, as files in *folder*."""
+        certificate, key, request = folder / "server.pem", folder / "server.key", folder / "server.csr"
+        _openssl("req", *_CURVE, "-subj", f"/CN={host}", "-keyout", str(key), "-out", str(request))
+        kind = "IP" if host.replace(".", "").isdigit() else "DNS"
+        extensions = folder / "server.ext"
+        extensions.write_text(f"subjectAltName={kind}:{host}\nextendedKeyUsage=serverAuth\n")
+        by = ["-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"]
+        to = ["-days", "2", "-extfile", str(extensions), "-out", str(certificate)]
+        _openssl("x509", "-req", "-in", str(request), *by, *to)
+        return certificate, key
+
+    def context(self) -> ssl.SSLContext:
+        """Return a client's context that trusts this authority only, and doesn't look at names."""
+        context = ssl.create_default_context(cafile=str(self.certificate))
+        context.check_hostname = False
+        return context
+
+
+def _openssl(*arguments: str) -> None:
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"openssl {arguments[0]} failed:\n{done.stderr[-2_000:]}")

@@ -1,0 +1,58 @@
+"""Clean up after a test run, also one that was killed: wait for its end, end its servers, remove their folder.
+
+``python guard.py PID FOLDER``: PID is the test run, whose servers carry FOLDER in their environment. It is a program
+of its own, because after ``kill -9`` there is nobody else left to do it.
+"""
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "TENURE_SERVERS"
+
+
+def main(run: int, folder: str) -> None:
+    wait_for_the_end(run)
+    give_up = time.monotonic() + 5.0
+    while (left := servers_of(folder)) and time.monotonic() < give_up:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for_the_end(run: int) -> None:
+    """Block until the pipe from the run is closed or the run is gone: a fork of it may hold the pipe for longer."""
+    watched = [sys.stdin.fileno()]
+    if hasattr(os, "pidfd_open"):
+        try:
+            watched.append(os.pidfd_open(run))
+        except OSError:
+            return
+    while True:
+        readable, _, _ = select.select(watched, [], [])
+        if readable != watched[:1] or not os.read(watched[0], 4_096):
+            return
+
+
+def servers_of(folder: str) -> list[int]:
+    """Return the processes that carry the mark of this run; none where there is no /proc."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

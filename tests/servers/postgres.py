@@ -1,0 +1,93 @@
+"""PostgreSQL: a cluster of its own, made by initdb in a fraction of a second."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+from tests.servers.certificates import Authority
+from tests.servers.process import Server
+
+
+class Postgres(Server):
+    """A PostgreSQL with the superuser ``postgres`` and the database of the same name.
+
+    Args:
+        password: Of the superuser; then every connection must give one. Without, everybody is trusted.
+        authority: Issues its certificate; it then takes TLS connections only.
+        durable: Whether each commit waits for the disk. Without, it is safe from ``kill -9``, but not from a loss of
+            power, and faster.
+        options: More settings, as ``("max_connections", "20")``.
+    """
+
+    install = "postgresql (apt-get install postgresql)"
+    user = "postgres"
+    scheme = "postgresql"
+    stop_signal = signal.SIGINT  # "fast": doesn't wait until the clients have gone
+
+    def __init__(
+        self,
+        *,
+        password: str = "",
+        authority: Authority | None = None,
+        durable: bool = False,
+        options: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        super().__init__()
+        self.password = password
+        self.authority = authority
+        self._durable = durable
+        self._options = options
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if programs() else "PostgreSQL's initdb is not installed"
+
+    def prepare(self) -> None:
+        login = ["--auth=trust"]
+        if self.password:
+            login = ["--auth=scram-sha-256", f"--pwfile={self.write('password', self.password)}"]
+        make = [f"{programs()}/initdb", "-D", str(self.folder / "data"), "-U", "postgres", "-E", "UTF8", "--no-locale"]
+        self.run(*make, "--no-sync", *login)
+        settings = [("listen_addresses", "127.0.0.1"), ("port", str(self.port))]
+        settings.append(("unix_socket_directories", str(self.folder)))
+        if not self._durable:
+            settings += [("fsync", "off"), ("full_page_writes", "off")]
+        if self.authority:
+            certificate, key = self.authority.issue(self.folder)
+            self.give(certificate)
+            self.give(key)
+            settings += [("ssl", "on"), ("ssl_cert_file", str(certificate)), ("ssl_key_file", str(key))]
+            method = "scram-sha-256" if self.password else "trust"
+            who = f"local all all {method}\nhostssl all all 127.0.0.1/32 {method}\n"
+            (self.folder / "data" / "pg_hba.conf").write_text(who)
+        settings += self._options
+        with open(self.folder / "data" / "postgresql.conf", "a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in settings)
+
+    def argv(self) -> Sequence[str]:
+        return [f"{programs()}/postgres", "-D", str(self.folder / "data")]
+
+    def ready(self) -> bool:
+        asked = [f"{programs()}/pg_isready", "--quiet", "--host=127.0.0.1", f"--port={self.port}"]
+        return subprocess.run(asked, check=False).returncode == 0
+
+    @property
+    def url(self) -> str:
+        login = f"postgres:{quote(self.password, safe='')}" if self.password else "postgres"
+        return f"postgresql://{login}@127.0.0.1:{self.port}/postgres"
+
+
+@cache
+def programs() -> Path | None:
+    """Return the folder of the newest PostgreSQL's programs: Debian keeps them off the PATH."""
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parent.parent.name))
+    if versions:
+        return versions[-1].parent
+    found = shutil.which("initdb")
+    return Path(found).resolve().parent if found else None

@@ -1,0 +1,244 @@
+"""One server as a process: prepared, started, hurt and ended; and the folder of all servers of one test run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from tests.servers.guard import MARK
+
+START_MAX = 60.0
+STOP_MAX = 20.0
+
+
+class Server:
+    """A server process with a folder and a port of its own. A subclass says what runs, and when it is ready.
+
+    Usable as a context manager: started on entering, done away with on leaving.
+    """
+
+    install: ClassVar[str]
+    """What to install where it is missing, for a message."""
+    user: ClassVar[str | None] = None
+    """Who it runs as when the tests run as root, which some servers refuse."""
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    scheme: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{type(self).__name__.lower()}-", dir=run_folder()))
+        self.port = free_port()
+        self.env: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._prepared = False
+        self.give(self.folder, 0o700)
+
+    # --- what a subclass says ---
+
+    @classmethod
+    def missing(cls) -> str:
+        """Tell what keeps this server from being started here; nothing if it can be."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Make the folder ready, once, before the first start."""
+
+    def argv(self) -> Sequence[str]:
+        """Return the command that is the server."""
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        """Tell whether it serves."""
+        return self.answers(b"") is not None
+
+    @property
+    def url(self) -> str:
+        """The URL under which tenure finds it."""
+        raise NotImplementedError
+
+    # --- what a test does ---
+
+    def start(self) -> Self:
+        """Start it, and return when it serves; after a ``stop`` or ``kill`` with what it had kept."""
+        if not self._prepared:
+            self.prepare()
+            self._prepared = True
+        with open(self.folder / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                self._as_user(self.argv()),
+                cwd=self.folder,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        give_up = time.monotonic() + START_MAX
+        while not self.ready():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                self.kill()
+                raise RuntimeError(f"{type(self).__name__} did not start:\n{self.log()[-2_000:]}")
+            time.sleep(0.01)
+        return self
+
+    def stop(self) -> None:
+        """Let it end in its own way."""
+        if self._process is None:
+            return
+        self._process.send_signal(self.stop_signal)
+        try:
+            self._process.wait(STOP_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it and what it has started with ``kill -9``."""
+        if self._process is None:
+            return
+        self._signal_all(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        """Stop it where it stands: connections stay open, nothing is answered."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after ``pause``."""
+        self._signal_all(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self if self._process else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    def log(self) -> str:
+        """Return what it has said so far."""
+        return (self.folder / "server.log").read_text(errors="replace")
+
+    # --- words for subclasses ---
+
+    def run(self, *argv: str) -> str:
+        """Run a command to its end, as the server's user and in its folder; return what it printed."""
+        done = subprocess.run(
+            self._as_user(argv),
+            cwd=self.folder,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(argv)} failed:\n{done.stdout[-2_000:]}")
+        return done.stdout
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> Path:
+        """Put a file into the folder that the server's user can read."""
+        path = self.folder / name
+        path.write_text(text)
+        self.give(path, mode)
+        return path
+
+    def give(self, path: Path, mode: int = 0o600) -> None:
+        """Hand a file or a folder over to the server's user."""
+        path.chmod(mode)
+        if self.user is not None and self._drops_root():
+            shutil.chown(path, self.user, self.user)
+
+    def answers(self, question: bytes) -> bytes | None:
+        """Return the first answer to *question* on its port, empty if nothing was asked; None if it doesn't listen."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
+                connection.sendall(question)
+                return connection.recv(4_096) if question else b""
+        except OSError:
+            return None
+
+    # --- inner ---
+
+    def _drops_root(self) -> bool:
+        return self.user is not None and os.geteuid() == 0
+
+    def _as_user(self, argv: Sequence[str]) -> list[str]:
+        if not self._drops_root():
+            return list(argv)
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups", "--", *argv]
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**os.environ, **self.env, MARK: str(run_folder())}
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        for pid in _family(self._process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@cache
+def run_folder() -> Path:
+    """Return the folder of all servers of this test run, guarded: when the run has ended, in whatever way, so do they.
+
+    The path is short, because sockets lie in it, and their paths must be.
+    """
+    folder = Path(tempfile.gettempdir(), f"tenure-{secrets.token_hex(6)}")
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), str(folder)]
+    # The guard stands before there is anything to guard. Nobody waits for it: it ends after us.
+    _guards.append(subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True))
+    folder.mkdir(mode=0o711)
+    return folder
+
+
+_guards: list[subprocess.Popen[bytes]] = []
+
+
+def _family(pid: int) -> list[int]:
+    """Return *pid* and all its descendants, who may have left its process group."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    family = [pid]
+    for member in family:
+        family += children.get(member, [])
+    return family

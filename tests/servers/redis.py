@@ -1,0 +1,75 @@
+"""redis-server: every write on disk before it is answered, so that nothing acknowledged goes with a kill."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from tests.servers.certificates import Authority
+from tests.servers.process import Server
+
+
+class Redis(Server):
+    """A Redis.
+
+    Args:
+        password: Of the user ``default``; none is asked for without.
+        authority: Issues its certificate; it then speaks TLS only.
+        options: More lines of its configuration, as ``("maxmemory", "10mb")``.
+    """
+
+    install = "redis-server (apt-get install redis-server)"
+    scheme = "redis"
+
+    def __init__(
+        self, *, password: str = "", authority: Authority | None = None, options: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        super().__init__()
+        self.password = password
+        self.authority = authority
+        self._options = options
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if shutil.which("redis-server") else "redis-server is not installed"
+
+    def prepare(self) -> None:
+        # It writes its title over its environment, by which the guard would know it.
+        lines = [("bind", "127.0.0.1"), ("dir", str(self.folder)), ("save", '""'), ("set-proc-title", "no")]
+        lines += [("appendonly", "yes"), ("appendfsync", "always"), ("port", "0" if self.authority else str(self.port))]
+        if self.password:
+            lines.append(("requirepass", self.password))
+        if self.authority:
+            certificate, key = self.authority.issue(self.folder)
+            lines += [("tls-port", str(self.port)), ("tls-auth-clients", "no")]
+            lines += [("tls-cert-file", str(certificate)), ("tls-key-file", str(key))]
+            lines += [("tls-ca-cert-file", str(self.authority.certificate))]
+        lines += self._options
+        self.write("redis.conf", "".join(f"{name} {value}\n" for name, value in lines))
+
+    def argv(self) -> Sequence[str]:
+        return ["redis-server", str(self.folder / "redis.conf")]
+
+    def ready(self) -> bool:
+        question = b"PING\r\n"
+        if self.password:
+            question = f"AUTH {self.password}\r\n".encode() + question
+        try:
+            plain = socket.create_connection(("127.0.0.1", self.port), 1.0)
+            with plain, self.authority.context().wrap_socket(plain) if self.authority else plain as connection:
+                connection.sendall(question)
+                answer = b""
+                while answer.count(b"\r\n") < question.count(b"\r\n") and (more := connection.recv(4_096)):
+                    answer += more
+        except (OSError, ssl.SSLError):
+            return False
+        return answer.endswith(b"+PONG\r\n")
+
+    @property
+    def url(self) -> str:
+        scheme = "rediss" if self.authority else "redis"
+        login = f":{quote(self.password, safe='')}@" if self.password else ""
+        return f"{scheme}://{login}127.0.0.1:{self.port}"

@@ -1,0 +1,80 @@
+"""One server of a kind for all tests of a process, one given by URL in its place, or a private one to be hurt.
+
+With pytest-xdist each worker has its own: they start in well under a second, and nothing needs to be agreed upon.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
+
+import pytest
+
+
+class Startable(Protocol):
+    """What is shared here: a ``Server``, or several under one name."""
+
+    install: ClassVar[str]
+    scheme: ClassVar[str]
+
+    @classmethod
+    def missing(cls) -> str: ...
+
+    def start(self) -> Self: ...
+
+    def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def url(self) -> str: ...
+
+
+S = TypeVar("S", bound=Startable)
+
+_running: dict[type[Any], Any] = {}
+
+
+def url_of(kind: type[S]) -> str:
+    """Return the URL of a server of this *kind* to be used, not hurt: the one given by the environment, or ours."""
+    return os.environ.get(f"TENURE_TEST_{kind.scheme.upper()}_URL") or shared(kind).url
+
+
+def shared(kind: type[S]) -> S:
+    """Return this process's server of *kind*, started when first asked for. Whoever hurts it heals it."""
+    if kind not in _running:
+        if not _running:
+            atexit.register(_close_all, os.getpid())
+        _running[kind] = private(kind)
+    return cast(S, _running[kind])
+
+
+def private(kind: type[S], **options: Any) -> S:
+    """Return a new server of *kind*, started; close it, or use it in a ``with`` block."""
+    if reason := kind.missing():
+        _do_without(f"{reason}; to run this test, install {kind.install}")
+    server = kind(**options)
+    try:
+        return server.start()
+    except BaseException:
+        server.close()
+        raise
+
+
+def _do_without(reason: str) -> NoReturn:
+    if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
+        pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
+    pytest.skip(reason)
+
+
+def _close_all(pid: int) -> None:
+    if pid == os.getpid():  # and not in a fork, which they don't belong to
+        for server in _running.values():
+            server.close()

@@ -1,0 +1,266 @@
+"""The fault proxy, in front of a plain echo server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+import pytest
+
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+
+T = TypeVar("T")
+
+SOON = 5.0
+SILENCE = 0.05  # how long nothing must come, to say that nothing comes
+
+
+class Echo:
+    """A server that says what it hears, and knows what it heard."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.ended = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                self.heard += data
+                writer.write(data)
+                await writer.drain()
+        self.ended += 1
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+class Client:
+    """A connection through the proxy."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def ask(self, text: bytes) -> bytes:
+        self.writer.write(text)
+        return await soon(self.reader.readexactly(len(text)))
+
+    async def is_silent(self) -> bool:
+        try:
+            await asyncio.wait_for(asyncio.shield(self._peek()), SILENCE)
+        except TimeoutError:
+            return True
+        return False
+
+    async def _peek(self) -> None:
+        while not self.reader._buffer and not self.reader.at_eof():  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
+
+
+async def soon(question: Awaitable[T]) -> T:
+    return await asyncio.wait_for(question, SOON)
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    echo.port = server.sockets[0].getsockname()[1]
+    yield echo
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+async def proxy(echo: Echo) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy("127.0.0.1", echo.port) as proxy:
+        yield proxy
+
+
+class Clients:
+    def __init__(self, proxy: FaultProxy) -> None:
+        self._proxy = proxy
+        self._made: list[Client] = []
+
+    async def new(self) -> Client:
+        client = Client(*await asyncio.open_connection(self._proxy.host, self._proxy.port))
+        self._made.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._made:
+            client.writer.close()
+            with suppress(OSError):
+                await client.writer.wait_closed()
+
+
+@pytest.fixture
+async def clients(proxy: FaultProxy) -> AsyncIterator[Clients]:
+    clients = Clients(proxy)
+    yield clients
+    await clients.close()
+
+
+async def test_it_carries_both_ways(clients: Clients) -> None:
+    client = await clients.new()
+    assert await client.ask(b"hello") == b"hello"
+    much = bytes(range(256)) * 4_096
+    assert await client.ask(much) == much
+
+
+async def test_an_end_is_carried_too(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    await client.ask(b"x")
+    client.writer.write_eof()
+    assert await soon(client.reader.read()) == b""
+    await until(lambda: echo.ended == 1 and proxy.open == 0)
+
+
+async def test_delay_counts_for_each_way(proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    await client.ask(b"x")
+    proxy.delay(0.05)
+    begun = time.monotonic()
+    await client.ask(b"x")
+    assert time.monotonic() - begun >= 0.1
+    proxy.delay(0.05, "up")
+    proxy.delay(0.0, "down")
+    begun = time.monotonic()
+    await client.ask(b"x")
+    assert time.monotonic() - begun >= 0.05
+
+
+async def test_a_delay_is_no_narrow_road(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    proxy.delay(0.1, "up")
+    begun = time.monotonic()
+    for _ in range(20):
+        client.writer.write(b"x")
+        await asyncio.sleep(0.001)  # so that each travels by itself
+    await soon(client.reader.readexactly(20))
+    assert time.monotonic() - begun < 1.0  # one after the other it would be 2 s
+
+
+async def test_a_stall_up_holds_questions_back(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    await client.ask(b"1")
+    proxy.stall("up")
+    client.writer.write(b"2")
+    assert await client.is_silent()
+    assert echo.heard == b"1"
+    proxy.heal()
+    assert await soon(client.reader.readexactly(1)) == b"2"
+
+
+async def test_a_stall_down_lets_questions_through(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    proxy.stall("down")
+    client.writer.write(b"2")
+    await until(lambda: echo.heard == b"2")
+    assert await client.is_silent()
+    proxy.heal()
+    assert await soon(client.reader.readexactly(1)) == b"2"
+
+
+async def test_a_black_hole_takes_new_connections_and_says_nothing(
+    echo: Echo, proxy: FaultProxy, clients: Clients
+) -> None:
+    proxy.stall()
+    client = await clients.new()
+    client.writer.write(b"x")
+    assert await client.is_silent()
+    assert echo.heard == b""
+
+
+async def test_what_was_said_before_hanging_up_arrives_after_the_stall(
+    echo: Echo, proxy: FaultProxy, clients: Clients
+) -> None:
+    client = await clients.new()
+    await client.ask(b"1")
+    proxy.stall("up")
+    client.writer.write(b"late")
+    client.writer.close()
+    await asyncio.sleep(SILENCE)
+    assert (echo.heard, echo.ended) == (b"1", 0)
+    proxy.heal()
+    await until(lambda: echo.heard == b"1late" and echo.ended == 1)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_an_answer_is_lost_after_the_question_was_heard(
+    echo: Echo, proxy: FaultProxy, clients: Clients, after: int
+) -> None:
+    client, other = await clients.new(), await clients.new()
+    await client.ask(b"before")
+    await other.ask(b"!")
+    proxy.lose_answers(after=after)
+    client.writer.write(b"question")
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await soon(client.reader.readexactly(8))
+    assert echo.heard == b"before!question"
+    if after:
+        assert await other.ask(b"??") == b"??"  # each connection has its own count
+    proxy.heal()
+    assert await other.ask(b"still here") == b"still here"
+
+
+async def test_an_answer_can_be_lost_in_silence(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    proxy.lose_answers(after=2, by="stall")
+    client.writer.write(b"question")
+    assert await soon(client.reader.readexactly(2)) == b"qu"
+    assert await client.is_silent()
+    assert echo.heard == b"question"
+    proxy.heal()
+    assert await soon(client.reader.readexactly(6)) == b"estion"
+
+
+async def test_answers_are_lost_on_new_connections_too(proxy: FaultProxy, clients: Clients) -> None:
+    proxy.lose_answers()
+    client = await clients.new()
+    client.writer.write(b"x")
+    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+        await soon(client.reader.readexactly(1))
+
+
+async def test_reset_breaks_every_connection(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    some = [await clients.new() for _ in range(3)]
+    for client in some:
+        await client.ask(b"x")
+    proxy.reset()
+    for client in some:
+        with pytest.raises(ConnectionResetError):
+            await soon(client.reader.readexactly(1))
+    await until(lambda: echo.ended == 3 and proxy.open == 0)
+    assert await (await clients.new()).ask(b"anew") == b"anew"
+
+
+async def test_refused_are_new_connections_only(proxy: FaultProxy, clients: Clients) -> None:
+    old = await clients.new()
+    await old.ask(b"x")
+    proxy.refuse()
+    new = await clients.new()
+    with pytest.raises(ConnectionResetError):
+        await soon(new.reader.readexactly(1))
+    assert await old.ask(b"x") == b"x"
+    proxy.heal()
+    assert await (await clients.new()).ask(b"x") == b"x"
+    assert proxy.accepted == 2
+
+
+async def test_without_a_server_a_connection_is_reset() -> None:
+    probe = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = probe.sockets[0].getsockname()[1]
+    probe.close()
+    await probe.wait_closed()
+    async with FaultProxy("127.0.0.1", port) as proxy:
+        clients = Clients(proxy)
+        client = await clients.new()
+        with pytest.raises(ConnectionResetError):
+            await soon(client.reader.readexactly(1))
+        await clients.close()
