@@ -51,6 +51,24 @@ def test_redis_keeps_what_it_has_answered() -> None:
         assert say(server, b"GET key\r\n") == b"$5\r\nvalue\r\n"
 
 
+def test_a_clock_can_be_turned() -> None:
+    with private(Redis, turnable=True) as server:
+        assert say(server, b"SET key value PX 60000\r\n") == b"+OK\r\n"
+        server.turn(50)
+        assert say(server, b"GET key\r\n") == b"$5\r\nvalue\r\n"
+        server.turn(10)
+        assert say(server, b"GET key\r\n") == b"$-1\r\n"
+        server.kill()
+        server.start()  # later, and not earlier
+        assert say(server, b"GET key\r\n") == b"$-1\r\n"
+    with private(Postgres, turnable=True) as database:
+        ask = ["psql", "-h", "127.0.0.1", "-p", str(database.port), "-U", "postgres", "-Atc"]
+        question = "SELECT extract(epoch FROM clock_timestamp())::float8"
+        before = float(database.run(*ask, question))
+        database.turn(3_600)
+        assert float(database.run(*ask, question)) >= before + 3_600
+
+
 def test_a_paused_server_takes_connections_and_says_nothing() -> None:
     with private(Redis) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         server.pause()

@@ -42,7 +42,7 @@ class AzuritePart(Server):
             if library is None:
                 raise RuntimeError("a faster clock needs libfaketime; install it: apt-get install faketime")
             # Timers run on the monotonic clock, and a server whose timers are faked hangs.
-            self.env = {"LD_PRELOAD": str(library), "FAKETIME": f"+0 x{self._speed:g}", "DONT_FAKE_MONOTONIC": "1"}
+            self.clock = {"LD_PRELOAD": str(library), "FAKETIME": f"+0 x{self._speed:g}", "DONT_FAKE_MONOTONIC": "1"}
 
     def argv(self) -> Sequence[str]:
         program = AZURITE / "node_modules" / "azurite" / "dist" / "src" / self._part / "main.js"

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,13 +19,25 @@ MARK = "TENURE_SERVERS"
 
 def main(run: int, folder: str) -> None:
     wait_for_the_end(run)
-    give_up = time.monotonic() + 5.0
-    while (left := servers_of(folder)) and time.monotonic() < give_up:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+    # First in a way in which they can tidy up: PostgreSQL has memory outside its folder.
+    for number, seconds in ((signal.SIGINT, 2.0), (signal.SIGKILL, 5.0)):
+        give_up = time.monotonic() + seconds
+        told: set[int] = set()
+        while (left := servers_of(folder)) and time.monotonic() < give_up:
+            for pid in set(left) - told:
+                with suppress(OSError):
+                    os.kill(pid, number)
+            told |= set(left)
+            forget(told)
+            time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def forget(pids: Iterable[int]) -> None:
+    """Remove what libfaketime keeps in memory for processes that were killed."""
+    for pid in pids:
+        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+            Path("/dev/shm", name).unlink(missing_ok=True)
 
 
 def wait_for_the_end(run: int) -> None:

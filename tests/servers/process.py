@@ -16,9 +16,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, NoReturn, Self
 
-from tests.servers.guard import MARK
+import pytest
+
+from scripts.servers import faketime
+from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
 STOP_MAX = 20.0
@@ -28,6 +31,9 @@ class Server:
     """A server process with a folder and a port of its own. A subclass says what runs, and when it is ready.
 
     Usable as a context manager: started on entering, done away with on leaving.
+
+    Args:
+        turnable: Whether its clock can be put forward, see :meth:`turn`; it is somewhat slower then.
     """
 
     install: ClassVar[str]
@@ -37,13 +43,19 @@ class Server:
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     scheme: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, *, turnable: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{type(self).__name__.lower()}-", dir=run_folder()))
         self.port = free_port()
         self.env: dict[str, str] = {}
+        self.clock: dict[str, str] = {}
+        """More environment, for the server only: the programs that start it would trip over another clock."""
         self._process: subprocess.Popen[bytes] | None = None
         self._prepared = False
+        self._turned = 0.0
         self.give(self.folder, 0o700)
+        if turnable:
+            self.turn(0.0)
+            self.clock = _faked(self.folder / "clock")
 
     # --- what a subclass says ---
 
@@ -77,7 +89,7 @@ class Server:
             self._prepared = True
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
-                self._as_user(self.argv()),
+                self._as_user(["env", *(f"{name}={value}" for name, value in self.clock.items()), *self.argv()]),
                 cwd=self.folder,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -102,15 +114,18 @@ class Server:
             self._process.wait(STOP_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._process = None
+        else:
+            forget([self._process.pid])
+            self._process = None
 
     def kill(self) -> None:
         """End it and what it has started with ``kill -9``."""
         if self._process is None:
             return
-        self._signal_all(signal.SIGKILL)
+        killed = self._signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
+        forget(killed)
 
     def pause(self) -> None:
         """Stop it where it stands: connections stay open, nothing is answered."""
@@ -119,6 +134,12 @@ class Server:
     def resume(self) -> None:
         """Let it go on after ``pause``."""
         self._signal_all(signal.SIGCONT)
+
+    def turn(self, seconds: float) -> None:
+        """Put its wall clock forward: what is to end in that time has ended. Only if it is turnable."""
+        self._turned += seconds
+        clock = self.folder / "clock"
+        self.write("clock.new", f"{self._turned:+.3f}\n").rename(clock)
 
     def close(self) -> None:
         """Kill it and remove its folder."""
@@ -196,12 +217,14 @@ class Server:
     def _environment(self) -> Mapping[str, str]:
         return {**os.environ, **self.env, MARK: str(run_folder())}
 
-    def _signal_all(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> list[int]:
         if self._process is None or self._process.poll() is not None:
-            return
-        for pid in _family(self._process.pid):
+            return []
+        family = _family(self._process.pid)
+        for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+        return family
 
 
 def free_port() -> int:
@@ -227,6 +250,30 @@ def run_folder() -> Path:
 
 
 _guards: list[subprocess.Popen[bytes]] = []
+
+
+def _faked(clock: Path) -> dict[str, str]:
+    """Return the environment in which a program reads the wall clock that the file *clock* puts forward."""
+    library = faketime()
+    if library is None:
+        do_without(
+            "this test turns a server's clock, which needs libfaketime; install faketime (apt-get install faketime)"
+        )
+    # The C library comes second, because jemalloc looks at the clock before libfaketime is ready.
+    libc = next(Path("/lib").glob(f"{library.parent.parent.name}/libc.so.6"), None)
+    return {
+        "LD_PRELOAD": " ".join(str(each) for each in (library, libc) if each),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",  # timers run on it, and a server whose timers are faked hangs
+    }
+
+
+def do_without(reason: str) -> NoReturn:
+    """Skip the test for want of what *reason* names, or fail it where nothing may be missing."""
+    if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
+        pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
+    pytest.skip(reason)
 
 
 def _family(pid: int) -> list[int]:

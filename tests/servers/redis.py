@@ -19,15 +19,21 @@ class Redis(Server):
         password: Of the user ``default``; none is asked for without.
         authority: Issues its certificate; it then speaks TLS only.
         options: More lines of its configuration, as ``("maxmemory", "10mb")``.
+        turnable: Whether its clock can be put forward.
     """
 
     install = "redis-server (apt-get install redis-server)"
     scheme = "redis"
 
     def __init__(
-        self, *, password: str = "", authority: Authority | None = None, options: Sequence[tuple[str, str]] = ()
+        self,
+        *,
+        password: str = "",
+        authority: Authority | None = None,
+        options: Sequence[tuple[str, str]] = (),
+        turnable: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(turnable=turnable)
         self.password = password
         self.authority = authority
         self._options = options

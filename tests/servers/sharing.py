@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
-import pytest
+from tests.servers.process import do_without
 
 
 class Startable(Protocol):
@@ -39,7 +39,7 @@ class Startable(Protocol):
 
 S = TypeVar("S", bound=Startable)
 
-_running: dict[type[Any], Any] = {}
+_running: dict[tuple[type[Any], tuple[str, ...]], Any] = {}
 
 
 def url_of(kind: type[S]) -> str:
@@ -47,31 +47,29 @@ def url_of(kind: type[S]) -> str:
     return os.environ.get(f"TENURE_TEST_{kind.scheme.upper()}_URL") or shared(kind).url
 
 
-def shared(kind: type[S]) -> S:
-    """Return this process's server of *kind*, started when first asked for. Whoever hurts it heals it."""
-    if kind not in _running:
+def shared(kind: type[S], **options: Any) -> S:
+    """Return this process's server of *kind* with such *options*, started when first asked for.
+
+    Whoever hurts it heals it.
+    """
+    key = (kind, tuple(f"{name}={value!r}" for name, value in sorted(options.items())))
+    if key not in _running:
         if not _running:
             atexit.register(_close_all, os.getpid())
-        _running[kind] = private(kind)
-    return cast(S, _running[kind])
+        _running[key] = private(kind, **options)
+    return cast(S, _running[key])
 
 
 def private(kind: type[S], **options: Any) -> S:
     """Return a new server of *kind*, started; close it, or use it in a ``with`` block."""
     if reason := kind.missing():
-        _do_without(f"{reason}; to run this test, install {kind.install}")
+        do_without(f"{reason}; to run this test, install {kind.install}")
     server = kind(**options)
     try:
         return server.start()
     except BaseException:
         server.close()
         raise
-
-
-def _do_without(reason: str) -> NoReturn:
-    if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
-        pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
-    pytest.skip(reason)
 
 
 def _close_all(pid: int) -> None:
