@@ -1,0 +1,48 @@
+"""Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure.backends import Fact
+from tenure.backends.redis.client import Client, Options, address_of
+from tenure.backends.redis.facts import facts
+from tenure.backends.redis.leases import TRAITS, RedisLeases
+from tenure.backends.redis.queue import RedisBroker
+from tenure.backends.redis.wake import Wake
+from tenure.clock import Clock
+from tenure.errors import ConfigError
+from tenure.url import Url
+
+__all__ = ["TRAITS", "Options", "RedisBackend", "RedisBroker", "RedisLeases", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
+    """Open the Redis that *url* names; the first question connects. Its own clock judges every expiry.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    address, options = address_of(url), url.options(Options)
+    if not address.is_tls and (options.ca or options.cert or options.key):
+        raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write rediss://")
+    return RedisBackend(Client(address, options))
+
+
+class RedisBackend:
+    """A Redis in use."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wake = Wake(client)
+        self.leases: RedisLeases = RedisLeases(client, self._wake)
+        self.broker: RedisBroker = RedisBroker(client, self._wake)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Ask Redis about itself."""
+        return await facts(self._client)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._wake.close()
+        await self._client.close()

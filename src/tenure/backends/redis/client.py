@@ -1,0 +1,382 @@
+"""The way to a Redis: its errors and its address, a pool for each event loop, scripts run in bounded time.
+
+House rules:
+
+- No question without a bound: each has ``timeout`` seconds for everything, the connection included.
+- Nothing is retried here. A retry inside a lease verb would spend the time of the lease, and count twice what may have
+  been done; whoever asks knows whether to ask again.
+- A connection belongs to the loop that made it. Messages travel on the caller's loop, locks are renewed on the
+  keeper's: so each loop has its own pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib import resources
+from inspect import signature
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
+
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.url import Url
+
+T = TypeVar("T")
+
+Argument = str | bytes | int
+Answer = Any
+"""What Redis returns: bytes, numbers, None, and lists of them."""
+
+
+def translate(error: Exception, place: str, *, worked: bool = False) -> TenureError:
+    """Turn what redis-py says about the Redis at *place* into one of ours.
+
+    What can never work is a ``ConfigError``, unless it *worked* before: then somebody is changing the server, and it
+    may work again.
+    """
+    said = str(error)
+    match error:
+        case exceptions.NoPermissionError():
+            return ConfigError(
+                f"{place} does not permit this user what tenure does: {said}; "
+                "grant it the keys and commands that docs/redis.md lists"
+            )
+        case exceptions.AuthenticationError():
+            refused = f"{place} refused the user or the password: {said}; check both in the URL"
+            return Unavailable(refused) if worked else ConfigError(refused)
+        case exceptions.ReadOnlyError() | exceptions.MasterDownError():
+            return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
+        case exceptions.BusyLoadingError():
+            return Unavailable(f"{place} is still loading its data; it is tried again")
+        case exceptions.OutOfMemoryError():
+            return Unavailable(f"{place} is out of memory, and took nothing: {said}; raise maxmemory, or drain queues")
+        case exceptions.MovedError() | exceptions.AskError() | exceptions.ClusterCrossSlotError():
+            return ConfigError(f"{place} is a node of a Redis Cluster ({said}), and tenure talks to one primary")
+        case exceptions.ResponseError():
+            return _refusal(said, place)
+        case exceptions.TimeoutError():
+            return Unavailable(f"{place} gave no answer in time (option timeout); what was asked may be done")
+        case exceptions.ConnectionError():
+            if certificate := _certificate_error(error):
+                untrusted = f"{place} showed a certificate that is not trusted: {certificate}; check the option ca"
+                return Unavailable(untrusted) if worked else ConfigError(untrusted)
+            return Unavailable(f"{place} could not be reached, or hung up: {said}; what was asked may be done")
+        case exceptions.RedisError():
+            return Unavailable(f"{place} could not be asked: {said}")
+    raise AssertionError("translate() got a foreign error") from error
+
+
+def _refusal(said: str, place: str) -> TenureError:
+    """Translate an error that redis-py has no class for, by the word it begins with."""
+    if said.startswith("WRONGTYPE"):
+        return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
+    if "unknown command" in said.lower():
+        return ConfigError(f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, with nothing renamed")
+    if "DB index" in said:
+        return ConfigError(f"{place} has no such database: {said}; check the number after the slash")
+    # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (another's script), and what is to come
+    return Unavailable(f"{place} refused for now: {said}")
+
+
+def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+# --- the address -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``redis:`` URL.
+
+    Args:
+        timeout: How many seconds a question may take, connecting included.
+        connections: How many connections each event loop may have open at once.
+        prefix: Begins every key and channel of ours.
+        lease_prefix: Begins the key of a lease, instead of ``PREFIXlease:``; empty, the key is the name itself.
+        ca: A file with the certificates to trust, instead of the system's (``rediss:`` only).
+        cert: A file with our own certificate, where the server wants one.
+        key: A file with its key.
+        check_hostname: Whether the server's certificate must be for the host in the URL.
+    """
+
+    timeout: float = 5.0
+    connections: int = 16
+    prefix: str = "tenure:"
+    lease_prefix: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    check_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.01 to 60 seconds, not {self.timeout:g}; try timeout=5")
+        if not 1 <= self.connections <= 1_000:
+            raise ConfigError(f"connections must be from 1 to 1000, not {self.connections}; try connections=16")
+        for name in ("prefix", "lease_prefix"):
+            if set(getattr(self, name) or "") & set("{}"):
+                raise ConfigError(f"{name} must hold no braces: they say where a key lies in a cluster")
+
+    @property
+    def leases(self) -> str:
+        """Begins the key of a lease."""
+        return f"{self.prefix}lease:" if self.lease_prefix is None else self.lease_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a Redis is, and who we are there."""
+
+    host: str
+    port: int
+    database: int
+    username: str | None
+    password: str | None
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"{'rediss' if self.is_tls else 'redis'}://{self.host}:{self.port}/{self.database}"
+
+
+def address_of(url: Url) -> Address:
+    """Return the address that *url* names.
+
+    Raises:
+        ConfigError: It is spelled as something else.
+    """
+    right = f"write {url.scheme}://[[user]:password@]host[:port][/database]"
+    parts = urlsplit(url.written)
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"{str(url)!r} has no number for a port: {error}; {right}") from error
+    if not host:
+        raise ConfigError(f"{str(url)!r} names no host; {right}")
+    database = parts.path.strip("/")
+    if database and not database.isdecimal():
+        raise ConfigError(f"{str(url)!r} has {database!r} for a database, which must be a number; {right}")
+    return Address(
+        host,
+        port or 6379,
+        int(database or 0),
+        unquote(parts.username) if parts.username else None,
+        unquote(parts.password) if parts.password else None,
+        url.scheme == "rediss",
+    )
+
+
+# --- scripts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script, known to the server by the hash of its text: so old and new versions of us live side by side."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def of(cls, text: str) -> Script:
+        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def scripts(file: str) -> dict[str, Script]:
+    """Return the scripts of *file*, a Lua file of this folder, by the name above each; "common" stands before all."""
+    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    blocks = re.split(r"^-- name: (\w+).*\n", text, flags=re.MULTILINE)
+    named = dict(zip(blocks[1::2], blocks[2::2], strict=True))
+    common = named.pop("common", "")
+    return {name: Script.of(common + text) for name, text in named.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script with the keys and arguments that it is to be run with."""
+
+    script: Script
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """All connections to one Redis, by event loop."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self.address = address
+        self.options = options
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, aioredis.Redis] = WeakKeyDictionary()
+        self._closed = False
+        self._worked = False
+
+    def here(self) -> aioredis.Redis:
+        """Return the running loop's own connections."""
+        if self._closed:
+            raise ConfigError("this backend was closed; connect again")
+        loop = asyncio.get_running_loop()
+        redis = self._pools.get(loop)
+        if redis is None:
+            redis = self._pools[loop] = _connected(self.address, self.options)
+        return redis
+
+    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
+        """Return what *question* learns from Redis.
+
+        Raises:
+            Unavailable: There was no answer in time; what was asked may be done or not.
+            ConfigError: It can't work as it is, or we are closed.
+        """
+        redis = self.here()
+        try:
+            async with asyncio.timeout(self.options.timeout):
+                answer = await question(redis)
+        except TimeoutError as error:
+            raise translate(exceptions.TimeoutError(), str(self.address)) from error
+        except exceptions.RedisError as error:
+            raise translate(error, str(self.address), worked=self._worked) from error
+        self._worked = True
+        return answer
+
+    async def command(self, *words: Argument) -> Answer:
+        """Give a command, and return its answer."""
+        return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
+
+    async def run(
+        self, script: Script, keys: Sequence[str], *arguments: Argument, before: Sequence[Argument] = ()
+    ) -> Answer:
+        """Run *script*, and return what it returns; *before* it, in the same round trip, give a command."""
+        if before:
+            return (await self.run_all([Call(script, keys, arguments)], before=before))[0]
+
+        async def run(redis: aioredis.Redis) -> Answer:
+            try:
+                return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
+            except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
+                return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
+
+        return await self.ask(run)
+
+    async def run_all(self, calls: Sequence[Call], *, before: Sequence[Argument] = ()) -> list[Answer]:
+        """Run many scripts in one round trip, and return what each returns. They may lie in several slots."""
+
+        async def run_all(redis: aioredis.Redis) -> list[Answer]:
+            answers = await _pipelined(redis, calls, before)
+            if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
+                for text in {call.script.text for call in calls}:
+                    await redis.script_load(text)
+                missed = [i for i, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
+                again = await _pipelined(redis, [calls[i] for i in missed])
+                for i, answer in zip(missed, again, strict=True):
+                    answers[i] = answer
+            for answer in answers:
+                if isinstance(answer, exceptions.RedisError):
+                    raise answer
+            return answers
+
+        return await self.ask(run_all)
+
+    async def close(self) -> None:
+        """Close every connection, on the loop that it belongs to."""
+        self._closed = True
+        for loop, redis in list(self._pools.items()):
+            with suppress(exceptions.RedisError, OSError, TimeoutError):
+                await on_loop(loop, redis.aclose, within=self.options.timeout)
+        self._pools.clear()
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
+    """Do *act* on *loop*, if that still turns, and wait for its end."""
+
+    async def run() -> None:
+        async with asyncio.timeout(within):
+            await act()
+
+    if loop is asyncio.get_running_loop():
+        await run()
+    elif loop.is_running():
+        running = asyncio.run_coroutine_threadsafe(run(), loop)
+        async with asyncio.timeout(within):  # the loop may be blocked
+            await asyncio.wrap_future(running)
+
+
+async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Sequence[Argument] = ()) -> list[Answer]:
+    async with redis.pipeline(transaction=False) as pipeline:
+        if before:
+            pipeline.execute_command(*before)
+        for call in calls:
+            pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
+        answers: list[Answer] = await pipeline.execute(raise_on_error=False)
+    if before and isinstance(refused := answers.pop(0), exceptions.RedisError):
+        raise refused
+    return answers
+
+
+def _connected(address: Address, options: Options) -> aioredis.Redis:
+    tls: dict[str, Any] = {}
+    if address.is_tls:
+        tls = {
+            "ssl_ca_certs": options.ca,
+            "ssl_certfile": options.cert,
+            "ssl_keyfile": options.key,
+            "ssl_check_hostname": options.check_hostname,
+        }
+    pool = aioredis.BlockingConnectionPool(
+        max_connections=options.connections,
+        timeout=options.timeout,
+        connection_class=aioredis.SSLConnection if address.is_tls else aioredis.Connection,
+        host=address.host,
+        port=address.port,
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        protocol=2,
+        **_no_introduction(),
+        socket_timeout=options.timeout,
+        socket_connect_timeout=options.timeout,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[],
+        **tls,
+    )
+    return aioredis.Redis.from_pool(pool)
+
+
+def _no_introduction() -> dict[str, Any]:
+    """Return what keeps redis-py from introducing itself on each connection: its commands may be forbidden."""
+    if "driver_info" in signature(aioredis.Connection.__init__).parameters:
+        return {"driver_info": None}
+    return {"lib_name": None, "lib_version": None}  # before redis-py 7.2
+
+
+def escaped(name: str) -> str:
+    """Return *name* without braces, so that it can't say where a key lies; no two names give the same."""
+    return re.sub("[%{}]", lambda found: f"%{ord(found[0]):02X}", name)
+
+
+def runs(items: Sequence[T], same: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:
+    """Cut *items* into runs of neighbours that are the same."""
+    start = 0
+    for end in range(1, len(items) + 1):
+        if end == len(items) or not same(items[start], items[end]):
+            yield items[start:end]
+            start = end

@@ -1,0 +1,78 @@
+"""What a Redis tells about itself, and what it means for the promises: what is safe, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tenure.backends import Fact
+from tenure.backends.redis.client import Client
+from tenure.errors import ConfigError
+
+VERSION_MIN = (7, 0)
+
+
+async def facts(client: Client) -> list[Fact]:
+    """Ask the server of *client*; what it may not tell us is named as unknown."""
+    found = [Fact("server", str(client.address))]
+    try:
+        info = await client.command("INFO")
+    except ConfigError as error:
+        return [*found, Fact("server's state", "not told", f"{error}")]
+    found += [_version(info), _role(info), *_persistence_errors(info)]
+    try:
+        config = await client.command("CONFIG GET", "*")
+    except ConfigError:
+        why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
+        return [*found, Fact("configuration", "may not be read", why)]
+    return [*found, _durability(config), _eviction(config)]
+
+
+def _version(info: Mapping[str, object]) -> Fact:
+    version = str(info.get("valkey_version") or info.get("redis_version", "unknown"))
+    numbers = [int(part) for part in str(info.get("redis_version", "0")).split(".") if part.isdecimal()]
+    old = tuple(numbers[:2]) < VERSION_MIN
+    return Fact("version", version, "tenure is tested with 7.0 and newer; use one of these" if old else "")
+
+
+def _role(info: Mapping[str, object]) -> Fact:
+    role = str(info.get("role", "unknown"))
+    if role != "master":
+        return Fact("role", role, "a replica takes no writes; name the primary")
+    replicas = int(str(info.get("connected_slaves", 0)))
+    if not replicas:
+        return Fact("role", "primary, alone")
+    return Fact(
+        "role",
+        f"primary with {replicas} replicas",
+        "replication is asynchronous: a failover may forget the newest leases, tokens and messages, and then two may "
+        "lead, or a token be given out twice. Let the resource itself refuse old tokens, or use PostgreSQL or etcd",
+    )
+
+
+def _persistence_errors(info: Mapping[str, object]) -> list[Fact]:
+    broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if info.get(name, "ok") != "ok"]
+    return [Fact("disk", f"{name} is {info[name]}", "look at the server's log and its disk") for name in broken]
+
+
+def _durability(config: Mapping[str, str]) -> Fact:
+    if config.get("appendonly") != "yes":
+        return Fact(
+            "durability",
+            "snapshots only" if config.get("save") else "none",
+            "a crash loses everything since the last snapshot, tokens too; set appendonly yes and appendfsync always",
+        )
+    policy = config.get("appendfsync", "unknown")
+    advice = {
+        "always": "",
+        "everysec": "kill -9 loses nothing, but a loss of power loses up to a second of answers; "
+        "set appendfsync always if a message or a token must not be lost so",
+    }.get(policy, "when the system crashes, it decides how much is lost; set appendfsync always")
+    return Fact("durability", f"append-only file, appendfsync {policy}", advice)
+
+
+def _eviction(config: Mapping[str, str]) -> Fact:
+    policy, limit = config.get("maxmemory-policy", "unknown"), config.get("maxmemory", "0")
+    if limit == "0":
+        return Fact("memory", f"no limit, {policy}")
+    evicts = "" if policy == "noeviction" else "under pressure it throws keys away: leases, tokens and messages too; "
+    return Fact("memory", f"maxmemory {limit}, {policy}", evicts and f"{evicts}set maxmemory-policy noeviction")

@@ -1,0 +1,56 @@
+-- What is asked of a lease. Each script touches two keys, which lie in one slot of a cluster:
+--   KEYS[1]  the lock: a string that holds its holder, and expires with the lease. redis-py's Lock has the same.
+--   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
+--            of the newest term, and mean something only while the lock holds the same holder.
+-- A hint that can't be published must not undo what was done: hence pcall.
+
+-- name: acquire (holder, ttl in ms, metadata, channel)
+local held = redis.call('GET', KEYS[1])
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'resign')
+if held and held ~= ARGV[1] then
+    return {0, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
+end
+if held and term[1] == held then  -- asked again: an answer was lost
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return {1, term[2], term[4]}
+end
+local token = redis.call('HINCRBY', KEYS[2], 'token', 1)
+redis.call('HSET', KEYS[2], 'holder', ARGV[1], 'metadata', ARGV[3], 'resign', '0')
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.pcall('PUBLISH', ARGV[4], 'acquired')
+return {1, tostring(token), '0'}
+
+-- name: renew (holder, token, ttl in ms)
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'resign')
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARGV[2] then
+    return {0}
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {1, term[3]}
+
+-- name: release (holder, token, channel)
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token')
+if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARGV[2] then
+    return 0
+end
+redis.call('HSET', KEYS[2], 'holder', '', 'metadata', '', 'resign', '0')
+redis.call('DEL', KEYS[1])
+redis.pcall('PUBLISH', ARGV[3], 'released')
+return 1
+
+-- name: inspect
+local held = redis.call('GET', KEYS[1])
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata')
+if not held then
+    return {0, term[2] or '0'}
+end
+return {1, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
+
+-- name: ask_to_resign (channel)
+local held = redis.call('GET', KEYS[1])
+if not held or redis.call('HGET', KEYS[2], 'holder') ~= held then
+    return 0  -- nobody, or a Lock, which can't be asked
+end
+redis.call('HSET', KEYS[2], 'resign', '1')
+redis.pcall('PUBLISH', ARGV[1], 'resign')
+return 1

@@ -1,0 +1,447 @@
+"""Queues in Redis: a hash for each thing known of the messages, a sorted set for each place that a message can be in.
+
+Why not Streams. A stream's consumer group hands out and counts, but its owner is no fence: ``XACK`` asks nobody who
+acknowledges, ``XCLAIM`` only moves an entry, and an entry that was claimed twice by one consumer can't be told from
+itself. The token, and with it all that must not disagree with it (the delivery count, delays, deferral, the order of
+priorities and of sessions, exact sizes), would have to be kept beside the stream anyway; ``XAUTOCLAIM`` scans, and a
+delayed or abandoned entry leaves its place in the order. So a message is a few fields under its sequence, and is in
+exactly one sorted set: what is claimable is popped from one by rank, what time will bring is read off another by its
+moment, and the size of a place is its cardinality. Hashes and sorted sets take many members in one command, so that a
+claim of a hundred costs about ten commands inside one script, and that is as fast (``benchmarks/redis_queue.py``).
+
+House rules:
+
+- Each verb is one script (``queue.lua``), so it is one step, however many messages it is about.
+- Only the server's clock counts, read once in a script. What time has brought (locks, delays, ttls that have ended) is
+  looked after by whoever asks next, before anything else: there is no sweeper.
+- A body is stored as it is, in the hash ``tenure:queue:{NAME}:body``; what its sender told of it, if anything, as JSON
+  in ``…:head``. A message without either head or delay costs no more than it must.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tenure.backends.redis.client import Answer, Argument, Client, escaped, runs, scripts
+from tenure.backends.redis.wake import Wake
+from tenure.errors import ConfigError
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.message import (
+    DEAD_SUFFIX,
+    LAPSED,
+    NO_HEADERS,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    DeadMessage,
+    Death,
+    Defer,
+    Delivery,
+    Failure,
+    GiveBack,
+    Headers,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+)
+
+TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
+
+_LUA = scripts("queue.lua")
+_ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
+_TIME_MAX = 10**13  # ms; whoever waits longer waits for ever, and Lua writes more digits in another way
+_GROUPED = {Complete: "C", GiveBack: "G", Defer: "F"}
+
+
+class RedisBroker:
+    """A ``Broker`` in Redis."""
+
+    def __init__(self, client: Client, wake: Wake) -> None:
+        self._client = client
+        self._wake = wake
+        self._prefix = client.options.prefix
+        self._names = f"{self._prefix}queues"
+        self._listed: set[str] = set()
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        return TRAITS
+
+    # --- settings ---
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*."""
+        values: list[Argument] = []
+        for field in fields(settings):
+            values += (field.name, repr(getattr(settings, field.name)))
+        if listing := self._listing({queue}):
+            await self._client.command(*listing)
+            self._listed.add(queue)
+        await self._client.command("HSET", f"{self._base(queue)}settings", *values)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        kept: dict[bytes, bytes] = await self._client.command("HGETALL", f"{self._base(queue)}settings")
+        known: dict[str, Any] = {}
+        for field in fields(QueueSettings):
+            text = kept.get(field.name.encode())
+            if text is not None:
+                known[field.name] = float(text) if field.type == "float" else int(text)
+        return QueueSettings(**known)
+
+    async def names(self) -> Sequence[str]:
+        """List every queue, sorted."""
+        return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when messages of *queue* may have become claimable."""
+        return self._wake.listen(f"{self._base(queue)}{'dead' if _is_dead(queue) else 'live'}")
+
+    # --- sending ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages*; return their ids."""
+        if not messages:
+            return []
+        arguments: list[Argument] = []
+        for message in messages:
+            arguments += _packed(message)
+        listing = self._listing({queue})
+        sequences = await self._client.run(_LUA["send"], [self._base(queue)], *arguments, before=listing)
+        self._listed.add(queue)
+        return [message.id or f"{queue}${sequence}" for message, sequence in zip(messages, sequences, strict=True)]
+
+    # --- receiving ---
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        token = secrets.token_hex(16)
+        is_dead = _is_dead(queue)
+        answer = await self._client.run(
+            _LUA["receive"], [self._base(queue)], limit, _milliseconds(lock), token, int(is_dead)
+        )
+        return _claim(queue, token, answer)
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        token = secrets.token_hex(16)
+        answer = await self._client.run(
+            _LUA["receive_deferred"], [self._base(queue)], _milliseconds(lock), token, *sequences
+        )
+        return _claim(queue, token, answer)
+
+    # --- under a lock ---
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now."""
+        if not held:
+            return []
+        keys = _Keys(self)
+        arguments: list[Argument] = [_milliseconds(lock)]
+        for one in held:
+            number = keys.number(one.queue)
+            if isinstance(one, SessionLock):
+                arguments += (number, "s", one.token, one.session)
+            else:
+                arguments += (number, "d" if _is_dead(one.queue) else "q", one.token, one.sequence)
+        answers = await self._client.run(_LUA["renew"], keys.bases, *arguments)
+        return [Renewed(until / 1_000) if until else LAPSED for until in answers]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts."""
+        if not settlements:
+            return []
+        keys = _Keys(self)
+        arguments: list[Argument] = []
+        for group in runs(settlements, _go_together):
+            arguments += self._judged(group, keys)
+        sent_to = {queue for _, verdict in settlements if type(verdict) is Complete for queue, _ in verdict.sends}
+        answers = await self._client.run(_LUA["settle"], keys.bases, *arguments, before=self._listing(sent_to))
+        self._listed |= sent_to
+        return [_ANSWERS[answer] for answer in answers]
+
+    def _judged(self, group: Sequence[Settlement], keys: _Keys) -> Iterator[Argument]:
+        """Write a group of verdicts as the script wants it."""
+        (first, verdict), size = group[0], len(group)
+        is_dead = _is_dead(first.queue)
+        letter, more = _written(verdict, first.id, keys)
+        if is_dead and letter == "F":
+            raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+        yield from (keys.number(first.queue), "d" if is_dead else "q", first.token, letter, size)
+        yield from (delivery.sequence for delivery, _ in group)
+        yield from more
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        token = secrets.token_hex(16)
+        named = () if session is None else (session,)
+        answer = await self._client.run(_LUA["accept"], [self._base(queue)], _milliseconds(lock), token, *named)
+        if len(answer) == 1:
+            return NoSession(_seconds(answer[0]))
+        until, name, state = answer
+        return SessionLock(queue, name.decode(), token, until / 1_000, state)
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        answer = await self._ask("receive_session", held, limit)
+        return _claim(held.queue, held.token, answer) if answer[0] else LAPSED
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; give back its deliveries."""
+        return SETTLED if await self._ask("release", held) else LAPSED
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        answer = await self._ask("read_state", held)
+        if not answer[0]:
+            return LAPSED
+        state: bytes | None = answer[1]
+        return state
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store a session's state."""
+        return SETTLED if await self._ask("write_state", held, *(() if state is None else (state,))) else LAPSED
+
+    async def _ask(self, verb: str, held: SessionLock, *arguments: Argument) -> Answer:
+        return await self._client.run(_LUA[verb], [self._base(held.queue)], held.session, held.token, *arguments)
+
+    # --- looking on ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*."""
+        ready, locked, delayed, deferred, dead, age = await self._client.run(_LUA["stats"], [self._base(queue)])
+        if _is_dead(queue):
+            return Stats(dead=dead)
+        return Stats(ready, locked, delayed, deferred, dead, age / 1_000)
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        answer = await self._client.run(_LUA["peek_deferred"], [self._base(queue)], limit, after)
+        return _claim(queue, "", answer).deliveries
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        found: list[DeadMessage] = []
+        async for _, more in self._dead("peek", queue, which, limit):
+            found += (_dead_message(queue, one) for one in _deliveries(queue, "", 0.0, more[0]))
+        return found
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*."""
+        return sum([meant async for meant, _ in self._dead("count" if dry_run else "redrive", queue, which, limit)])
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+        return sum([meant async for meant, _ in self._dead("purge", queue, which, limit)])
+
+    async def _dead(
+        self, what: Literal["peek", "count", "redrive", "purge"], queue: str, which: Selection, limit: int | None
+    ) -> AsyncIterator[tuple[int, Answer]]:
+        """Go through the dead letters, part by part, so that no script runs for long."""
+        left = 10**9 if limit is None else limit
+        before = "" if which.dead_before is None else math.ceil(which.dead_before * 1_000)
+        after = which.after
+        while left > 0 and after >= 0:
+            meant, after, *more = await self._client.run(
+                _LUA["dead"],
+                [self._base(queue)],
+                *(what, left, after, before, which.reason or "", f"{queue}$"),
+                *(_set_of(which.sequences)),
+                *(_set_of(which.ids)),
+            )
+            left -= meant
+            yield meant, more
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the inbox remembers."""
+        if not ids:
+            return []
+        return [bool(one) for one in await self._client.run(_LUA["handled"], [self._base(queue)], *ids)]
+
+    # --- names ---
+
+    def _base(self, queue: str) -> str:
+        """Return what the keys of *queue* begin with; those of its dead letters begin with the same."""
+        return f"{self._prefix}queue:{{{escaped(queue.removesuffix(DEAD_SUFFIX))}}}:"
+
+    def _listing(self, queues: set[str]) -> Sequence[Argument]:
+        """Return the command that notes *queues* among all names, if there is need of it."""
+        # The list lies in another slot, so it can't be part of a script; before it, so that none is missing.
+        new = sorted(queues - self._listed)
+        return ("SADD", self._names, *new) if new else ()
+
+
+class _Keys:
+    """The queues that a script is about, numbered as they are met."""
+
+    def __init__(self, broker: RedisBroker) -> None:
+        self._broker = broker
+        self._numbers: dict[str, int] = {}
+        self.bases: list[str] = []
+
+    def number(self, queue: str) -> int:
+        """Return the number of the key of *queue*."""
+        number = self._numbers.get(queue)
+        if number is None:
+            self.bases.append(self._broker._base(queue))
+            number = self._numbers[queue] = len(self.bases)
+        return number
+
+
+# --- going in ----------------------------------------------------------------------------------------------------
+
+
+def _packed(message: Outgoing) -> tuple[str, str, str, bytes]:
+    """Write *message* as the scripts want it: control, id, head, body; what has nothing to tell is empty."""
+    control = head = ""
+    if message.delay or message.at or message.ttl or message.priority or message.session:
+        delay, at = _bounded(message.delay), _bounded(message.at or 0.0)  # type: ignore[arg-type]
+        ttl = max(1, _bounded(message.ttl)) if message.ttl else 0
+        control = f"{delay}|{at}|{ttl}|{message.priority}|{message.session or ''}"
+    if message.id or message.headers or message.reply_to or message.correlation_id:
+        told = [message.id, dict(message.headers), message.reply_to, message.correlation_id]
+        head = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return control, message.id or "", head, message.body
+
+
+def _go_together(first: Settlement, other: Settlement) -> bool:
+    """Whether two verdicts can be written as one group."""
+    (held, verdict), (other_held, other_verdict) = first, other
+    return (
+        (verdict is other_verdict or verdict == other_verdict)
+        and held.token == other_held.token
+        and held.queue == other_held.queue
+        and not (type(verdict) is Complete and (verdict.sends or verdict.remember))
+    )
+
+
+def _written(verdict: Verdict, named: str, keys: _Keys) -> tuple[str, list[Argument]]:
+    match verdict:
+        case Complete(sends, remember) if sends or remember:
+            more: list[Argument] = [_bounded(remember), named, len(sends)]
+            for queue, message in sends:
+                more += (keys.number(queue), *_packed(message))
+            return "X", more
+        case Abandon(delay, error):
+            return "A", [_bounded(delay), _error(error)]
+        case DeadLetter(reason, description, error):
+            return "D", [reason, description, _error(error)]
+        case _:
+            return _GROUPED[type(verdict)], []
+
+
+def _error(error: Failure | None) -> str:
+    return json.dumps([error.type, error.message, error.traceback]) if error else ""
+
+
+def _set_of(some: frozenset[int] | frozenset[str] | None) -> list[Argument]:
+    return [-1] if some is None else [len(some), *some]
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1_000)
+
+
+def _bounded(seconds: float) -> int:
+    return min(_milliseconds(seconds), _TIME_MAX)
+
+
+# --- coming out --------------------------------------------------------------------------------------------------
+
+
+def _claim(queue: str, token: Any, answer: Answer) -> Claim:
+    until, due_in, told = answer
+    return Claim(tuple(_deliveries(queue, token, until / 1_000, told)), _seconds(due_in))
+
+
+def _deliveries(queue: str, token: Any, until: float, told: Answer) -> Iterator[Delivery]:
+    """Make deliveries of what the scripts tell: sequences, states, heads, bodies; of dead ones deaths and histories."""
+    deaths = map(_death, told[4], told[5]) if len(told) > 4 else (None for _ in told[0])
+    home = queue.removesuffix(DEAD_SUFFIX)
+    for sequence, state, head, body, death in zip(*told[:4], deaths, strict=True):
+        count, sent, priority, _, _, _, session = state.split(b"|", 6)
+        named, headers, reply_to, correlation_id = _head(head) if head else _NO_HEAD
+        yield Delivery(
+            queue,
+            int(sequence),
+            token,
+            named or f"{home}${sequence.decode()}",
+            body,
+            headers,
+            int(count),
+            int(sent) / 1_000,
+            until,
+            session.decode() if session else None,
+            int(priority),
+            reply_to,
+            correlation_id,
+            death,
+        )
+
+
+_NO_HEAD: tuple[str | None, Headers, str | None, str | None] = (None, NO_HEADERS, None, None)
+
+
+def _head(text: bytes) -> tuple[str | None, Headers, str | None, str | None]:
+    named, headers, reply_to, correlation_id = json.loads(text)
+    return named, MappingProxyType(headers) if headers else NO_HEADERS, reply_to, correlation_id
+
+
+def _death(text: bytes, lines: bytes | None) -> Death:
+    reason, description, at = json.loads(text)
+    history = tuple(_attempt(line) for line in lines.split(b"\n")) if lines else ()
+    errors = [attempt.error for attempt in history if attempt.error is not None]
+    return Death(reason, description, at / 1_000, errors[-1] if errors else None, history)
+
+
+def _attempt(line: bytes) -> Attempt:
+    number, at, outcome, error = line.decode().split("|", 3)
+    failure = Failure(*json.loads(error)) if error else None
+    return Attempt(int(number), int(at) / 1_000, outcome, failure)  # type: ignore[arg-type]
+
+
+def _dead_message(queue: str, one: Delivery) -> DeadMessage:
+    assert one.death is not None
+    return DeadMessage(
+        queue,
+        one.sequence,
+        one.id,
+        one.body,
+        one.headers,
+        one.delivery_count,
+        one.enqueued_at,
+        one.session,
+        one.priority,
+        one.reply_to,
+        one.correlation_id,
+        one.death.reason,
+        one.death.description,
+        one.death.at,
+        one.death.error,
+        one.death.history,
+    )
+
+
+def _seconds(milliseconds: int) -> float | None:
+    return None if milliseconds < 0 else milliseconds / 1_000
+
+
+def _is_dead(queue: str) -> bool:
+    return queue.endswith(DEAD_SUFFIX)

@@ -1,0 +1,109 @@
+"""Leases and queues in Redis, before the suites: once on a server whose clock is turned, once on one that is hurt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tenure.backends import redis
+from tenure.backends.redis.queue import TRAITS as QUEUE_TRAITS
+from tenure.election.store import LeaseStore
+from tenure.queue.broker import Broker
+from tenure.testing.conformance import (
+    BrokerFaultSuite,
+    BrokerSuite,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseStoreSuite,
+    QueueHarness,
+)
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Redis, shared
+
+PATIENCE = 2.0  # seconds; what the clients are told to wait at most
+
+
+class House:
+    """A Redis for one test, each client on a way of its own, where it can be hurt without hurting the others."""
+
+    async def start(self) -> None:
+        self._server = shared(Redis, turnable=True)
+        self._ways: dict[int, FaultProxy] = {}
+        self._backends: list[redis.RedisBackend] = []
+
+    async def backend(self) -> redis.RedisBackend:
+        way = await FaultProxy("127.0.0.1", self._server.port).__aenter__()
+        backend = redis.open(Url.parse(f"redis://{way.host}:{way.port}/0?timeout={PATIENCE}"))
+        self._backends.append(backend)
+        await backend.leases.inspect("warm")  # connected, so that what is hurt is the question of the test
+        for door in (backend.leases, backend.broker):
+            self._ways[id(door)] = way
+        return backend
+
+    async def close(self) -> None:
+        while self._backends:
+            await self._backends.pop().close()
+        for way in set(self._ways.values()):
+            await way.__aexit__(None, None, None)
+        self._ways.clear()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._server.turn(seconds)
+
+    @asynccontextmanager
+    async def cut(self, door: LeaseStore | Broker) -> AsyncIterator[None]:
+        way = self._ways[id(door)]
+        way.reset()
+        way.refuse()
+        try:
+            yield
+        finally:
+            way.heal()
+
+    @asynccontextmanager
+    async def lose_answer(self, door: LeaseStore | Broker) -> AsyncIterator[None]:
+        way = self._ways[id(door)]
+        way.lose_answers()
+        try:
+            yield
+        finally:
+            way.heal()
+
+    async def restart(self) -> None:
+        """Kill the server as a crash would, and start it again on what it has written."""
+        await self.close()
+        self._server.kill()
+        self._server.start()
+
+
+class RedisHarness(House, LeaseHarness):
+    traits = redis.TRAITS
+    faults = frozenset({"lose_answer", "cut", "restart"})
+
+    async def open(self) -> LeaseStore:
+        return (await self.backend()).leases
+
+
+class RedisQueueHarness(House, QueueHarness):
+    traits = QUEUE_TRAITS
+    faults = frozenset({"lose_answer", "cut", "restart"})
+
+    async def open(self) -> Broker:
+        return (await self.backend()).broker
+
+
+class TestRedisLeases(LeaseStoreSuite):
+    harness = RedisHarness
+
+
+class TestRedisLeaseFaults(LeaseFaultSuite):
+    harness = RedisHarness
+
+
+class TestRedisQueues(BrokerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisQueueFaults(BrokerFaultSuite):
+    harness = RedisQueueHarness
