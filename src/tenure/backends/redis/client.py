@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from redis import asyncio as aioredis
 from redis import exceptions
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -363,9 +364,9 @@ def _connected(address: Address, options: Options) -> aioredis.Redis:
 
 def _no_introduction() -> dict[str, Any]:
     """Return what keeps redis-py from introducing itself on each connection: its commands may be forbidden."""
-    if "driver_info" in signature(aioredis.Connection.__init__).parameters:
+    if "driver_info" in signature(AbstractConnection.__init__).parameters:
         return {"driver_info": None}
-    return {"lib_name": None, "lib_version": None}  # before redis-py 7.2
+    return {"lib_name": None, "lib_version": None}  # older ones
 
 
 def escaped(name: str) -> str:

@@ -265,9 +265,10 @@ end
 
 -- --- claims ---
 
--- What a receiver is told of *sequences*, which are locked already.
+-- What a receiver is told of *sequences*, which are locked already. Often no message of a queue has a head.
 local function told(base, sequences, states, with_death)
-    local answer = {sequences, states, fetch('HMGET', base .. 'head', sequences), fetch('HMGET', base .. 'body', sequences)}
+    local heads = redis.call('HLEN', base .. 'head') > 0 and fetch('HMGET', base .. 'head', sequences) or {}
+    local answer = {sequences, states, heads, fetch('HMGET', base .. 'body', sequences)}
     if with_death then
         answer[5] = fetch('HMGET', base .. 'death', sequences)
         answer[6] = fetch('HMGET', base .. 'history', sequences)
@@ -380,24 +381,25 @@ repeat
     end
     local texts = fetch('HMGET', base .. 'state', some)
     for i, sequence in ipairs(some) do
-        local row = read(texts[i])
-        if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
+        -- As read and text_of would do it, but without making a table for each message.
+        local count, told_once, expires, place, session =
+            string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
+        if expires ~= '0' and tonumber(expires) <= NOW then
+            local row = read(texts[i])
             take_out(base, sequence, row)
             put(base, sequence, row, NOW)
         else
             if not is_dead then
-                row.count = row.count + 1
-                if row.expires > 0 then
+                count = count + 1
+                if expires ~= '0' then
                     timed[#timed + 1] = sequence
                 end
             end
-            row.token = token
-            local text = text_of(row)
-            sequences[#sequences + 1], states[#states + 1] = sequence, text
-            locks[#locks + 1] = ends
-            locks[#locks + 1] = sequence
-            changes[#changes + 1] = sequence
-            changes[#changes + 1] = text
+            local text = count .. told_once .. expires .. '|' .. place .. '|' .. token .. '|' .. session
+            local size = #sequences + 1
+            sequences[size], states[size] = sequence, text
+            locks[size * 2 - 1], locks[size * 2] = ends, sequence
+            changes[size * 2 - 1], changes[size * 2] = sequence, text
         end
     end
 until #sequences >= limit or (#some == 0 and not more)
@@ -462,10 +464,11 @@ local function argument()
     return ARGV[at - 1]
 end
 local function forget(base, is_dead, sequences)
-    many('HDEL', base .. 'state', sequences)
-    many('HDEL', base .. 'head', sequences)
-    many('HDEL', base .. 'body', sequences)
-    many('HDEL', base .. 'history', sequences)
+    for _, key in ipairs({'state', 'body', 'head', 'history'}) do
+        if redis.call('HLEN', base .. key) > 0 then
+            many('HDEL', base .. key, sequences)
+        end
+    end
     if is_dead then
         many('HDEL', base .. 'death', sequences)
         many('ZREM', base .. 'dead', sequences)
@@ -514,16 +517,26 @@ while at <= #ARGV do
     local texts = fetch('HMGET', base .. 'state', sequences)
     local scores = fetch('ZMSCORE', locks, sequences)
     local settled = {}
+    local is_complete = verdict == 'C' or verdict == 'X'
+    local held = (is_dead and '|d|' or '|q|') .. token .. '||'  -- most are so, and need no table made for them
     for i, sequence in ipairs(sequences) do
         local mark = base .. sequence
-        local row = not done[mark] and locked_row(base, is_dead, texts[i], scores[i], token)
+        local text, score = texts[i], tonumber(scores[i] or 0)
+        local row
+        if done[mark] then
+            row = nil
+        elseif is_complete and text and score > NOW and score < NEVER and string.find(text, held, 1, true) then
+            row = true
+        else
+            row = locked_row(base, is_dead, text, scores[i], token)
+        end
         if row then
             done[mark] = true
             settled[#settled + 1] = sequence
-            if tonumber(scores[i]) == NEVER then
+            if score == NEVER then
                 redis.call('SREM', base .. 'held:' .. row.session, sequence)
             end
-            if verdict == 'C' or verdict == 'X' then
+            if is_complete then
                 answers[#answers + 1] = 1
             else
                 redis.call('ZREM', locks, sequence)
@@ -533,7 +546,7 @@ while at <= #ARGV do
             answers[#answers + 1] = 0
         end
     end
-    if verdict == 'C' or verdict == 'X' then
+    if is_complete then
         many('ZREM', locks, settled)
         forget(base, is_dead, settled)
         if verdict == 'X' and #settled > 0 then

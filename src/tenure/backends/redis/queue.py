@@ -25,6 +25,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import fields
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -373,9 +374,12 @@ def _claim(queue: str, token: Any, answer: Answer) -> Claim:
 
 def _deliveries(queue: str, token: Any, until: float, told: Answer) -> Iterator[Delivery]:
     """Make deliveries of what the scripts tell: sequences, states, heads, bodies; of dead ones deaths and histories."""
-    deaths = map(_death, told[4], told[5]) if len(told) > 4 else (None for _ in told[0])
+    sequences, states, heads, bodies, *of_dead = told
+    deaths = map(_death, *of_dead) if of_dead else repeat(None)
     home = queue.removesuffix(DEAD_SUFFIX)
-    for sequence, state, head, body, death in zip(*told[:4], deaths, strict=True):
+    for sequence, state, head, body, death in zip(
+        sequences, states, heads or repeat(None), bodies, deaths, strict=False
+    ):
         count, sent, priority, _, _, _, session = state.split(b"|", 6)
         named, headers, reply_to, correlation_id = _head(head) if head else _NO_HEAD
         yield Delivery(
