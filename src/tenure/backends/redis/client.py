@@ -300,24 +300,23 @@ class Client:
         """Close every connection, on the loop that it belongs to."""
         self._closed = True
         for loop, redis in list(self._pools.items()):
-            with suppress(exceptions.RedisError, OSError, TimeoutError):
-                await on_loop(loop, redis.aclose, within=self.options.timeout)
+            await on_loop(loop, redis.aclose, within=self.options.timeout)
         self._pools.clear()
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
-    """Do *act* on *loop*, if that still turns, and wait for its end."""
+    """Do *act* on *loop*, if that still turns, and wait for its end, whatever it is."""
 
     async def run() -> None:
-        async with asyncio.timeout(within):
-            await act()
+        with suppress(exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(within):
+                await act()
 
     if loop is asyncio.get_running_loop():
         await run()
     elif loop.is_running():
-        running = asyncio.run_coroutine_threadsafe(run(), loop)
-        async with asyncio.timeout(within):  # the loop may be blocked
-            await asyncio.wrap_future(running)
+        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
+        await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
 
 
 async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Sequence[Argument] = ()) -> list[Answer]:

@@ -50,8 +50,7 @@ class Wake:
         """Stop listening; every iterator ends."""
         self._bell.close()
         for loop, ear in list(self._ears.items()):
-            with suppress(TimeoutError):
-                await on_loop(loop, ear.close, within=self._client.options.timeout)
+            await on_loop(loop, ear.close, within=self._client.options.timeout)
         self._ears.clear()
 
 

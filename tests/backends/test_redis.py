@@ -1,0 +1,539 @@
+"""What only Redis has: Locks of redis-py, slots, rights, certificates, replicas, memory limits, subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from redis import asyncio as aioredis
+from redis.crc import key_slot
+from redis.exceptions import LockNotOwnedError
+
+import tenure
+from tenure.backends import redis
+from tenure.backends.redis import wake
+from tenure.backends.redis.client import address_of
+from tenure.election.store import LeaseStore
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure.queue.broker import EVERYTHING, Broker, QueueSettings
+from tenure.queue.message import COMPLETE, Abandon, Complete, DeadLetter, Outgoing, Settled, Settlement
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Authority, Redis, private, shared, url_of
+
+TTL = 10.0
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
+    backend = redis.open(Url.parse(url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def native(url: str) -> AsyncIterator[aioredis.Redis]:
+    client = aioredis.Redis.from_url(url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def hurt(server: Redis, options: str = "") -> AsyncIterator[tuple[FaultProxy, redis.RedisBackend]]:
+    """Open a backend on a way that can be hurt."""
+    async with (
+        FaultProxy("127.0.0.1", server.port) as way,
+        opened(f"redis://{way.host}:{way.port}{options}") as backend,
+    ):
+        yield way, backend
+
+
+async def won(store: LeaseStore, name: str, holder: str = "ann#1") -> Grant:
+    answer = await store.acquire(name, holder, TTL)
+    assert isinstance(answer, Granted), answer
+    return answer.grant
+
+
+@pytest.fixture
+def url() -> str:
+    return url_of(Redis)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{time.time_ns()}"
+
+
+# --- beside redis-py's Lock --------------------------------------------------------------------------------------
+
+
+async def test_a_lock_keeps_a_candidate_out(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        first = await won(backend.leases, name)
+        await backend.leases.release(first)
+        lock = client.lock(f"tenure:lease:{name}", timeout=60)
+        assert await lock.acquire(blocking=False)
+        seen = await backend.leases.acquire(name, "ann#2", TTL)
+        assert isinstance(seen, HeldBy)
+        assert (seen.holder.encode(), seen.token) == (lock.local.token, first.token)
+        assert seen.remaining == pytest.approx(60, abs=5)
+        assert await backend.leases.ask_to_resign(name) is False  # a Lock can't be asked
+        assert list(await backend.leases.renew([first], TTL)) == [Lost(first)]
+        assert await backend.leases.release(first) == Lost(first)
+        await lock.release()
+        assert (await won(backend.leases, name, "ann#2")).token > first.token
+
+
+async def test_a_candidate_keeps_a_lock_out(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        grant = await won(backend.leases, name)
+        lock = client.lock(f"tenure:lease:{name}", timeout=60)
+        assert not await lock.acquire(blocking=False)
+        await backend.leases.release(grant)
+        assert await lock.acquire(blocking=False)
+
+
+async def test_a_lock_without_an_end_is_held_for_ever(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        assert await client.lock(f"tenure:lease:{name}").acquire()
+        seen = await backend.leases.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert seen.remaining is None
+
+
+async def test_a_lock_that_ended_can_not_release_the_lease_after_it(name: str) -> None:
+    server = shared(Redis, turnable=True)
+    async with opened(server.url) as backend, native(server.url) as client:
+        lock = client.lock(f"tenure:lease:{name}", timeout=5)
+        await lock.acquire()
+        server.turn(6)
+        grant = await won(backend.leases, name)
+        with pytest.raises(LockNotOwnedError):
+            await lock.release()
+        assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+
+
+async def test_without_a_prefix_the_key_is_the_name(url: str, name: str) -> None:
+    async with opened(f"{url}?lease_prefix=") as backend, native(url) as client:
+        await won(backend.leases, name)
+        assert not await client.lock(name, timeout=60).acquire(blocking=False)
+        assert await client.get(name) == b"ann#1"
+
+
+# --- slots of a cluster ------------------------------------------------------------------------------------------
+
+
+def slot(key: bytes | str) -> int:
+    return int(key_slot(key if isinstance(key, bytes) else key.encode()))
+
+
+@pytest.mark.parametrize("odd", ["plain", "{a}b", "a{b", "a}b{c}", "}{", "{}", "per%cent"])
+async def test_what_one_script_touches_lies_in_one_slot(odd: str) -> None:
+    with private(Redis) as server:
+        async with opened(server.url) as backend, native(server.url) as client:
+            await won(backend.leases, odd)
+            lists = {b"tenure:leases", b"tenure:queues"}
+            assert len({slot(key) for key in set(await client.keys()) - lists}) == 1
+            await client.flushall()
+            broker = backend.broker
+            await broker.declare(odd, QueueSettings())
+            sent = [Outgoing(b"1", id="x", headers={"a": 1}), Outgoing(delay=9), Outgoing(ttl=9), Outgoing(session="s")]
+            await broker.send(odd, sent)
+            claim = await broker.receive(odd, 1, TTL)
+            await broker.settle([Settlement(claim.deliveries[0], DeadLetter("why"))])
+            assert await broker.accept(odd, None, TTL)
+            keys = set(await client.keys()) - lists
+            assert len(keys) > 8
+            assert len({slot(key) for key in keys}) == 1
+            assert await broker.names() == [odd]
+
+
+# --- who may, and over which line --------------------------------------------------------------------------------
+
+
+async def test_a_wrong_password_is_told_at_once_and_not_shown() -> None:
+    with private(Redis, password="s3cret") as server:
+        async with opened(server.url) as backend, native(server.url) as client:
+            grant = await won(backend.leases, "name")
+            for wrong in (server.url.replace("s3cret", "gu3ss"), server.url.replace(":s3cret@", "")):
+                async with opened(wrong) as other:
+                    with pytest.raises(ConfigError, match="password") as caught:
+                        await other.leases.inspect("name")
+                    assert "gu3ss" not in str(caught.value)
+            # One that worked may work again: somebody is changing it.
+            await client.config_set("requirepass", "n3w")
+            await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
+            with pytest.raises(Unavailable, match="password"):
+                await backend.leases.renew([grant], TTL)
+            await client.config_set("requirepass", "s3cret")
+            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+
+
+async def test_missing_rights_are_told_and_nothing_is_done(url: str, name: str) -> None:
+    async with native(url) as client:
+        await client.acl_setuser(  # may read everything, and run scripts, and change nothing
+            f"u-{name}",
+            enabled=True,
+            passwords=["+pw"],
+            categories=["+@read", "+@scripting", "+@connection"],
+            keys=["*"],
+        )
+        theirs = url.replace("redis://", f"redis://u-{name}:pw@")
+        async with opened(theirs) as backend, opened(url) as other:
+            with pytest.raises(ConfigError, match=r"docs/redis\.md"):
+                await backend.leases.acquire(name, "ann#1", TTL)
+            with pytest.raises(ConfigError, match="permit"):
+                await backend.broker.send(name, [Outgoing()])
+            assert await other.leases.inspect(name) == Vacant(name)
+            assert (await other.broker.stats(name)).ready == 0
+
+
+ACL = "~tenure:* ~{tenure:* &tenure:* +@all -@admin -@dangerous +info +config|get"  # as docs/redis.md has it
+
+
+async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> None:
+    async with native(url) as client:
+        await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *ACL.split())  # type: ignore[no-untyped-call]
+    async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
+        hints = backend.leases.hints(name)
+        grant = await won(backend.leases, name)
+        await asyncio.wait_for(anext(hints), 5)
+        await backend.leases.renew([grant], TTL)
+        assert await backend.leases.release(grant) == Released(grant)
+        await backend.broker.declare(name, QueueSettings())
+        await backend.broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", session="s", ttl=5.0)])
+        claim = await backend.broker.receive(name, 10, TTL)
+        verdict = Complete(sends=((f"{name}-2", Outgoing(b"next")),), remember=5.0)
+        assert list(await backend.broker.settle([Settlement(claim.deliveries[0], verdict)])) == [Settled()]
+        assert (await backend.broker.stats(name)).ready == 1
+        assert name in await backend.broker.names()
+        assert "memory" in {fact.name for fact in await backend.describe()}
+
+
+async def test_who_may_not_publish_gives_no_hints_and_works(url: str, name: str) -> None:
+    async with native(url) as client:
+        rights = ["~*", "+@all", "resetchannels"]
+        await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
+    async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
+        grant = await won(backend.leases, name)
+        assert await backend.leases.release(grant) == Released(grant)
+        assert len(await backend.broker.send(name, [Outgoing()])) == 1
+
+
+async def test_only_the_right_authority_is_trusted() -> None:
+    right, wrong = Authority(), Authority("another authority")
+    with private(Redis, authority=right) as server:
+        async with opened(f"{server.url}?ca={right.certificate}") as backend:
+            await won(backend.leases, "name")
+        async with opened(f"{server.url}?ca={wrong.certificate}") as backend:
+            with pytest.raises(ConfigError, match=r"not trusted.*option ca"):
+                await backend.leases.inspect("name")
+        async with opened(server.url) as backend:  # the system's authorities don't know it either
+            with pytest.raises(ConfigError, match="not trusted"):
+                await backend.leases.inspect("name")
+        misnamed = server.url.replace("127.0.0.1", "localhost")
+        async with opened(f"{misnamed}?ca={right.certificate}") as backend:
+            with pytest.raises(ConfigError, match="not trusted"):
+                await backend.leases.inspect("name")
+        async with opened(f"{misnamed}?ca={right.certificate}&check_hostname=no") as backend:
+            await backend.leases.inspect("name")
+
+
+async def test_plain_speech_to_a_tls_port_is_no_answer() -> None:
+    with private(Redis, authority=Authority()) as server:
+        async with opened(server.url.replace("rediss", "redis") + "?timeout=1") as backend:
+            with pytest.raises(Unavailable):
+                await backend.leases.inspect("name")
+
+
+# --- a server in trouble -----------------------------------------------------------------------------------------
+
+
+async def test_a_replica_is_no_place_for_leases() -> None:
+    with private(Redis) as primary, private(Redis, options=[("replicaof", f"127.0.0.1 {primary.port}")]) as replica:
+        async with opened(replica.url) as backend:
+            with pytest.raises(Unavailable, match="replica"):
+                await backend.leases.acquire("name", "ann#1", TTL)
+            with pytest.raises(Unavailable, match="replica"):
+                await backend.broker.send("name", [Outgoing()])
+            assert "replica takes no writes" in advice(await backend.describe())["role"]
+
+
+async def test_out_of_memory_is_told_and_nothing_is_half_done() -> None:
+    with private(Redis, options=[("maxmemory", "4mb")]) as server:
+        async with opened(server.url) as backend, native(server.url) as client:
+            broker, batch = backend.broker, [Outgoing(b"x" * 100_000) for _ in range(5)]
+            kept = 0
+            with pytest.raises(Unavailable, match="out of memory"):
+                while kept < 1_000:
+                    await broker.send("queue", batch)
+                    kept += len(batch)
+            await client.config_set("maxmemory", "0")
+            assert (await broker.stats("queue")).ready == kept
+
+
+async def test_a_key_with_something_else_in_it_is_told(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        await client.rpush(f"tenure:lease:{name}", "a list")
+        with pytest.raises(ConfigError, match="prefix"):
+            await backend.leases.acquire(name, "ann#1", TTL)
+
+
+async def test_forgotten_scripts_are_told_anew(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        grant = await won(backend.leases, name)
+        await client.script_flush()
+        assert list(await backend.leases.renew([grant, grant], TTL)) == [Granted(grant), Granted(grant)]
+        await client.script_flush()
+        assert await backend.leases.release(grant) == Released(grant)
+        await client.script_flush()
+        assert len(await backend.broker.send(name, [Outgoing()])) == 1
+
+
+async def test_a_paused_server_is_told_in_time_and_works_on() -> None:
+    with private(Redis) as server:
+        async with opened(f"{server.url}?timeout=0.3") as backend:
+            grant = await won(backend.leases, "name")
+            server.pause()
+            for ask in questions(backend, grant):
+                begun = time.monotonic()
+                with pytest.raises(Unavailable):
+                    await ask()
+                assert time.monotonic() - begun < 2.0
+            server.resume()
+            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+
+
+async def test_a_killed_server_is_found_again() -> None:
+    with private(Redis) as server:
+        async with opened(f"{server.url}?timeout=1") as backend:
+            grant = await won(backend.leases, "name")
+            await backend.broker.send("queue", [Outgoing(b"%d" % number) for number in range(100)])
+            claim = await backend.broker.receive("queue", 50, 60.0)
+            server.kill()
+            for ask in questions(backend, grant):
+                with pytest.raises(Unavailable):
+                    await ask()
+            server.start()
+            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+            done = await backend.broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            assert list(done) == [Settled()] * 50
+            assert len((await backend.broker.receive("queue", 100, 60.0)).deliveries) == 50
+
+
+def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Awaitable[object]]]:
+    leases, broker = backend.leases, backend.broker
+    return [
+        lambda: leases.acquire("other", "ann#1", TTL),
+        lambda: leases.renew([grant], TTL),
+        lambda: leases.release(grant),
+        lambda: leases.inspect("name"),
+        lambda: leases.names(),
+        lambda: broker.send("queue", [Outgoing()]),
+        lambda: broker.receive("queue", 1, 60.0),
+        lambda: broker.stats("queue"),
+        lambda: backend.describe(),
+    ]
+
+
+async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: str) -> None:
+    server = shared(Redis)
+    async with hurt(server, "?timeout=0.3") as (way, backend), opened(server.url) as other:
+        await won(backend.leases, f"{name}-other")  # so that the script is known
+        way.stall("up")
+        with pytest.raises(Unavailable):
+            await backend.leases.acquire(name, "ann#1", TTL)
+        assert await other.leases.inspect(name) == Vacant(name)
+        way.heal()  # now it arrives, with nobody left to hear the answer
+
+        async def held() -> bool:
+            return isinstance(await other.leases.inspect(name), HeldBy)
+
+        await until(held)
+        seen = await other.leases.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert await backend.leases.acquire(name, "ann#1", TTL) == Granted(Grant(name, "ann#1", seen.token))
+
+
+# --- subscriptions -----------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_subscription_is_taken_up_again_with_one_wake(name: str) -> None:
+    server = shared(Redis)
+    async with hurt(server) as (way, backend), opened(server.url) as other:
+        hints = backend.broker.hints(name)
+        await asyncio.wait_for(anext(hints), 5)  # it listens
+        way.refuse()
+        way.reset()
+        await other.broker.send(name, [Outgoing(b"while nobody listened")])
+        way.heal()
+        await asyncio.wait_for(anext(hints), 10)  # it listens again, so look
+        assert len((await backend.broker.receive(name, 10, TTL)).deliveries) == 1
+        heard = asyncio.ensure_future(anext(hints))
+        await asyncio.sleep(0)
+        await other.broker.send(name, [Outgoing(b"now")])
+        await asyncio.wait_for(heard, 5)
+
+
+async def test_a_silent_subscription_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "HEARTBEAT", 0.1)
+    server = shared(Redis)
+    async with hurt(server, "?timeout=0.3") as (way, backend):
+        hints = backend.leases.hints(name)
+        await asyncio.wait_for(anext(hints), 5)
+        way.stall()  # a black hole: no end of the connection, no error
+        accepted = way.accepted
+        await until(lambda: way.accepted > accepted)  # it gave up, and tried anew
+        way.heal()
+        await asyncio.wait_for(anext(hints), 10)
+
+
+async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "HEARTBEAT", 0.05)
+    async with opened(url) as backend, native(url) as client:
+        first, second = backend.leases.hints(name), backend.leases.hints(f"{name}-2")
+        for hints in (first, second):
+            await asyncio.wait_for(anext(hints), 5)
+        channel = f"tenure:lease:{name}"
+        assert (await client.pubsub_numsub(channel))[0][1] == 1
+        del first, hints
+
+        async def unsubscribed() -> bool:
+            return bool((await client.pubsub_numsub(channel))[0][1] == 0)
+
+        await until(unsubscribed)
+        await won(backend.leases, f"{name}-2")
+        await asyncio.wait_for(anext(second), 5)
+
+
+# --- loops, addresses, facts -------------------------------------------------------------------------------------
+
+
+async def test_each_loop_has_connections_of_its_own(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        grant = await won(backend.leases, name)
+        answers: list[Granted | Lost] = []
+        ready, stop = threading.Event(), threading.Event()
+
+        async def elsewhere() -> None:
+            for _ in range(20):
+                answers.extend(await backend.leases.renew([grant], TTL))
+                await backend.broker.send(name, [Outgoing()])
+            hints = backend.broker.hints(name)
+            await asyncio.wait_for(anext(hints), 5)
+            ready.set()
+            while not stop.is_set():  # so that its connections are closed from here, on a loop that turns
+                await asyncio.sleep(0.01)
+
+        thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
+        thread.start()
+        try:
+            for _ in range(20):
+                assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+                await backend.broker.receive(name, 10, TTL)
+            await until(lambda: ready.is_set() or not thread.is_alive())
+            await backend.close()
+        finally:
+            stop.set()
+            await asyncio.to_thread(thread.join)
+        assert answers == [Granted(grant)] * 20
+        with pytest.raises(ConfigError, match="closed"):
+            await backend.leases.inspect(name)
+
+
+def test_an_address_is_taken_apart() -> None:
+    address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
+    assert (address.host, address.port, address.database) == ("example.org", 7000, 3)
+    assert (address.username, address.password, address.is_tls) == ("us@er", "p/w", True)
+    assert "p/w" not in str(address)
+    plain = address_of(Url.parse("redis://localhost"))
+    assert (plain.port, plain.database, plain.username, plain.password) == (6379, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("redis://", "no host"),
+        ("redis:localhost", "no host"),
+        ("redis://localhost/one", "number"),
+        ("redis://localhost:port", "port"),
+        ("redis://localhost?timeout=0", "timeout"),
+        ("redis://localhost?conections=3", "connections"),
+        ("redis://localhost?connections=0", "connections"),
+        ("redis://localhost?prefix={a}", "braces"),
+        ("redis://localhost?ca=/ca.pem", "rediss"),
+    ],
+)
+def test_a_wrong_address_is_refused(wrong: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        redis.open(Url.parse(wrong))
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    async with opened("redis://127.0.0.1:1?timeout=1") as backend:
+        with pytest.raises(Unavailable, match="127"):
+            await backend.leases.inspect("name")
+
+
+def advice(facts: object) -> dict[str, str]:
+    return {fact.name: fact.advice for fact in facts}  # type: ignore[attr-defined]
+
+
+async def test_it_tells_what_endangers_the_promises() -> None:
+    with private(Redis) as server:
+        async with opened(server.url) as backend, native(server.url) as client:
+            assert not any(advice(await backend.describe()).values())
+            await client.config_set("appendfsync", "everysec")
+            await client.config_set("maxmemory", "1gb")
+            await client.config_set("maxmemory-policy", "allkeys-lru")
+            told = advice(await backend.describe())
+            assert "loss of power" in told["durability"]
+            assert "noeviction" in told["memory"]
+            await client.config_set("appendonly", "no")
+            assert "snapshot" in advice(await backend.describe())["durability"]
+            rights = ["~*", "&*", "+@all", "-config"]
+            await client.execute_command("ACL", "SETUSER", "blind", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
+        async with opened(server.url.replace("redis://", "redis://blind:pw@")) as backend:
+            assert "config|get" in advice(await backend.describe())["configuration"]
+
+
+# --- from the outside --------------------------------------------------------------------------------------------
+
+
+async def test_one_resigns_and_the_next_leads_at_once(url: str, name: str) -> None:
+    async with tenure.connect(url) as first, tenure.connect(url) as second:
+        old = first.election(name, ttl=TTL)
+        async with old.campaign() as term:
+            waiting = asyncio.create_task(lead_once(second.election(name, ttl=TTL)))
+            await asyncio.sleep(0.5)  # it stands by, and would look again in 2 s
+            left_at = time.monotonic()
+        token, led_at = await asyncio.wait_for(waiting, 5)
+        assert token > term.token
+        assert led_at - left_at < 1.0
+
+
+async def lead_once(election: tenure.Election) -> tuple[int, float]:
+    async with election.campaign() as term:
+        return term.token, time.monotonic()
+
+
+async def test_history_is_kept_to_its_newest_part(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        broker: Broker = backend.broker
+        await broker.declare(name, QueueSettings(max_deliveries=60))
+        await broker.send(name, [Outgoing(b"poison")])
+        for _ in range(60):
+            claim = await broker.receive(name, 1, TTL)
+            await broker.settle([Settlement(claim.deliveries[0], Abandon())])
+        [dead] = await broker.peek_dead(name, EVERYTHING, 1)
+        assert [attempt.number for attempt in dead.history] == list(range(11, 61))
