@@ -237,6 +237,8 @@ class Client:
         loop = asyncio.get_running_loop()
         redis = self._pools.get(loop)
         if redis is None:
+            for ended in [known for known in self._pools if known.is_closed()]:
+                del self._pools[ended]
             redis = self._pools[loop] = _connected(self.address, self.options)
         return redis
 

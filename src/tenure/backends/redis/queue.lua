@@ -518,14 +518,14 @@ while at <= #ARGV do
     local scores = fetch('ZMSCORE', locks, sequences)
     local settled = {}
     local is_complete = verdict == 'C' or verdict == 'X'
-    local held = (is_dead and '|d|' or '|q|') .. token .. '||'  -- most are so, and need no table made for them
+    local held = (is_dead and '|d|' or '|q|') .. token .. '|'  -- most are so, and need no table made for them
     for i, sequence in ipairs(sequences) do
         local mark = base .. sequence
         local text, score = texts[i], tonumber(scores[i] or 0)
         local row
         if done[mark] then
             row = nil
-        elseif is_complete and text and score > NOW and score < NEVER and string.find(text, held, 1, true) then
+        elseif is_complete and token ~= '' and text and score > NOW and score < NEVER and string.find(text, held, 1, true) then
             row = true
         else
             row = locked_row(base, is_dead, text, scores[i], token)
