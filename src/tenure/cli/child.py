@@ -47,8 +47,10 @@ class Child:
         self._loop.add_reader(report, self._hear)
 
     @classmethod
-    def start(cls, command: Sequence[str], env: Mapping[str, str], remaining: float, grace: float) -> Child:
-        """Start *command* in a term that may be trusted for *remaining* seconds.
+    def start(
+        cls, command: Sequence[str], env: Mapping[str, str], remaining: float, grace: float, stdin: int | None = None
+    ) -> Child:
+        """Start *command* in a term that may be trusted for *remaining* seconds; *stdin* is ours if it isn't given.
 
         Raises:
             Failure: The system gave no process or no pipe.
@@ -62,7 +64,7 @@ class Child:
             line = [sys.executable, "-I", "-S", guard.__file__, str(listens), str(says), repr(deadline), repr(grace)]
             # A session of its own: a terminal's Ctrl-C then reaches us alone, and is passed on once.
             process = subprocess.Popen(
-                [*line, *command], env=dict(env), pass_fds=(listens, says), start_new_session=True
+                [*line, *command], env=dict(env), stdin=stdin, pass_fds=(listens, says), start_new_session=True
             )
         except OSError as error:
             for pipe in pipes:

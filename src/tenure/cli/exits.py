@@ -19,14 +19,14 @@ class Exit(IntEnum):
     DONE = 0, "done; status: somebody leads"
     FOUND = 1, "sim, demo: a promise was broken; doctor --strict: something to mend"
     USAGE = 2, "the command line can't be understood"
-    VACANT = 3, "status, resign: nobody leads that name"
+    VACANT = 3, "status, resign: nobody leads that name; dead show: there is no such letter"
     UNAVAILABLE = 69, "the store did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
     NOT_YET = 75, "resign --wait: asked, but not stepped down in time"
     CONFIG = 78, "a setting, a URL or a file that can never work"
-    NOT_RUNNABLE = 126, "lead: the command can't be run"
-    NOT_FOUND = 127, "lead: there is no such command"
+    NOT_RUNNABLE = 126, "lead, work: the command can't be run"
+    NOT_FOUND = 127, "lead, work: there is no such command or handler"
     SIGNAL = 128, "128 + n: signal n ended it; lead: ended the command, or tenure while none ran"
 
 

@@ -29,6 +29,10 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "watch": "Show every change of leader.",
         "resign": "Ask the present leader to step down.",
         "doctor": "Reach a store, and tell what it can promise and what to mind.",
+        "send": "Put messages into a queue.",
+        "work": "Run a command for every message of a queue.",
+        "queue": "Count the messages of a queue, or of all.",
+        "dead": "Look at dead letters, put them back, or remove them.",
         "sim": "Simulate elections, and find a seed that breaks a promise.",
         "demo": "Watch an election, a crash and a fail-over.",
     }
@@ -123,7 +127,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(tenure.__version__, prog_name="tenure", message="%(prog)s %(version)s")
 def group() -> None:
-    """Leader election for any program, on the store that you already run."""
+    """Leader election and competing consumers for any program, on the store that you already run."""
 
 
 # --- what commands share -----------------------------------------------------------------------------------------

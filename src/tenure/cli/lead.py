@@ -51,7 +51,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on. After INT, TERM or QUIT the lease is kept until CMD has
     ended; a second one kills it. If no CMD is running, tenure ends at once.
     """
-    _require_runnable(argv[0])
+    require_runnable(argv[0], "nobody was kept from leading")
     stop_timeout = options.pop("stop_timeout")
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
@@ -61,8 +61,8 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     return complete(Leading(order).run())
 
 
-def _require_runnable(program: str) -> None:
-    """Refuse what could never run before anybody is kept from leading by it.
+def require_runnable(program: str, harm: str) -> None:
+    """Refuse what could never run before it does any *harm*.
 
     Raises:
         Failure: With the code that a shell would give.
@@ -73,7 +73,7 @@ def _require_runnable(program: str) -> None:
     if not there:
         where = "" if os.sep in program else " on PATH"
         hint = "; no shell is involved: for shell syntax use sh -c '…'" if " " in program else ""
-        raise Failure(Exit.NOT_FOUND, f"there is no command {program!r}{where}{hint}; nobody was kept from leading")
+        raise Failure(Exit.NOT_FOUND, f"there is no command {program!r}{where}{hint}; {harm}")
     if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in there):
         what = "a folder" if os.path.isdir(there[0]) else "not executable"
-        raise Failure(Exit.NOT_RUNNABLE, f"{there[0]} can't be run: it is {what}; nobody was kept from leading")
+        raise Failure(Exit.NOT_RUNNABLE, f"{there[0]} can't be run: it is {what}; {harm}")

@@ -1,0 +1,188 @@
+"""``tenure dead``: the messages that could not be handled: look at them, put them back, remove them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tenure.cli.exits import Exit, Failure
+from tenure.cli.group import complete, connect, json_option, on_option
+from tenure.cli.output import clean, say, say_json, say_table
+
+if TYPE_CHECKING:
+    from tenure import DeadMessage, Queue
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+@click.group("dead")
+def command() -> None:
+    """Look at dead letters, put them back, or remove them. They stay until somebody does."""
+
+
+def _which(function: AnyFunction) -> AnyFunction:
+    """Add the options that choose letters."""
+    for option in (
+        click.option("--reason", metavar="TEXT", help="Those that died of this."),
+        click.option("--sequence", "sequences", type=int, multiple=True, metavar="N", help="Those with these numbers."),
+        click.option("--id", "ids", multiple=True, metavar="TEXT", help="Those with these ids."),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("list")
+@click.argument("queue")
+@on_option
+@_which
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="The most.")
+@json_option
+def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> int:
+    """List the dead letters of QUEUE, oldest first."""
+    letters = complete(_on(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
+    if as_json:
+        say_json([_record(letter) for letter in letters])
+    elif letters:
+        rows = [
+            (str(one.sequence), one.id, one.reason, str(one.delivery_count), _when(one.dead_at), _last(one))
+            for one in letters
+        ]
+        say_table(("SEQUENCE", "ID", "REASON", "DELIVERIES", "DIED", "WHY"), rows)
+    return Exit.DONE
+
+
+@command.command("show")
+@click.argument("queue")
+@click.argument("letter")
+@on_option
+@json_option
+@click.option("--body", "only_body", is_flag=True, help="Write the body alone, byte for byte.")
+def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) -> int:
+    """Show everything about one dead letter of QUEUE: LETTER is its sequence, or its id."""
+    found = complete(_on(url, queue, lambda it: _find(it, letter)))
+    if found is None:
+        raise Failure(Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {queue}")
+    if only_body:
+        sys.stdout.buffer.write(found.body)
+    elif as_json:
+        say_json(_record(found))
+    else:
+        _describe(found)
+    return Exit.DONE
+
+
+@command.command("redrive")
+@click.argument("queue")
+@on_option
+@_which
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The most, oldest first.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@json_option
+def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any) -> int:
+    """Put dead letters back into QUEUE, to be delivered anew: all of them, or those chosen."""
+    count = complete(
+        _on(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, **_given(chosen)))
+    )
+    if as_json:
+        say_json({"queue": queue, "redriven": 0 if dry_run else count, "would_be": count})
+    else:
+        say(f"{count} would be put back" if dry_run else f"{count} put back")
+    return Exit.DONE
+
+
+@command.command("purge")
+@click.argument("queue")
+@on_option
+@_which
+@click.option("--all", "every", is_flag=True, help="All of them.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The most, oldest first.")
+@json_option
+def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, **chosen: Any) -> int:
+    """Remove dead letters of QUEUE for good: those chosen, or --all."""
+    if not every and not _given(chosen):
+        raise click.UsageError("it is not said which ones to remove; choose with --id, --sequence, --reason, or --all")
+    count = complete(_on(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
+    if as_json:
+        say_json({"queue": queue, "purged": count})
+    else:
+        say(f"{count} removed")
+    return Exit.DONE
+
+
+T = TypeVar("T")
+
+
+async def _on(url: str, name: str, do: Callable[[Queue], Any]) -> Any:
+    async with connect(url) as backend:
+        return await do(backend.queue(name))
+
+
+async def _find(queue: Queue, letter: str) -> DeadMessage | None:
+    # An id may look like a number. The number is what `list` shows first, so it is tried first.
+    if letter.isdecimal() and (found := await queue.dead_letters.peek(1, sequences=[int(letter)])):
+        return found[0]
+    found = await queue.dead_letters.peek(1, ids=[letter])
+    return found[0] if found else None
+
+
+def _given(chosen: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in chosen.items() if value not in (None, ())}
+
+
+def _when(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+
+
+def _last(letter: DeadMessage) -> str:
+    if letter.description:
+        return letter.description
+    return f"{letter.error.type}: {letter.error.message}" if letter.error else ""
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return repr(body)
+
+
+def _record(letter: DeadMessage) -> dict[str, Any]:
+    import dataclasses
+
+    fields = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    fields["body"] = _text(letter.body)
+    fields["headers"] = dict(letter.headers)
+    fields["error"] = dataclasses.asdict(letter.error) if letter.error else None
+    fields["history"] = [dataclasses.asdict(attempt) for attempt in letter.history]
+    return fields
+
+
+def _describe(letter: DeadMessage) -> None:
+    told = {
+        "id": letter.id,
+        "sequence": letter.sequence,
+        "reason": letter.reason,
+        "description": letter.description,
+        "died": _when(letter.dead_at),
+        "sent": _when(letter.enqueued_at),
+        "deliveries": letter.delivery_count,
+        "session": letter.session,
+        "priority": letter.priority,
+        "reply to": letter.reply_to,
+        "correlation id": letter.correlation_id,
+        "headers": " ".join(f"{key}={value}" for key, value in letter.headers.items()),
+        "body": _text(letter.body),
+    }
+    for what, value in told.items():
+        if value not in (None, ""):
+            say(f"{what:<15} {clean(str(value))}")
+    for attempt in letter.history:
+        failure = f"  {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
+        say(f"{'delivery ' + str(attempt.number):<15} {_when(attempt.at)}  {attempt.outcome}{clean(failure)}")
+    if letter.error and letter.error.traceback:
+        for line in letter.error.traceback.splitlines():
+            say(f"    {clean(line)}")

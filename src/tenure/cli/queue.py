@@ -1,0 +1,70 @@
+"""``tenure queue``: how many messages a queue holds, and in which state."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from tenure.cli.exits import Exit
+from tenure.cli.group import complete, connect, duration, json_option, on_option
+from tenure.cli.output import say_json, say_table, seconds, timestamp
+
+if TYPE_CHECKING:
+    from tenure import Backend, Stats
+
+COLUMNS = ("QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")
+
+
+@click.command("queue")
+@click.argument("name", required=False)
+@on_option
+@json_option
+@click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")
+@click.option("--every", type=duration, default="2", show_default=True, metavar="S", help="With --watch: how often.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N looks.")
+def command(name: str | None, url: str, as_json: bool, watch: bool, every: float, count: int | None) -> int:
+    """Count the messages of the queue NAME, or of every queue of the store.
+
+    READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
+    could not be handled. OLDEST is how long ago the oldest ready one was sent.
+    """
+    with suppress(KeyboardInterrupt):  # that is how watching is meant to end
+        complete(_look(name, url, as_json, every if watch else None, count))
+    return Exit.DONE
+
+
+async def _look(name: str | None, url: str, as_json: bool, every: float | None, count: int | None) -> None:
+    looks = 0
+    async with connect(url) as backend:
+        while True:
+            found = await _stats(backend, name)
+            _show(found, as_json, alone=name is not None, watching=every is not None, first=looks == 0)
+            looks += 1
+            if every is None or looks == count:
+                return
+            await asyncio.sleep(every)
+
+
+async def _stats(backend: Backend, name: str | None) -> dict[str, Stats]:
+    names = await backend.queues() if name is None else [name]
+    return {each: await backend.queue(each).stats() for each in names}
+
+
+def _show(found: dict[str, Stats], as_json: bool, *, alone: bool, watching: bool, first: bool) -> None:
+    if as_json:
+        records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
+        if watching:
+            say_json({"at": timestamp(), "queues": records}, lines=True)
+        else:
+            say_json(records[0] if alone else records)
+    elif found:
+        say_table(COLUMNS, [_row(each, stats) for each, stats in found.items()], titles=first)
+
+
+def _row(name: str, stats: Stats) -> tuple[str, ...]:
+    counts = (stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead)
+    return (name, *map(str, counts), seconds(stats.oldest_age) if stats.ready else "")

@@ -1,0 +1,152 @@
+"""The life of ``tenure work``: receive, run the command under guard, and let its exit code decide."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import IO, TYPE_CHECKING, Any
+
+import tenure
+from tenure.cli import guard
+from tenure.cli.child import Child, Outcome
+from tenure.cli.exits import Exit, Failure
+from tenure.cli.output import complain, tell_log
+from tenure.cli.work import ABANDON
+
+if TYPE_CHECKING:
+    from tenure.cli.work import Order
+
+STOP_GRACE = 2.0
+"""Seconds from TERM to the end of a command that is to stop."""
+
+TIMEOUT = 3_600.0
+
+
+class CommandFailed(Exception):
+    """Say how a command failed that may do better another time; kept with the message as its last error."""
+
+
+class Working:
+    """One run of ``tenure work``."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._signalled = False
+
+    async def run(self) -> None:
+        """Consume until we are told to stop, or the queue is empty if that was asked."""
+        order = self._order
+        guard.adopt_orphans()  # if a guard is killed, what it held comes to us
+        tell_log(order.verbosity)
+        handler = _function(order.handler) if order.handler else self._serve
+        loop = asyncio.get_running_loop()
+        async with tenure.connect(order.url) as backend:
+            queue = backend.queue(order.queue, **order.settings)
+            timeout = order.timeout or TIMEOUT
+            consumer = queue.consumer(
+                handler,
+                concurrency=order.concurrency,
+                prefetch=order.concurrency,
+                max_hold=timeout + 2 * STOP_GRACE if order.command else math.inf,
+                grace=order.grace,
+                on_error=_tell,
+                until_empty=order.until_empty,
+                sigterm=False,
+            )
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._take_signal, consumer.drain)
+            await consumer.run()
+
+    def _take_signal(self, drain: Callable[[float | None], None]) -> None:
+        drain(0.0 if self._signalled else None)
+        self._signalled = True
+
+    async def _serve(self, message: tenure.Message) -> None:
+        """Run the command for one message, and say by what is raised what becomes of it."""
+        with tempfile.TemporaryFile() as body:
+            body.write(message.body)
+            body.seek(0)
+            outcome, timed_out = await self._run(message, body)
+        if timed_out:
+            raise TimeoutError(f"the command ran for longer than {self._order.timeout or TIMEOUT:g} s")
+        if outcome.kind == "failed":
+            raise CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(outcome.code)}")
+        if outcome.code == 0:
+            return
+        said = f"the command ended with code {outcome.code}"
+        if outcome.code == ABANDON or outcome.code > Exit.SIGNAL:
+            raise CommandFailed(said)
+        raise tenure.Reject(f"exit {outcome.code}", said)
+
+    async def _run(self, message: tenure.Message, body: IO[bytes]) -> tuple[Outcome, bool]:
+        """Run the command to its end; return how it ended, and whether it had to. Cancelled, stop it first."""
+        timeout = self._order.timeout or TIMEOUT
+        command = self._order.command
+        child = Child.start(command, self._environment(message), timeout + STOP_GRACE, STOP_GRACE, stdin=body.fileno())
+        cancelled: asyncio.CancelledError | None = None
+        while not child.outcome.done():
+            try:
+                await asyncio.wait([child.outcome])
+            except asyncio.CancelledError as error:
+                # The message is lost, or we are to end: either way the command must be gone before we say so.
+                cancelled = error
+                child.trust(STOP_GRACE)
+                child.stop()
+        if cancelled is not None:
+            raise cancelled
+        outcome = child.outcome.result()
+        return outcome, outcome.kind in ("lost", "late")
+
+    def _environment(self, message: tenure.Message) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment.pop("TENURE_URL", None)  # it may hold a password
+        told = {
+            "TENURE_QUEUE": message.queue,
+            "TENURE_MESSAGE_ID": message.id,
+            "TENURE_SEQUENCE": str(message.sequence),
+            "TENURE_DELIVERY_COUNT": str(message.delivery_count),
+            "TENURE_SESSION": message.session,
+            "TENURE_CORRELATION_ID": message.correlation_id,
+            "TENURE_REPLY_TO": message.reply_to,
+            "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
+        }
+        for name, value in told.items():
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = value
+        return environment
+
+
+def _tell(message: tenure.Message, error: BaseException) -> None:
+    if isinstance(error, tenure.LockLost):  # of failures and dead letters, the log tells
+        complain(str(error))
+
+
+def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
+    """Import the handler that ``--handler`` names.
+
+    Raises:
+        Failure: There is none; the message says what was found.
+    """
+    module_name, colon, function_name = named.partition(":")
+    if not colon or not module_name or not function_name:
+        raise Failure(Exit.USAGE, f"--handler {named!r} is not of the form module:function")
+    sys.path.insert(0, os.getcwd())  # as python -m does: the handler is mostly a file of this folder
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module can't be imported: {error}") from error
+    for part in function_name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        what = "has no such function" if found is None else f"has a {type(found).__name__} there, and no function"
+        raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module {module_name!r} {what}")
+    handler: Callable[[Any], Awaitable[object] | object] = found
+    return handler

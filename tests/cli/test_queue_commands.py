@@ -1,0 +1,145 @@
+"""The commands of queues, run on an SQLite file: what they print, how they end, what they leave in the queue."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import tenure
+import tenure.sync
+from tenure.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    monkeypatch.setenv("TENURE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    return url
+
+
+def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    return (code, *capsys.readouterr())
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def received(url: str) -> list[tenure.sync.Message]:
+    with tenure.sync.connect(url) as backend:
+        return backend.queue("orders").receive(max=100)
+
+
+# --- send --------------------------------------------------------------------------------------------------------
+
+
+def test_send_with_everything_said(url: str, capsys: Captured) -> None:
+    sent = tell(
+        capsys, "send", "orders", "hello", "--id", "a", "-H", "kind=test", "--priority", "3", "--ttl", "1h",
+        "--reply-to", "answers", "--correlation-id", "c",
+    )  # fmt: skip
+    assert sent == (0, "a\n", "")
+    [message] = received(url)
+    assert (message.body, message.headers, message.priority) == (b"hello", {"kind": "test"}, 3)
+    assert (message.reply_to, message.correlation_id) == ("answers", "c")
+
+
+@pytest.mark.parametrize("dash", [(), ("-",)])
+def test_send_from_the_standard_input(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, dash: tuple[str, ...]
+) -> None:
+    stdin(monkeypatch, b"\x00\xff\n")
+    assert tell(capsys, "send", "orders", *dash)[0] == 0
+    assert [message.body for message in received(url)] == [b"\x00\xff\n"]
+
+
+def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"one\r\ntwo\n")
+    code, out, _ = tell(capsys, "send", "orders", "--file", "lines", "--lines", "--json")
+    assert code == 0
+    assert len(json.loads(out)["ids"]) == 2
+    assert [message.body for message in received(url)] == [b"one", b"two"]
+
+
+def test_send_later(capsys: Captured) -> None:
+    tell(capsys, "send", "orders", "x", "--delay", "1h")
+    tell(capsys, "send", "orders", "x", "--at", "2100-01-01T00:00:00+00:00")
+    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["delayed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        (("send", "a$b", "x"), 78, "must not contain '$'"),
+        (("send", "orders", "x", "--priority", "10"), 2, "10 is not in the range"),
+        (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a moment; write it as in 2030-01-31T"),
+        (("send", "orders", "x", "--delay", "soon"), 2, "'soon' is not a duration"),
+        (("send", "orders", "x", "--file", "nowhere"), 2, "'nowhere' does not exist"),
+        (("send", "orders", "--lines", "--id", "a"), 2, "--id names one message"),
+        (("send", "orders", "x", "-H", "nothing"), 2, "not of the form key=value"),
+        (("send", "orders", "x", "--delay", "1s", "--at", "2100-01-01"), 78, "can't both be given"),
+        (("work", "orders"), 2, "give either a command behind --, or --handler"),
+        (("work", "orders", "--handler", "json:loads", "--", "cat"), 2, "give either a command"),
+        (("work", "orders", "--", "no-such-command"), 127, "there is no command 'no-such-command' on PATH"),
+        (("work", "orders", "--handler", "json"), 2, "not of the form module:function"),
+        (("work", "orders", "--handler", "no_such_module:f"), 127, "the module can't be imported"),
+        (("work", "orders", "--handler", "json:no_such"), 127, "has no such function"),
+        (("work", "orders", "--handler", "json:loads", "--timeout", "3"), 2, "--timeout stops a command"),
+        (("dead", "purge", "orders"), 2, "it is not said which ones to remove"),
+        (("dead", "show", "orders", "7"), 3, "'orders' has no dead letter '7'; see: tenure dead list orders"),
+        (("dead", "bury", "orders"), 2, "No such command 'bury'"),
+    ],
+)
+def test_wrong_input(capsys: Captured, line: tuple[str, ...], code: int, message: str) -> None:
+    told = tell(capsys, *line)
+    assert told[0] == code
+    assert message in told[2]
+    assert told[2].startswith("tenure: ")
+    assert len(told[2].splitlines()) == 1
+
+
+# --- queue, dead -------------------------------------------------------------------------------------------------
+
+
+def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders").send(b"x")
+        backend.queue("bills").send(b"x", delay=60)
+    code, out, _ = tell(capsys, "queue")
+    assert code == 0
+    title, bills, orders = out.splitlines()
+    assert title.split() == ["QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST"]
+    assert bills.split() == ["bills", "0", "0", "1", "0", "0"]
+    assert orders.split()[:6] == ["orders", "1", "0", "0", "0", "0"]
+    lines = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2", "--json")[1].splitlines()
+    assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
+
+
+def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> None:
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders")
+        queue.send_batch([tenure.Outgoing(b"%d" % n, id=f"m{n}") for n in range(3)])
+        for message in queue.receive(max=3):
+            message.dead_letter("unreadable", "says \x1b[31mnothing")
+    code, out, _ = tell(capsys, "dead", "list", "orders")
+    assert code == 0
+    assert [row.split()[1] for row in out.splitlines()] == ["ID", "m0", "m1", "m2"]
+    assert "\x1b" not in out
+    [letter] = json.loads(tell(capsys, "dead", "list", "orders", "--id", "m1", "--json")[1])
+    assert (letter["reason"], letter["body"]) == ("unreadable", "1")
+    sequence = str(letter["sequence"])
+    assert "m1" in tell(capsys, "dead", "show", "orders", sequence)[1]
+    assert json.loads(tell(capsys, "dead", "show", "orders", "m1", "--json")[1]) == letter
+    assert tell(capsys, "dead", "redrive", "orders", "--dry-run")[1] == "3 would be put back\n"
+    assert tell(capsys, "dead", "redrive", "orders", "--sequence", sequence)[1] == "1 put back\n"
+    assert tell(capsys, "dead", "purge", "orders", "--reason", "other")[1] == "0 removed\n"
+    assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 2
+    assert [message.id for message in received(url)] == ["m1"]

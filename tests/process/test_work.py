@@ -1,0 +1,144 @@
+"""``tenure work`` as a real process: exit codes decide, time-outs and signals are kept, nothing outlives its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import tenure
+import tenure.sync
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
+
+PATIENCE = 60.0
+
+
+class Stage:
+    """A folder, a queue in it, and the workers that were started there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'work.db'}"
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def work(self, *line: str) -> subprocess.Popen[str]:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli", "work", "orders", "--lock", "2", *line],
+            cwd=self.folder,
+            env={**os.environ, "TENURE_URL": self.url},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def send(self, *bodies: str) -> None:
+        with tenure.sync.connect(self.url) as backend:
+            backend.queue("orders").send_batch([tenure.Outgoing(body.encode(), id=body) for body in bodies])
+
+    def stats(self) -> tenure.Stats:
+        with tenure.sync.connect(self.url) as backend:
+            return backend.queue("orders").stats()
+
+    def said(self) -> list[str]:
+        path = self.folder / "said"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"it did not happen: {self.said()}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.communicate()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+def test_the_exit_code_decides(stage: Stage) -> None:
+    stage.send("good", "later", "bad")
+    script = """
+        body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $TENURE_MESSAGE_ID" >> said
+        case $body$TENURE_DELIVERY_COUNT in later1) exit 75;; bad*) exit 3;; esac
+    """
+    worker = stage.work("--", "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+    assert sorted(stage.said()) == ["bad 1 bad", "good 1 good", "later 1 later", "later 2 later"]
+    with tenure.sync.connect(stage.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+        assert (letter.id, letter.reason) == ("bad", "exit 3")
+
+
+def test_a_command_that_takes_too_long_is_stopped_and_tried_again(stage: Stage) -> None:
+    stage.send("slow")
+    script = (
+        "echo $TENURE_DELIVERY_COUNT >> said; [ $TENURE_DELIVERY_COUNT = 2 ] || { trap '' TERM; sleep 600; sleep 600; }"
+    )
+    stage.work("--timeout", "1s", "--", "sh", "-c", script)
+    stage.wait(lambda: stage.said() == ["1", "2"])
+    stage.wait(lambda: stage.stats() == tenure.Stats())
+
+
+def test_term_lets_the_command_finish(stage: Stage) -> None:
+    stage.send("one", "two")
+    worker = stage.work("--", "sh", "-c", "cat >> said; until [ -e go ]; do sleep 0.05; done; echo ' done' >> said")
+    stage.wait(lambda: stage.said() == ["one"])
+    worker.send_signal(signal.SIGTERM)
+    stage.wait(lambda: stage.stats().locked == 1)
+    (stage.folder / "go").touch()
+    assert worker.wait(PATIENCE) == 0
+    assert stage.said() == ["one done"]
+    assert stage.stats().ready == 1
+
+
+def test_what_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stage) -> None:
+    stage.send("one")
+    worker = stage.work("--grace", "200ms", "--", "sh", "-c", "echo $TENURE_DELIVERY_COUNT $$ >> said; sleep 600")
+    stage.wait(stage.said)
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(PATIENCE) == 0
+    assert not Path(f"/proc/{stage.said()[0].split()[1]}").exists()
+    with tenure.sync.connect(stage.url) as backend:
+        [message] = backend.queue("orders").receive(wait=PATIENCE)
+        assert message.delivery_count == 1
+
+
+def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: Stage) -> None:
+    stage.send("one")
+    script = "echo $$ >> said; [ $TENURE_DELIVERY_COUNT = 2 ] || sleep 600"
+    worker = stage.work("--", "sh", "-c", script)
+    stage.wait(stage.said)
+    worker.kill()
+    worker.wait()
+    stage.wait(lambda: not Path(f"/proc/{stage.said()[0]}").exists())
+    stage.work("--", "sh", "-c", script)
+    stage.wait(lambda: len(stage.said()) == 2)
+    stage.wait(lambda: stage.stats() == tenure.Stats())
+
+
+def test_a_function_of_this_folder(stage: Stage) -> None:
+    (stage.folder / "shop.py").write_text("async def sell(message):\n    print(message.body, file=open('said', 'a'))\n")
+    stage.send("one", "two")
+    worker = stage.work("--handler", "shop:sell", "--until-empty")
+    assert worker.wait(PATIENCE) == 0
+    assert sorted(stage.said()) == ["b'one'", "b'two'"]
