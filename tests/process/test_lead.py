@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -85,11 +85,13 @@ class Stage:
                 guards = children_of(process.pid)
                 process.kill()
                 for guard in guards:  # one that was stopped would stay for ever
-                    os.kill(guard, signal.SIGCONT)
+                    with suppress(ProcessLookupError):
+                        os.kill(guard, signal.SIGCONT)
             process.wait()
         for pid in self.pids():
-            if is_alive(pid) and Path(f"/proc/{pid}/cwd").resolve() == self.folder.resolve():
-                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):  # it has ended meanwhile; by its folder we know that the number is still its own
+                if is_alive(pid) and Path(f"/proc/{pid}/cwd").readlink() == self.folder.resolve():
+                    os.kill(pid, signal.SIGKILL)
         return "".join(
             process.communicate()[1] for process in self.processes if process.stderr and not process.stderr.closed
         )
