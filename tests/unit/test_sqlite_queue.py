@@ -17,8 +17,10 @@ import pytest
 import tenure
 from tenure.backends import sqlite
 from tenure.backends.sqlite.client import Database, Options, Worker
-from tenure.backends.sqlite.ledger import QUEUES, RIPEN_MAX, FileClock, Ledger
+from tenure.backends.sqlite.ledger import QUEUES, Ledger
+from tenure.backends.sqlite.places import RIPEN_MAX
 from tenure.backends.sqlite.queue import SqliteBroker
+from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError, LockLost, Unavailable

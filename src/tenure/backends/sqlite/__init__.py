@@ -11,8 +11,9 @@ from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Options, Worker, path_of
 from tenure.backends.sqlite.fence import Fence
 from tenure.backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
-from tenure.backends.sqlite.ledger import QUEUES, FileClock
+from tenure.backends.sqlite.ledger import QUEUES
 from tenure.backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
+from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.transaction import Within, transact
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer

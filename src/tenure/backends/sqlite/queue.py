@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tenure.backends.sqlite.client import Worker
-from tenure.backends.sqlite.ledger import FileClock, Ledger
+from tenure.backends.sqlite.ledger import Ledger
+from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError

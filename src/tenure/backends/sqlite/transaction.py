@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tenure.backends.sqlite.client import translate
-from tenure.backends.sqlite.ledger import QUEUES, FileClock, Ledger
+from tenure.backends.sqlite.ledger import QUEUES, Ledger
 from tenure.backends.sqlite.queue import topic_of
+from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import tell
 from tenure.clock import SystemClock
 from tenure.errors import ConfigError, LockLost

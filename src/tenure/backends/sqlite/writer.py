@@ -30,7 +30,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 from tenure.backends.sqlite.client import PATIENCE, Database
-from tenure.backends.sqlite.ledger import FileClock, Ledger
+from tenure.backends.sqlite.ledger import Ledger
+from tenure.backends.sqlite.times import FileClock
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
