@@ -18,6 +18,8 @@ from functools import cache
 from multiprocessing.connection import Connection
 
 import tenure
+import tenure.backend  # tenure loads it when it is first needed; it is to be there before the fork
+import tenure.queue.queue
 from tenure.backends.sqlite import transact
 
 LOCK = 1.5
@@ -55,7 +57,10 @@ async def consume(queue: tenure.Queue, connection: sqlite3.Connection, told: Con
 
 
 async def stop_and_go_on(queue: tenure.Queue, connection: sqlite3.Connection, told: Connection) -> None:
-    [message] = await queue.receive(wait=20.0)
+    # It must not be stopped while one of its threads writes, for then nobody else could write: so no wait, no hints.
+    while not (messages := await queue.receive()):
+        await asyncio.sleep(0.01)
+    [message] = messages
     told.send("received")
     os.kill(os.getpid(), signal.SIGSTOP)
     try:

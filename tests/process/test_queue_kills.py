@@ -26,7 +26,7 @@ PATIENCE = 50.0
 
 # New consumers come from a process that has imported everything: so they work at once, and not only when they die.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.process.queue_worker"])
+FORKS.set_forkserver_preload(["__main__", "tests.process.queue_worker"])
 
 
 class Yard:

@@ -163,6 +163,21 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
     assert sorted(bodies(await receive(broker))) == [b"a", b"b", b"c", b"first"]
 
 
+async def test_a_renewal_goes_before_what_is_to_be_sent(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x")])
+    got = await receive(broker)
+    order: list[str] = []
+    sends = [asyncio.ensure_future(broker.send("q", [Outgoing(bytes(1_000)) for _ in range(2_000)])) for _ in range(20)]
+    for send in sends:
+        send.add_done_callback(lambda _: order.append("sent"))
+    await asyncio.sleep(0)
+    renewal = asyncio.ensure_future(broker.renew(got, 10.0))
+    renewal.add_done_callback(lambda _: order.append("renewed"))
+    await asyncio.gather(renewal, *sends)
+    assert order.index("renewed") < len(sends) // 2
+
+
 async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -> None:
     broker = house.open(options=Options(busy=0.2))
     await broker.send("q", [Outgoing(b"before")])

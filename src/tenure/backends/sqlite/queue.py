@@ -7,6 +7,12 @@ House rules:
 - Whoever looks on wants to see what time has done, and that must be entered by a writer: so if there is such, it is
   asked to enter it, and the reader looks again.
 - A claim whose caller has gone meanwhile is given back at once, uncounted.
+
+What it can't do: be shared over a network file system; let two write at once, so that a process which is stopped
+(not killed) inside a transaction keeps all others waiting, who then hear ``Unavailable``. Partitions of a queue are
+sessions, see :func:`tenure.queue.message.partition_of`; they keep the order of a key. They don't make a file faster,
+as it has one writer at a time whatever is written: who needs more than one file can do takes several files, and
+connects to each.
 """
 
 from __future__ import annotations
@@ -105,7 +111,7 @@ class SqliteBroker:
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now."""
-        return await self._writer.submit(lambda ledger: ledger.renew(held, lock), lasting=False)
+        return await self._writer.submit(lambda ledger: ledger.renew(held, lock), lasting=False, urgent=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Pass many verdicts."""

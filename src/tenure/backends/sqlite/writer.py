@@ -12,6 +12,7 @@ House rules:
   something for after a loss of power. A claim and a renewal don't: whoever made them would be gone as well. (Their
   commits survive the death of any process.) So others see what was sent a little before its sender is told.
 - A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
+- Renewals go first: however much is to be sent, no lock may run out behind it.
 - Answers go back with one call per loop and commit.
 """
 
@@ -26,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
@@ -130,7 +132,12 @@ class Writer:
         self._closed = False
 
     def submit(
-        self, work: Callable[[Ledger], T], unwanted: Callable[[T], None] | None = None, *, lasting: bool = True
+        self,
+        work: Callable[[Ledger], T],
+        unwanted: Callable[[T], None] | None = None,
+        *,
+        lasting: bool = True,
+        urgent: bool = False,
     ) -> asyncio.Future[T]:
         """Return a future of what *work* returns, done once that is committed. Called on a loop.
 
@@ -141,6 +148,7 @@ class Writer:
             work: Runs in the writer's thread.
             unwanted: Called with the answer if the caller has gone meanwhile.
             lasting: Whether the answer promises something that a loss of power must not undo.
+            urgent: Go before all that is not.
 
         Raises:
             Unavailable: The file could not be asked, or the answer did not come in time.
@@ -151,7 +159,7 @@ class Writer:
             shift = self._hire()
         loop = asyncio.get_running_loop()
         request = Request(work, loop.create_future(), loop, time.monotonic(), unwanted, lasting)
-        shift.take(request)
+        shift.take(request, urgent=urgent)
         return request.answer
 
     async def close(self) -> None:
@@ -181,6 +189,16 @@ class Writer:
 _LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
 
 
+class _Word(Enum):
+    """What is said to the thread that is no request."""
+
+    END = "end"
+    NUDGE = "look at the urgent ones"
+
+
+_END, _NUDGE = _Word.END, _Word.NUDGE
+
+
 class _Shift:
     """A thread at work."""
 
@@ -190,7 +208,8 @@ class _Shift:
         self._clock = clock
         self._ring = ring
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
-        self._inbox: SimpleQueue[Request[Any] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Request[Any] | _Word] = SimpleQueue()
+        self._urgent: deque[Request[Any]] = deque()
         self._to_ring: dict[str, None] = {}
         self._rung_at = 0.0
         self._ended: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -199,7 +218,7 @@ class _Shift:
 
     # --- on the callers' loops ---
 
-    def take(self, request: Request[Any]) -> None:
+    def take(self, request: Request[Any], *, urgent: bool) -> None:
         """Take in a request."""
         desk = self._desks.get(request.loop)
         if desk is None:
@@ -207,14 +226,18 @@ class _Shift:
                 self._desks.pop(loop, None)
             desk = self._desks[request.loop] = Desk(request.loop, self.patience, self._database.path)
         desk.add(request)
-        self._inbox.put(request)
+        if urgent:
+            self._urgent.append(request)
+            self._inbox.put(_NUDGE)
+        else:
+            self._inbox.put(request)
 
     async def end(self) -> None:
         """Let the thread end, and wait for that."""
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         self._ended.append((loop, ended))
-        self._inbox.put(None)
+        self._inbox.put(_END)
         await ended
 
     # --- in the thread ---
@@ -226,9 +249,9 @@ class _Shift:
             except Empty:
                 self._ring_now()
                 continue
-            if request is None:
+            if request is _END or (isinstance(request, Request) and self._commit(request)):
                 break
-            if self._commit(request):
+            if request is _NUDGE and self._urgent and self._commit(self._urgent.popleft()):
                 break
         self._ring_now()
         self._database.close()
@@ -260,14 +283,13 @@ class _Shift:
                 give_up = time.monotonic() + GROUP_SECONDS
                 while not is_end and time.monotonic() < give_up:
                     try:
-                        another = self._inbox.get_nowait()
+                        another = self._urgent.popleft() if self._urgent else self._inbox.get_nowait()
                     except Empty:
                         break
-                    if another is None:
-                        is_end = True
-                    else:
+                    if isinstance(another, Request):
                         group.append(another)
                         another.result = another.work(ledger)
+                    is_end = another is _END
                 ledger.close()
             return ledger
 
