@@ -19,6 +19,7 @@ from importlib.util import find_spec
 
 from redis import asyncio as aioredis
 
+import tenure
 from tenure.backends import redis
 from tenure.queue.message import COMPLETE, Outgoing, Settlement
 from tenure.url import Url
@@ -68,6 +69,21 @@ async def tenure_door(server: Redis, count: int, batch: int) -> None:
         await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
     watch.lap("drain", count)
     await backend.close()
+
+
+async def tenure_pump(server: Redis, count: int, batch: int) -> None:
+    """The message pump with an async handler that does nothing: locks renewed, failures counted, verdicts batched."""
+    async with tenure.connect(server.url) as backend:
+        queue, watch = backend.queue("bench"), Watch(server)
+        for _ in range(0, count, batch):
+            await queue.send_batch([Outgoing(BODY) for _ in range(batch)])
+        watch.lap("send", count)
+
+        async def handle(message: tenure.Message) -> None:
+            pass
+
+        await queue.consume(handler=handle, until_empty=True)
+        watch.lap("drain", count)
 
 
 async def stream_loop(server: Redis, count: int, batch: int) -> None:
@@ -218,7 +234,8 @@ Contender = Callable[[Redis, int, int], Awaitable[None]]
 
 CONTENDERS: dict[str, tuple[Contender, str, int]] = {
     # name: (what runs, the package it needs, by how much fewer messages, so that it ends today)
-    "tenure": (tenure_door, "tenure", 1),
+    "pump": (tenure_pump, "tenure", 1),
+    "door": (tenure_door, "tenure", 1),
     "streams": (stream_loop, "redis", 1),
     "arq": (arq, "arq", 10),
     "saq": (saq, "saq", 5),
