@@ -43,9 +43,9 @@ class FaultProxy:
         self.gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.delays: dict[Way, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
-        self.host = "127.0.0.1"
-        self.port = 0
-        self.accepted = 0
+        self.host: str = "127.0.0.1"
+        self.port: int = 0
+        self.accepted: int = 0
         """How many connections were let in so far."""
 
     async def __aenter__(self) -> FaultProxy:

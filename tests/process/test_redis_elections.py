@@ -1,0 +1,199 @@
+"""Fifty names, three processes and a Redis, killed, stopped, cut off, restarted: never two leaders, seldom none.
+
+What a leader does is written down by a second Redis, which nobody hurts: every act after a ``term.check()``, in true
+order, and apart from them what it accepts under a fence. ``TENURE_FULL=1`` makes it long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from redis import asyncio as aioredis
+
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tests.servers import Redis, private
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
+ROUNDS = 8 if FULL else 1
+NAMES = 50
+TTL = 2.0
+BOUND = 60.0  # seconds in which every name is led again; long, for the machine may be busy
+
+PROGRAM = """
+import asyncio, os, sys
+import redis.asyncio
+import tenure
+
+FENCED = '''
+redis.call('RPUSH', 'acts', ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3])
+if tonumber(ARGV[2]) < tonumber(redis.call('HGET', 'fence', ARGV[1]) or 0) then return 0 end
+redis.call('HSET', 'fence', ARGV[1], ARGV[2])
+redis.call('RPUSH', 'accepted', ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3])
+return 1
+'''
+
+async def main(url, resource, names, ttl):
+    resource = redis.asyncio.Redis.from_url(resource)
+
+    async def work(term):
+        while True:
+            term.check()
+            await resource.eval(FENCED, 0, term.name, term.token, os.getpid())
+            await asyncio.sleep(0.1)
+
+    async def stand(backend, name):
+        while True:  # a term that ends with an error is no reason to give up
+            try:
+                await backend.election(name, ttl=ttl).run(work)
+            except tenure.TermLost:
+                pass
+
+    async with tenure.connect(url) as backend:
+        await asyncio.gather(*(stand(backend, f"name-{number}") for number in range(names)))
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
+"""
+
+
+class Candidate:
+    """A process that stands for every name, and its own way to the server."""
+
+    def __init__(self, way: FaultProxy, resource: Redis) -> None:
+        self.way = way
+        self._resource = resource
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        url = f"redis://{self.way.host}:{self.way.port}?timeout=1"
+        argv = [sys.executable, "-c", PROGRAM, url, self._resource.url, str(NAMES), str(TTL)]
+        with open(self._resource.folder / "candidates.log", "ab") as log:
+            return subprocess.Popen(argv, stderr=log)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def begin_anew(self) -> None:
+        self.end()
+        self.process = self._start()
+
+
+class Yard:
+    """The server, its candidates, and what they did."""
+
+    def __init__(self, server: Redis, candidates: list[Candidate], diary: aioredis.Redis, seed: int) -> None:
+        self.server = server
+        self.candidates = candidates
+        self.diary = diary
+        self.dice = random.Random(seed)
+        self.stopped: set[int] = set()
+
+    def one(self) -> Candidate:
+        return self.dice.choice(self.candidates)
+
+    async def kill(self) -> None:
+        self.one().begin_anew()
+
+    async def stop(self) -> None:
+        process = self.one().process
+        self.stopped.add(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(TTL * 1.5)
+        process.send_signal(signal.SIGCONT)
+
+    async def black_hole(self) -> None:
+        way = self.one().way
+        way.stall()
+        await asyncio.sleep(TTL * 1.5)
+        way.heal()
+
+    async def lose_answers(self) -> None:
+        way = self.one().way
+        way.lose_answers(by="stall")
+        await asyncio.sleep(TTL * 1.5)
+        way.heal()
+
+    async def reset(self) -> None:
+        for candidate in self.candidates:
+            candidate.way.reset()
+
+    async def restart(self) -> None:
+        self.server.kill()
+        await asyncio.sleep(self.dice.uniform(0.0, TTL))
+        self.server.start()
+
+    @property
+    def faults(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [self.kill, self.stop, self.black_hole, self.lose_answers, self.reset, self.restart]
+
+    async def all_lead(self) -> float:
+        """Wait until every name has been acted for since now; return how long that took."""
+        begun = time.monotonic()
+        seen = await self.diary.llen("acts")
+
+        async def acted() -> bool:
+            return len({act.split()[0] for act in await self.diary.lrange("acts", seen, -1)}) == NAMES
+
+        await until(acted, within=BOUND, what="every name to be led")
+        return time.monotonic() - begun
+
+
+async def test_never_two_and_never_nobody_for_long() -> None:
+    with private(Redis) as server, private(Redis, options=[("appendonly", "no")]) as resource:
+        ways = [await FaultProxy("127.0.0.1", server.port).__aenter__() for _ in range(3)]
+        diary = aioredis.Redis.from_url(resource.url)
+        candidates = [Candidate(way, resource) for way in ways]
+        try:
+            yard = Yard(server, candidates, diary, seed=4)
+            await yard.all_lead()
+            for number in range(ROUNDS):
+                for fault in yard.faults:
+                    await fault()
+                    print(f"round {number}: {fault.__name__}: all led {await yard.all_lead():.1f} s after", flush=True)
+            acts = parsed(await diary.lrange("acts", 0, -1))
+            accepted = parsed(await diary.lrange("accepted", 0, -1))
+        finally:
+            for candidate in candidates:
+                candidate.end()
+            for way in ways:
+                await way.__aexit__(None, None, None)
+            await diary.aclose()
+    terms = {(name, token) for name, token, _ in acts}
+    print(
+        f"{len(acts)} acts in {len(terms)} terms; late ones of stopped processes: "
+        f"{len(late(acts)) - len(late(acts, but=yard.stopped))}"
+    )
+    assert late(accepted) == []
+    assert late(acts, but=yard.stopped) == []  # who was stopped between check and act can't know; the fence does
+    assert len({(name, token, pid) for name, token, pid in acts}) == len(terms)  # no token was given out twice
+
+
+Act = tuple[str, int, int]
+
+
+def parsed(lines: Sequence[bytes | str]) -> list[Act]:
+    told = [line.decode() if isinstance(line, bytes) else line for line in lines]
+    return [(name, int(token), int(pid)) for name, token, pid in (line.split() for line in told)]
+
+
+def late(acts: list[Act], but: Collection[int] = ()) -> list[Act]:
+    """Return what was done in an old term's name when a newer one had begun to act."""
+    newest: dict[str, int] = {}
+    found = []
+    for name, token, pid in acts:
+        if token < newest.get(name, 0) and pid not in but:
+            found.append((name, token, pid))
+        newest[name] = max(token, newest.get(name, 0))
+    return found
