@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from tenure.backends.memory import TRAITS, Memory, MemoryBroker, MemoryLeases
-from tenure.backends.memory.queue import TRAITS as QUEUE_TRAITS
+from tenure.backends.memory.queue import QUEUE_TRAITS
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
 from tenure.testing import ManualClock

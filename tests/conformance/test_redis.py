@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tenure.backends import redis
-from tenure.backends.redis.queue import TRAITS as QUEUE_TRAITS
+from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
 from tenure.testing.conformance import (

@@ -1,7 +1,7 @@
 """Stores and brokers, one folder for each technology; here is what a folder's ``open`` hands over.
 
-Every folder's ``__init__`` has ``TRAITS`` and ``open(url, *, clock=None) -> Opened``. ``open`` reads the URL and
-touches nothing else: the first question does.
+Every folder's ``__init__`` has ``TRAITS``, ``QUEUE_TRAITS`` if it has queues, and ``open(url, *, clock=None)``, which
+returns an ``Opened``. It reads the URL and touches nothing else: the first question does.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tenure.backends import Fact
 from tenure.backends.memory.client import Memory, memory_of
 from tenure.backends.memory.leases import TRAITS, MemoryLeases
-from tenure.backends.memory.queue import MemoryBroker
+from tenure.backends.memory.queue import QUEUE_TRAITS, MemoryBroker
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Memory", "MemoryBackend", "MemoryBroker", "MemoryLeases", "open"]
+__all__ = ["QUEUE_TRAITS", "TRAITS", "Memory", "MemoryBackend", "MemoryBroker", "MemoryLeases", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> MemoryBackend:

@@ -45,7 +45,7 @@ from tenure.queue.message import (
     dead_letters_of,
 )
 
-TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, survives_restart=False)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, survives_restart=False)
 
 NEVER = math.inf
 
@@ -154,7 +154,7 @@ class MemoryBroker:
     @property
     def traits(self) -> QueueTraits:
         """What this broker can do."""
-        return TRAITS
+        return QUEUE_TRAITS
 
     # --- settings ---
 

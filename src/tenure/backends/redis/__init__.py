@@ -8,13 +8,13 @@ from tenure.backends import Fact
 from tenure.backends.redis.client import Client, Options, address_of
 from tenure.backends.redis.facts import facts
 from tenure.backends.redis.leases import TRAITS, RedisLeases
-from tenure.backends.redis.queue import RedisBroker
+from tenure.backends.redis.queue import QUEUE_TRAITS, RedisBroker
 from tenure.backends.redis.wake import Wake
 from tenure.clock import Clock
 from tenure.errors import ConfigError
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Options", "RedisBackend", "RedisBroker", "RedisLeases", "open"]
+__all__ = ["QUEUE_TRAITS", "TRAITS", "Options", "RedisBackend", "RedisBroker", "RedisLeases", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:

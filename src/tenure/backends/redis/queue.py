@@ -60,7 +60,7 @@ from tenure.queue.message import (
     Verdict,
 )
 
-TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
 
 _LUA = scripts("queue.lua")
 _ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
@@ -81,7 +81,7 @@ class RedisBroker:
     @property
     def traits(self) -> QueueTraits:
         """What this broker can do."""
-        return TRAITS
+        return QUEUE_TRAITS
 
     # --- settings ---
 

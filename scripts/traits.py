@@ -1,0 +1,63 @@
+"""Write docs/backends.md: what each backend can do, read off the traits that it declares. ``--check`` only compares."""
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from tenure.registry import BACKENDS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
+
+HEAD = """\
+# What each backend can do
+
+Written by `python scripts/traits.py` from the traits that each backend declares, and checked by the tests. The
+conformance suites choose their tests by the same traits; `tenure doctor URL` shows those of the store at hand.
+
+*native*: the store does it itself. *emulated*: we do it in the store, in one step with what it belongs to.
+*impossible*: asking for it is an error that says so. Times are in seconds, sizes in bytes.
+"""
+
+
+def main() -> int:
+    page = written()
+    if sys.argv[1:] == ["--check"]:
+        if PAGE.read_text(encoding="utf-8") == page:
+            return 0
+        print("docs/backends.md is not what the traits say; run: python scripts/traits.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+def written() -> str:
+    houses: dict[str, list[str]] = {}
+    for scheme, (module, _) in BACKENDS.items():
+        houses.setdefault(module, []).append(f"`{scheme}:`")
+    modules = {", ".join(schemes): importlib.import_module(module) for module, schemes in houses.items()}
+    leases = {name: module.TRAITS for name, module in modules.items()}
+    queues = {name: module.QUEUE_TRAITS for name, module in modules.items() if hasattr(module, "QUEUE_TRAITS")}
+    return f"{HEAD}\n## Elections\n\n{table(leases)}\n## Queues\n\n{table(queues)}"
+
+
+def table(traits: dict[str, Any]) -> str:
+    """Return a row for each trait and a column for each backend."""
+    names = [field.name for field in dataclasses.fields(next(iter(traits.values())))]
+    rows = [["", *traits], ["---"] * (len(traits) + 1)]
+    rows += [[name.replace("_", " "), *(said(getattr(each, name)) for each in traits.values())] for name in names]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def said(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int() | float():
+            return f"{value:,g}" if value < 10**6 else f"{value / 2**20:,.0f} MiB"
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
