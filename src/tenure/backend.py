@@ -23,7 +23,7 @@ from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Leader
 from tenure.pacing import DERIVED, Timing
-from tenure.queue.broker import Broker, QueueSettings
+from tenure.queue.broker import Broker, QueueSettings, QueueTraits
 from tenure.queue.desk import Desk
 from tenure.queue.message import check_name
 from tenure.queue.producer import Requests
@@ -33,12 +33,16 @@ from tenure.url import Url
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What ``tenure doctor`` found out about a backend; ``round_trip`` is the median of five questions, in seconds."""
+    """What ``tenure doctor`` found out about a backend.
+
+    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none.
+    """
 
     url: str
     round_trip: float
     traits: LeaseTraits
     facts: Sequence[Fact]
+    queues: QueueTraits | None = None
 
 
 class Backend:
@@ -251,7 +255,9 @@ class Backend:
                 *await opened.describe(),
                 Fact("clock", f"{type(self._clock).__name__}, at {self._clock.now():.3f} s"),
             ]
-            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts)
+            broker: Broker | None = getattr(opened, "broker", None)
+            queues = broker.traits if broker is not None else None
+            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts, queues)
 
         return await keeper.call(look)
 
