@@ -1,4 +1,5 @@
-"""``tenure demo``, for real: kills its leader, gets the right result, notices a wrong one, leaves nothing behind."""
+"""``tenure demo``, for real: kills a worker and its leader, gets the right result, notices a wrong one, and leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -96,29 +97,49 @@ def wait_for_a_leader(process: subprocess.Popen[str]) -> None:
     raise AssertionError("nobody was elected:\n" + "".join(said))
 
 
-def test_a_leader_is_killed_and_the_result_is_right(start: Start, temporary: Path, tmp_path: Path) -> None:
+def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
+    start: Start, temporary: Path, tmp_path: Path
+) -> None:
     process = start("--instances", "3", "--keep", str(tmp_path / "kept"))
     summary, happened = finish(process)
     assert process.returncode == 0, summary
     assert summary["ok"] is True
     assert summary["equals_plain_run"] is True
     assert summary["total"]["files"] == 23
+    assert (summary["lost"], summary["counted_twice"]) == ([], [])
     assert summary["unreadable"] == {"unreadable": "Input/output error"}
+    check_kills(summary, happened)
+    check_messages(summary)
+    assert {"store.db", "ledger.db", "poisonous.py"} <= {path.name for path in (tmp_path / "kept").iterdir()}
+    assert list(temporary.iterdir()) == []
+
+
+def check_kills(summary: dict[str, Any], happened: str) -> None:
     tokens = [term["token"] for term in summary["terms"]]
     assert len(tokens) >= 2
     assert tokens == sorted(set(tokens))
-    failover = summary["failover"]
-    assert 0 < failover["elected"] <= failover["wrote"]
-    assert "too old" in failover["refusal"]
-    assert f"kill -9 {failover['pid']}" in happened
-    assert not is_alive(failover["pid"])
-    assert {"election.db", "ledger.db"} <= {path.name for path in (tmp_path / "kept").iterdir()}
-    assert list(temporary.iterdir()) == []
+    worker, leader = summary["worker_killed"], summary["failover"]
+    assert worker["again"] > 0
+    assert 0 < leader["elected"] <= leader["wrote"]
+    assert "too old" in leader["refusal"]
+    assert worker["instance"] != leader["instance"]
+    for killed in (worker, leader):
+        assert f"kill -9 {killed['pid']}" in happened
+        assert not is_alive(killed["pid"])
+
+
+def check_messages(summary: dict[str, Any]) -> None:
+    assert summary["messages"] == 24  # one for each file, and one for the poisonous
+    assert summary["redeliveries"] >= 2  # that of the killed worker's message, and some of the poisonous
+    assert summary["results_again"] >= 1
+    [letter] = summary["dead_letters"]
+    assert (letter["poisonous"], letter["reason"], letter["deliveries"]) == (True, "max_deliveries", 5)
+    assert "TooDeep: " in letter["why"]
 
 
 def test_a_result_that_differs_is_a_failure(start: Start, folder: Path, temporary: Path) -> None:
     (folder / "restless").symlink_to("/proc/sys/kernel/random/uuid")  # another content whenever it is read
-    process = start("--instances", "2", "--on", f"sqlite:///{folder.parent / 'given.db'}")
+    process = start("--instances", "3", "--on", f"sqlite:///{folder.parent / 'given.db'}")
     summary, _ = finish(process)
     assert process.returncode == 1
     assert summary["ok"] is False
@@ -141,11 +162,14 @@ async def test_an_interrupt_ends_everything(start: Start, temporary: Path, numbe
     assert list(temporary.iterdir()) == []
 
 
-async def test_no_process_outlives_a_director_that_is_killed(start: Start) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "one stopped"])
+async def test_no_process_outlives_a_director_that_is_killed(start: Start, stopped: bool) -> None:
     process = start()
     wait_for_a_leader(process)
     pids = children(process)
     assert len(pids) >= 4
+    if stopped:  # as the director itself does, before it kills a worker
+        os.kill(pids[0], signal.SIGSTOP)
     process.kill()
     await until(lambda: not any(is_alive(pid) for pid in pids), within=LONG_ENOUGH, what="the end of all instances")
 
@@ -153,7 +177,7 @@ async def test_no_process_outlives_a_director_that_is_killed(start: Start) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--instances", "1"], 2, "1 is not in the range"),
+        (["--instances", "2"], 2, "2 is not in the range"),
         (["--input", "/nowhere"], 78, "/nowhere is not a folder"),
         (["--on", "memory:"], 78, "the instances are several"),
         (["--keep", "."], 78, "is not empty"),

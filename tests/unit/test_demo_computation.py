@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 import tenure
 from tenure.demo import computation, job
-from tenure.demo.computation import Count, count_file, differences, merge
-from tenure.demo.job import survey
+from tenure.demo.computation import Count, TooDeep, count_chunk, count_file, differences, merge
+from tenure.demo.job import Chunk, File, poisoned, survey
+from tenure.demo.messages import BODY_MAX, Task
 
 
 def write(folder: Path, **contents: str) -> Path:
@@ -43,9 +45,29 @@ def test_the_edges_of_blocks_cut_no_word(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_a_syntax_tree_is_counted_if_there_is_one(tmp_path: Path) -> None:
-    write(tmp_path, good="x = 1\n", bad="x = = 1\n", zero="x = 1\0", deep="(" * 100_000)
+    write(tmp_path, good="x = 1\n", bad="x = = 1\n", zero="x = 1\0", deep="[" * 300)
     counted = {name: count_file(str(tmp_path), name, parsed=True).nodes for name in ("good", "bad", "zero", "deep")}
     assert counted == {"good": 5, "bad": 0, "zero": 0, "deep": 0}
+
+
+def test_a_poisonous_file_fails_its_whole_chunk_every_time(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{number}.py": "x = 1\n" for number in range(8)})
+    job = survey(tmp_path, at_least=0.0)
+    with_poison, chunk = poisoned(job, tmp_path / "poison.py")
+    assert [one.number for one in with_poison.chunks] == list(range(1, len(job.chunks) + 2))
+    assert with_poison.chunks[chunk.number - 1] == chunk
+    assert {*with_poison.files} == {*job.files, *chunk.files}
+    for _ in range(2):
+        with pytest.raises(TooDeep, match=r"poison\.py nests brackets"):
+            count_chunk(with_poison.folder, Chunk(1, (File("0.py", parsed=True), *chunk.files)))
+
+
+def test_a_chunk_is_counted_file_by_file_and_takes_its_time(tmp_path: Path) -> None:
+    write(tmp_path, a="one", b="two words")
+    began = time.monotonic()
+    counts = count_chunk(str(tmp_path), Chunk(1, (File("a", parsed=False), File("b", parsed=False))), pace=0.01)
+    assert time.monotonic() - began >= 0.02
+    assert [count.words for count in counts] == [1, 2]
 
 
 def test_a_very_long_file_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +146,30 @@ def test_only_so_much_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [file.path for file in found.files if file.parsed] == ["0.py", "3.py", "6.py", "9.py"]
 
 
+def test_much_is_cut_into_chunks_of_about_the_same_work(tmp_path: Path) -> None:
+    for number in range(500):
+        write(tmp_path, **{f"{number:03}": "x" * 100})
+    found = survey(tmp_path, at_least=0.0)
+    sizes = {len(chunk.files) for chunk in found.chunks[:-1]}
+    assert 60 <= len(found.chunks) <= job.CHUNKS
+    assert max(sizes) - min(sizes) <= 1
+    assert [file.path for file in found.files] == sorted(os.listdir(tmp_path))
+
+
+def test_a_chunk_fits_into_a_message_of_any_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "CHUNKS", 1)
+    for number in range(250):
+        write(tmp_path, **{f"{number:03}" + "ü" * 60: ""})
+    chunks = survey(tmp_path, at_least=0.0).chunks
+    assert len(chunks) >= 3
+    assert all(len(Task(str(tmp_path), chunk, 0.0).outgoing(named=True).body) <= BODY_MAX for chunk in chunks)
+    assert all(len(chunk.files) <= job.FILES_MAX for chunk in chunks)
+
+
 def test_little_work_is_paced_and_much_is_not(tmp_path: Path) -> None:
     write(tmp_path, a="little", b="little")
-    assert survey(tmp_path, at_least=6.0).pace == pytest.approx(3.0, rel=0.01)
+    assert survey(tmp_path, at_least=1.0).pace == pytest.approx(0.5, rel=0.01)
+    assert survey(tmp_path, at_least=60.0).pace == job.PACE_MAX
     with (tmp_path / "much").open("wb") as file:
         file.truncate(10_000_000_000)
     assert survey(tmp_path, at_least=6.0).pace == 0.0

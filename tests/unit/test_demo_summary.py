@@ -10,25 +10,42 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import tenure
 from tenure.cli.demo_display import Lines, Picture, show_summary
 from tenure.demo.computation import Count, merge
-from tenure.demo.job import File, Job
+from tenure.demo.job import Chunk, File, Job
+from tenure.demo.ledger import Progress
+from tenure.demo.messages import Dead
 from tenure.demo.scene import Player, Scene
-from tenure.demo.summary import Failover, Summary, Term
+from tenure.demo.summary import Failover, Strike, Summary, Term
 
 TOTAL = merge([Count("a", words=3), Count("b", error="Permission denied")])
 FAILOVER = Failover(1, 4711, token=1, done=1, at=0.0, elected=1.5, wrote=1.6, refusal="token 1 is too old; so there")
+STRIKE = Strike(2, 4712, chunk=2, at=0.0, again=2.75)
+POISONOUS = Dead(3, "max_deliveries", "TooDeep: so deep", 5)
 WELL = Summary(
     folder="/some/where",
     url="sqlite:///demo.db",
-    instances=2,
+    queue="demo-work",
+    instances=3,
     ttl=2.0,
+    lock=3.0,
     parsed=0,
+    messages=3,
+    redelivered={2: 1, 3: 4},
+    again=1,
+    deliveries_max=5,
+    dead=[POISONOUS],
+    poisonous=3,
+    left_out=[3],
+    lost=[],
+    twice=[],
     total=TOTAL,
     plain=TOTAL,
     differing=[],
     unreadable={"b": "Permission denied"},
     terms=[Term(1, 1), Term(2, 2)],
+    strike=STRIKE,
     failover=FAILOVER,
     seconds=9.0,
     plain_seconds=1.0,
@@ -40,6 +57,9 @@ def test_a_good_run_has_no_problems() -> None:
     told = json.loads(json.dumps(WELL.as_json()))
     assert (told["ok"], told["equals_plain_run"], told["elections"]) == (True, True, 2)
     assert told["unreadable"] == {"b": "Permission denied"}
+    assert (told["messages"], told["redeliveries"], told["results_again"]) == (3, 5, 1)
+    assert (told["lost"], told["counted_twice"]) == ([], [])
+    assert [letter["poisonous"] for letter in told["dead_letters"]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +71,14 @@ def test_a_good_run_has_no_problems() -> None:
         ({"terms": [Term(1, 1), Term(1, 2)]}, "tokens did not rise"),
         ({"terms": [Term(2, 1), Term(1, 2)]}, "tokens did not rise"),
         ({"plain": merge([])}, "not that of the plain run"),
+        ({"strike": None}, "no worker was killed"),
+        ({"strike": dataclasses.replace(STRIKE, again=None)}, "message 2, which the killed worker had"),
+        ({"dead": []}, "message 3, the poisonous one, is not among"),
+        ({"dead": [dataclasses.replace(POISONOUS, reason="expired")]}, "died of expired after 5"),
+        ({"dead": [dataclasses.replace(POISONOUS, deliveries=1)]}, "max_deliveries after 1 deliveries, and not"),
+        ({"dead": [POISONOUS, dataclasses.replace(POISONOUS, chunk=2)]}, "messages died that can be handled: 2"),
+        ({"lost": ["a"]}, "lost, neither counted nor dead: a"),
+        ({"twice": ["a"]}, "counted twice: a"),
         ({"differing": ["a", "b", "c", "d"]}, "a, b, c and 1 more"),
     ],
 )
@@ -66,6 +94,12 @@ def test_the_summary_names_what_matters() -> None:
     text = shown(WELL)
     for part in ("1.50 s after the kill", "pid 4711", "b (Permission denied)", "token 1 is too old", "the same result"):
         assert part in text
+    for part in (
+        "5, 4 of them of the poisonous",
+        "max_deliveries after 5 deliveries (TooDeep: so deep)",
+        "after 2.75 s",
+    ):
+        assert part in text
 
 
 def test_names_can_not_command_the_terminal() -> None:
@@ -80,18 +114,35 @@ def shown(summary: Summary) -> str:
 
 def scene() -> Scene:
     files = tuple(File(str(number), parsed=False) for number in range(10))
-    return Scene(Job("/some/where", files, 0.0), "sqlite:///demo.db", "demo", 2.0)
+    job = Job("/some/where", tuple(Chunk(number, (file,)) for number, file in enumerate(files, 1)), 0.0)
+    return Scene(job, "sqlite:///demo.db", "demo", 2.0, progress(0))
+
+
+def progress(counted: int, dead: int = 0) -> Progress:
+    return Progress(counted, dead, of=10, again=0, finished=False)
 
 
 def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
     file = io.StringIO()
     now = scene()
     now.players = [Player(1, 4711, "killed", 1), Player(2, 4712, "leading", 2)]
-    now.leader, now.token, now.done, now.lease_left = 2, 2, 5, 1.25
+    now.players[1].chunk, now.players[1].counted = 7, 3
+    now.leader, now.token, now.progress, now.lease_left = 2, 2, progress(4, dead=1), 1.25
+    now.queue = tenure.Stats(ready=3, locked=2, dead=1)
     now.news.append((3.0, "kill -9"))
     with Picture(Console(file=file, width=100, force_terminal=True, color_system=None)) as picture:
         picture.draw(now)
-    for part in ("led by instance 2, term 2", "4711", "killed", "leading, term 2", "5 of 10 files", "1.2 s", "kill -9"):
+    for part in (
+        "led by instance 2, term 2",
+        "4711",
+        "killed",
+        "leading, term 2",
+        "5 of 10 messages",
+        "1.2 s",
+        "kill -9",
+    ):
+        assert part in file.getvalue()
+    for part in ("message 7", "3 ready, 2 locked, 0 delayed, 1 dead"):
         assert part in file.getvalue()
 
 
@@ -100,11 +151,11 @@ def test_lines_tell_each_quarter_once() -> None:
     now = scene()
     with Lines(Console(file=file, width=80)) as lines:
         for done in (0, 3, 3, 5, 10):
-            now.done = done
+            now.progress = progress(done)
             lines.draw(now)
         lines.tell(1.0, "something")
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()] == [
-        "3 files are counted",
-        "5 files are counted",
+        "3 of 10 messages are accounted for",
+        "5 of 10 messages are accounted for",
         "something",
     ]

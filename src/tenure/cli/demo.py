@@ -1,4 +1,4 @@
-"""``tenure demo``: an election, a crash and a fail-over, to look at."""
+"""``tenure demo``: leader election and competing consumers, with two crashes, to look at."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tenure.demo.stage import Failed
 from tenure.demo.summary import Summary
 
 INSTANCES_MAX = 64
-LEASES_LEAST = 3.0
-"""How many leases a run lasts at least: long enough for the kill to come half-way, and for the work to go on after."""
+SECONDS_LEAST = 2.0
+"""How long there is work for all instances at least: long enough to find one with a message in hand, and to kill it."""
 
 
 @click.command("demo")
@@ -37,16 +37,18 @@ LEASES_LEAST = 3.0
     metavar="DIR",
     help="Count the files of this folder; default: the Python sources of this installation.",
 )
-@click.option("--on", "url", metavar="URL", help="Elect on this store; default: an SQLite file of its own.")
+@click.option("--on", "url", metavar="URL", help="Use this store; default: an SQLite file of its own.")
 @click.option(
     "--instances",
-    type=click.IntRange(2, INSTANCES_MAX),
+    type=click.IntRange(3, INSTANCES_MAX),
     default=4,
     show_default=True,
     metavar="N",
-    help="How many processes stand for election. One is killed, so there must be two.",
+    help="How many processes take part. Two are killed, so there must be three.",
 )
-@click.option("--ttl", type=duration, default="2", show_default=True, metavar="S", help="Length of a lease.")
+@click.option(
+    "--ttl", type=duration, metavar="S", help="Length of a lease; default: 2, or the shortest that the store allows."
+)
 @click.option(
     "--keep",
     type=click.Path(path_type=Path),
@@ -54,20 +56,25 @@ LEASES_LEAST = 3.0
     help="Keep databases and logs in this folder, which must be new or empty.",
 )
 @json_option
-def command(folder: Path | None, url: str | None, instances: int, ttl: float, keep: Path | None, as_json: bool) -> int:
-    """See an election, a crash and a fail-over.
+def command(
+    folder: Path | None, url: str | None, instances: int, ttl: float | None, keep: Path | None, as_json: bool
+) -> int:
+    """See leader election and competing consumers at work, and two crashes.
 
-    Several processes stand for election. The leader counts what is in the files of a folder, and writes down how far
-    it got, through a fence. Half-way it is killed with kill -9: another takes over and finishes. In the end, the result
-    is compared with that of a plain run in one process.
+    Several processes stand for election. The leader cuts the counting of a folder's files into messages. All compete
+    for them; the results go back to the leader, who writes them down, through a fence. A worker is killed with kill -9
+    while it has a message in hand: another gets that. The leader is killed half-way: another takes over. One file is
+    poisonous: its message ends among the dead letters. In the end, the result is compared with that of a plain run in
+    one process.
 
     Ends with 0 if all that came true, and with 1 if not; the last lines say why. TENURE_URL is not looked at.
     """
     tell_log(-1)
-    Timing(ttl)
+    if ttl is not None:
+        Timing(ttl)
     if url is not None and url.startswith("memory:"):
         raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
-    job = survey(folder, at_least=LEASES_LEAST * ttl)
+    job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
     with _place(keep) as place, Picture(console) if console.is_terminal else Lines(console) as display:
         summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))

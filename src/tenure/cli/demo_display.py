@@ -40,10 +40,11 @@ class Lines:
 
     def draw(self, scene: Scene) -> None:
         """Say it when another quarter is done."""
-        quarter = 4 * scene.done // len(scene.job.files)
+        progress = scene.progress
+        quarter = 4 * progress.settled // progress.of
         if self._quarter < quarter < 4:
             self._quarter = quarter
-            self.tell(scene.elapsed, f"{scene.done:,} files are counted")
+            self.tell(scene.elapsed, f"{progress.settled:,} of {progress.of:,} messages are accounted for")
 
     def tell(self, at: float, text: str) -> None:
         """Say it."""
@@ -79,16 +80,19 @@ def show_summary(console: Console, summary: Summary) -> None:
     for problem in summary.problems():
         console.print(Text(clean(f"✗ {problem}"), style="bold red"), soft_wrap=True)
     if not summary.problems():
-        console.print(Text("✓ the leader was killed, another took over, and the result is right", style="bold green"))
+        told = "✓ a worker and the leader were killed, nothing was lost, nothing counted twice, and the result is right"
+        console.print(Text(told, style="bold green"), soft_wrap=True)
 
 
 def _picture(scene: Scene) -> RenderableType:
     head = Text.assemble(("tenure demo", "bold"), f"   election {scene.election!r}: ", (_lead(scene), "bold"))
     lease = Table.grid(padding=(0, 1))
     lease.add_row(Text("lease"), _bar(scene.ttl, scene.lease_left), Text(f"{scene.lease_left:.1f} s left"))
-    of = len(scene.job.files)
-    work = Text(f"{scene.done:,} of {of:,} files; plain run beside: {scene.plain}")
-    lease.add_row(Text("work"), _bar(of, scene.done), work)
+    progress, queue = scene.progress, scene.queue
+    work = Text(f"{progress.settled:,} of {progress.of:,} messages; plain run beside: {scene.plain}")
+    lease.add_row(Text("work"), _bar(progress.of, progress.settled), work)
+    states = f"{queue.ready} ready, {queue.locked} locked, {queue.delayed} delayed, {queue.dead} dead"
+    lease.add_row(Text("queue"), _bar(progress.of, queue.ready), Text(states))
     news = [_line(at, text) for at, text in scene.news[-NEWS_SHOWN:]]
     return Group(head, Text(), _players(scene), Text(), lease, Text(), *news)
 
@@ -103,10 +107,12 @@ def _lead(scene: Scene) -> str:
 
 def _players(scene: Scene) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("instance", "pid", "state"):
+    for title in ("instance", "pid", "counted", "in hand", "state"):
         table.add_column(title, header_style="dim")
     for player in scene.players:
-        table.add_row(str(player.number), str(player.pid), Text(_state(player, scene), _STYLES[player.state]))
+        state = Text(_state(player, scene), _STYLES[player.state])
+        in_hand = f"message {player.chunk}" if player.chunk else ""
+        table.add_row(str(player.number), str(player.pid), str(player.counted), in_hand, state)
     return table
 
 

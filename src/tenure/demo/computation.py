@@ -5,12 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tenure.demo.job import Chunk
+
 BLOCK = 1 << 20  # bytes read at a time
-SYNTAX_MAX = 1 << 20
-"""Bytes of the largest file that is parsed: the parser holds the interpreter, and renewals have to get in between."""
+SYNTAX_MAX = 1 << 17
+"""Bytes of the largest file that is parsed: the parser holds the interpreter, and renewals have to get in between, also
+on a busy machine."""
+
+NESTED_MAX = 1_000
+"""So many opening brackets in a row are more than any of Python's parsers gets through."""
+
+
+class TooDeep(Exception):
+    """A source nests too deep to be parsed: its chunk can't be computed, however often it is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +50,27 @@ class Total:
     digest: str
 
 
+def count_chunk(folder: str, chunk: Chunk, *, pace: float = 0.0) -> list[Count]:
+    """Count the files of *chunk*, each in *pace* seconds at least; all of them, or none.
+
+    Raises:
+        TooDeep: One of them can't be parsed. The chunk is left out of the total, whoever computes it.
+    """
+    counts = []
+    for file in chunk.files:
+        began = time.monotonic()
+        time.sleep(pace / 2)  # so that also a chunk that fails at once is in somebody's hands for a while
+        counts.append(count_file(folder, file.path, parsed=file.parsed))
+        time.sleep(max(0.0, began + pace - time.monotonic()))
+    return counts
+
+
 def count_file(folder: str, path: str, *, parsed: bool) -> Count:
-    """Read the file *path* of *folder* and count what is in it; if *parsed*, also the nodes of its syntax tree."""
+    """Read the file *path* of *folder* and count what is in it; if *parsed*, also the nodes of its syntax tree.
+
+    Raises:
+        TooDeep: It can't be parsed, because it nests too deep.
+    """
     digest, lines, words, size = hashlib.sha256(), 0, 0, 0
     source = bytearray()
     between_words = True
@@ -57,14 +87,16 @@ def count_file(folder: str, path: str, *, parsed: bool) -> Count:
                     source += block
     except OSError as error:
         return Count(path, error=error.strerror or str(error))
-    nodes = _nodes(bytes(source)) if parsed and size <= SYNTAX_MAX else 0
+    nodes = _nodes(path, bytes(source)) if parsed and size <= SYNTAX_MAX else 0
     return Count(path, size, lines, words, nodes, digest.hexdigest())
 
 
-def _nodes(source: bytes) -> int:
+def _nodes(path: str, source: bytes) -> int:
     try:
         return sum(1 for _ in ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if b"(" * NESTED_MAX in source:
+            raise TooDeep(f"{path} nests brackets more than {NESTED_MAX:,} deep") from error
         return 0  # another Python's source, or none at all: Python's own tests have many
 
 

@@ -1,30 +1,26 @@
-"""One instance: a process that stands for election, and does the work while it leads.
+"""One instance: a process that stands for election, and competes for the work, whoever leads.
 
-Its first line of standard input is a ``Station``. It reports on standard output, one JSON line each, and ends when the
-second line comes, or when the pipe breaks.
+Its first line of standard input is a ``Station``. It reports on standard output, and ends when the second line comes,
+or when the pipe breaks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import tenure
 from tenure.demo import leash
-from tenure.demo.computation import Count, count_file, merge
-from tenure.demo.job import File, Job
+from tenure.demo.leader import Leader
 from tenure.demo.ledger import Ledger
-
-SLICE = 0.15
-"""Seconds of work between two writes to the ledger: so much is done again, at most, when a leader dies."""
+from tenure.demo.messages import Channels
+from tenure.demo.report import Report, report
+from tenure.demo.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,97 +32,50 @@ class Station:
     election: str
     ttl: float
     ledger: str
+    channels: Channels
 
+    def of(self, number: int) -> Station:
+        """Return the same for another instance."""
+        return replace(self, number=number)
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What an instance tells the director; ``at`` is the machine's monotonic clock, the same in all its processes."""
-
-    what: Literal["standing", "elected", "wrote", "refused", "left", "failed"]
-    token: int = 0
-    why: str = ""
-    at: float = 0.0
+    def orders(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
 
     @classmethod
-    def read(cls, line: bytes) -> Report:
-        """Read what :func:`report` wrote."""
-        return cls(**json.loads(line))
-
-
-def report(what: Report) -> None:
-    """Tell the director, now."""
-    line = json.dumps(dataclasses.asdict(dataclasses.replace(what, at=time.monotonic())))
-    os.write(1, line.encode() + b"\n")  # one write, so that a kill leaves no half a line
+    def read(cls, line: bytes) -> Station:
+        """Read what :meth:`orders` returned, written as JSON."""
+        told = json.loads(line)
+        return cls(**told | {"channels": Channels(**told["channels"])})
 
 
 def main() -> int:
-    """Stand for election until told to stop; return the exit code."""
+    """Take part until told to stop; return the exit code."""
     try:
-        asyncio.run(stand(Station(**json.loads(leash.orders()))))
-    except tenure.TenureError as error:
-        report(Report("failed", why=str(error)))
-        return 1
-    return 0
+        asyncio.run(take_part(Station.read(leash.orders())))
+    except* tenure.TenureError as errors:
+        report(Report("failed", why="; ".join(map(str, errors.exceptions))))
+        code = 1
+    else:
+        code = 0
+    return code
 
 
-async def stand(station: Station) -> None:
-    """Stand for election, again and again, until told to stop."""
+async def take_part(station: Station) -> None:
+    """Stand for election, again and again, and count what comes, until told to stop."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     leash.wear(lambda: loop.call_soon_threadsafe(stop.set))
     ledger = Ledger(Path(station.ledger))
+    channels = station.channels
     async with tenure.connect(station.url) as backend:
         who = {"instance": str(station.number), "pid": str(os.getpid())}
         election = backend.election(station.election, ttl=station.ttl, metadata=who)
+        work, results = channels.work_of(backend), channels.results_of(backend)
+        leader = Leader(station.number, ledger, work, results, named=channels.named, stop=stop)
         report(Report("standing"))
-        await election.run(Leader(station.number, ledger, stop).lead, stop=stop)
-
-
-class Leader:
-    """The work of a term: count what nobody has counted yet, and write it down."""
-
-    def __init__(self, number: int, ledger: Ledger, stop: asyncio.Event) -> None:
-        self._number = number
-        self._ledger = ledger
-        self._stop = stop
-
-    async def lead(self, term: tenure.Term) -> None:
-        """Lead for one term: to the end of the work, and then until told to stop."""
-        report(Report("elected", term.token))
-        try:
-            self._ledger.begin_term(term.token, self._number)
-            report(Report("wrote", term.token))
-            await self._work(term)
-            await self._stop.wait()
-        except tenure.TermLost as refusal:
-            # A newer leader has written already. Ours is over, and the store will tell so in a moment.
-            report(Report("refused", term.token, str(refusal)))
-            await term.lost.wait()
-        finally:
-            report(Report("left", term.token))
-
-    async def _work(self, term: tenure.Term) -> None:
-        job, left = self._ledger.job(), self._ledger.remaining()
-        while left:
-            counts = await _count_some(job, left)
-            term.check()
-            self._ledger.record(term.token, counts)
-            left = left[len(counts) :]
-        if not self._ledger.progress().finished:
-            self._ledger.finish(term.token, merge(self._ledger.counts()))
-
-
-async def _count_some(job: Job, files: Sequence[File]) -> list[Count]:
-    """Count the first of *files*: as many as fit into a slice of time, at least one."""
-    until = time.monotonic() + SLICE
-    counts: list[Count] = []
-    for file in files:
-        began = time.monotonic()
-        # In a thread: a leader whose loop doesn't answer is taken for stalled, and its lease is not renewed.
-        counts.append(await asyncio.to_thread(count_file, job.folder, file.path, parsed=file.parsed))
-        await asyncio.sleep(max(0.0, began + job.pace - time.monotonic()))
-        if time.monotonic() >= until:
-            break
-    return counts
+        async with asyncio.TaskGroup() as group:
+            group.create_task(election.run(leader.lead, stop=stop))
+            group.create_task(Worker(station.number, channels.results).work(work, stop))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,28 @@
-"""The job: which files are to be counted, which of them parsed, and how fast at most."""
+"""The job: which files are to be counted, in which chunks, which of them parsed, and how fast at most."""
 
 from __future__ import annotations
 
 import math
 import os
 import sysconfig
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tenure.errors import ConfigError
 
-PARSED_MAX = 16_000_000
+PARSED_MAX = 8_000_000
 """Bytes of Python that are parsed: some seconds of work, so that a run is neither over at once nor tedious."""
+
+CHUNKS = 120
+"""About so many chunks a large job is cut into: enough for all to compete for, few enough to be told of."""
+
+FILES_MAX = 100
+TEXT_MAX = 8_000  # characters of paths
+"""What one chunk has at most, so that its message and its result fit into any store's (the smallest take 48 kB)."""
+
+PACE_MAX = 1.0
+"""Seconds for which a file is dwelt on at most."""
 
 _PARSED = 2_500_000.0  # bytes a second, roughly, of sources that are parsed
 _READ = 150_000_000.0  # bytes a second of everything else
@@ -30,6 +40,14 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Files that are counted together, by one worker at a time: what a message is about. Numbers begin at 1."""
+
+    number: int
+    files: tuple[File, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Files to count.
 
@@ -37,12 +55,19 @@ class Job:
     """
 
     folder: str
-    files: tuple[File, ...]
+    chunks: tuple[Chunk, ...]
     pace: float
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All of them, in order."""
+        return tuple(file for chunk in self.chunks for file in chunk.files)
 
 
 def survey(folder: Path | None, *, at_least: float) -> Job:
-    """List the files of *folder* (None: the Python sources of this installation), for a run of *at_least* seconds.
+    """List the files of *folder* (None: the Python sources of this installation).
+
+    Little work is spread, so that one process would be busy for *at_least* seconds with it.
 
     Raises:
         ConfigError: There is no such folder, it can't be listed, or no file is in it.
@@ -55,9 +80,39 @@ def survey(folder: Path | None, *, at_least: float) -> Job:
     python = {path: size for path, size in sizes.items() if path.endswith(".py")}
     every = math.ceil(sum(python.values()) / PARSED_MAX) or 1
     parsed = set(list(python)[::every])
-    expected = sum(python[path] for path in parsed) / _PARSED + sum(sizes.values()) / _READ + len(paths) / _OPENED
-    pace = max(0.0, at_least - expected) / len(paths)
-    return Job(str(root), tuple(File(path, path in parsed) for path in paths), pace)
+    expected = {path: _expected(size, parsed=path in parsed) for path, size in sizes.items()}
+    pace = min(PACE_MAX, max(0.0, at_least - sum(expected.values())) / len(paths))
+    return Job(str(root), _cut([File(path, path in parsed) for path in paths], expected), pace)
+
+
+def poisoned(job: Job, path: Path) -> tuple[Job, Chunk]:
+    """Write a file to *path* that makes the computation fail; return *job* with it, and the chunk that it is in."""
+    path.write_text("# No parser gets through this: tenure demo puts it among the files, to see what becomes of it.\n")
+    with path.open("a") as file:
+        file.write("(" * 10_000)
+    before = len(job.chunks) // 4  # early: that it fails again and again should not be what is waited for in the end
+    files = [chunk.files for chunk in job.chunks]
+    files.insert(before, (File(str(path), parsed=True),))
+    chunks = tuple(Chunk(number, group) for number, group in enumerate(files, 1))
+    return replace(job, chunks=chunks), chunks[before]
+
+
+def _expected(size: int, *, parsed: bool) -> float:
+    return 1 / _OPENED + size / _READ + (size / _PARSED if parsed else 0.0)
+
+
+def _cut(files: list[File], expected: Mapping[str, float]) -> tuple[Chunk, ...]:
+    """Cut *files* into chunks that take about the same time each."""
+    enough = sum(expected.values()) / CHUNKS
+    chunks: list[Chunk] = []
+    group: list[File] = []
+    for file in files:
+        too_much = len(group) == FILES_MAX or sum(len(one.path) for one in [*group, file]) > TEXT_MAX
+        if group and (too_much or sum(expected[one.path] for one in group) >= enough):
+            chunks.append(Chunk(len(chunks) + 1, tuple(group)))
+            group = []
+        group.append(file)
+    return (*chunks, Chunk(len(chunks) + 1, tuple(group)))
 
 
 def _paths(root: Path, *, but: Collection[str] = ()) -> list[str]:

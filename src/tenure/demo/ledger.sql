@@ -6,27 +6,46 @@ CREATE TABLE job (
 
 CREATE TABLE file (
     id     INTEGER PRIMARY KEY,
+    chunk  INTEGER NOT NULL,
     path   BLOB NOT NULL UNIQUE,
     parsed INTEGER NOT NULL
 );
+
+CREATE INDEX file_of_chunk ON file (chunk);
 
 -- Each term's first act, so that from this moment the fence refuses every older one.
 CREATE TABLE term (
     token    INTEGER PRIMARY KEY,
     instance INTEGER NOT NULL,
-    found    INTEGER NOT NULL -- files that were counted already
+    found    INTEGER NOT NULL -- chunks that were accounted for already
 );
 
--- A file is counted once: the key refuses a second time.
+-- A chunk's result counts once: by this key, one that comes again is known. (The table of counts has no key that would
+-- hide it if not.)
+CREATE TABLE result (
+    chunk    INTEGER PRIMARY KEY,
+    instance INTEGER NOT NULL,  -- who counted it
+    token    INTEGER NOT NULL,  -- the term that wrote it down
+    came     INTEGER NOT NULL   -- how often
+);
+
 CREATE TABLE count (
-    file   INTEGER PRIMARY KEY REFERENCES file,
+    file   INTEGER NOT NULL REFERENCES file,
     size   INTEGER NOT NULL,
     lines  INTEGER NOT NULL,
     words  INTEGER NOT NULL,
     nodes  INTEGER NOT NULL,
     digest TEXT NOT NULL,
-    error  TEXT NOT NULL,
-    token  INTEGER NOT NULL   -- the term that counted it
+    error  TEXT NOT NULL
+);
+
+-- Chunks that nobody could count: what the dead letters say.
+CREATE TABLE dead (
+    chunk      INTEGER PRIMARY KEY,
+    reason     TEXT NOT NULL,
+    why        TEXT NOT NULL,
+    deliveries INTEGER NOT NULL,
+    token      INTEGER NOT NULL
 );
 
 CREATE TABLE outcome (

@@ -1,4 +1,7 @@
-"""The plain run: the same computation in one process, without any election, to compare with."""
+"""The plain run: the same computation in one process, without election and queue, to compare with.
+
+It goes by the same chunks, and one that can't be counted it leaves out as well: whole, as it would be dead-lettered.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,24 @@ import time
 from pathlib import Path
 
 from tenure.demo import leash
-from tenure.demo.computation import count_file
+from tenure.demo.computation import TooDeep, count_chunk
 from tenure.demo.ledger import Ledger
 
 
 def main() -> int:
-    """Count the files of the job in the ledger that is named on standard input; write seconds and counts as JSON."""
+    """Count the files of the job in the ledger that is named on standard input; write what came of it as JSON."""
     ledger = Ledger(Path(json.loads(leash.orders())))
     leash.wear()
     job = ledger.job()
     ledger.close()
+    counts, left_out = [], []
     began = time.monotonic()
-    counts = [dataclasses.asdict(count_file(job.folder, file.path, parsed=file.parsed)) for file in job.files]
-    json.dump({"seconds": time.monotonic() - began, "counts": counts}, sys.stdout)
+    for chunk in job.chunks:
+        try:
+            counts += [dataclasses.asdict(count) for count in count_chunk(job.folder, chunk)]
+        except TooDeep:
+            left_out.append(chunk.number)
+    json.dump({"seconds": time.monotonic() - began, "counts": counts, "left_out": left_out}, sys.stdout)
     return 0
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tenure import Stats
 from tenure.demo.job import Job
+from tenure.demo.ledger import Progress
 
 State = Literal["starting", "standing by", "leading", "killed", "ended", "failed"]
 
@@ -18,11 +20,18 @@ class Player:
     pid: int
     state: State = "starting"
     token: int = 0
+    chunk: int = 0  # the one in hand; 0 for none
+    counted: int = 0  # chunks
 
     @property
     def name(self) -> str:
         """What people call it."""
         return f"instance {self.number}"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is alive, and has a message in hand."""
+        return self.chunk > 0 and self.state in ("standing by", "leading")
 
 
 @dataclass(slots=True)
@@ -33,7 +42,8 @@ class Scene:
     url: str
     election: str
     ttl: float
-    done: int = 0
+    progress: Progress
+    queue: Stats = field(default_factory=Stats)
     leader: int = 0  # the instance's number; 0 while nobody leads
     token: int = 0  # the newest ever seen
     lease_left: float = 0.0

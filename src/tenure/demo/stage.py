@@ -1,18 +1,20 @@
-"""The stage: starts processes, hears what they report, kills one, and sees to it that none stays behind."""
+"""The stage: starts processes, hears what they report, kills some, and sees to it that none stays behind."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from tenure.demo.instance import Report, Station
+from tenure.demo.instance import Station
+from tenure.demo.report import Report
 from tenure.demo.scene import Player
 
 LEAVE_WITHIN = 5.0
@@ -30,6 +32,16 @@ class Actor:
     player: Player
     process: Process
     listening: asyncio.Task[None] | None = None
+
+    def halt(self) -> None:
+        """Stop it where it is."""
+        # Should we be killed now, the leash can't help. But it is in a group of its own, and such a group that is
+        # stopped and loses its parent gets a SIGHUP from the system.
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it as a crash would: no signal handler, no farewell, no lease handed back."""
@@ -61,7 +73,7 @@ class Stage:
 
     async def start(self, station: Station) -> Player:
         """Start an instance."""
-        process = await self._spawn("instance", asdict(station), log=f"instance-{station.number}.log")
+        process = await self._spawn("instance", station.orders(), log=f"instance-{station.number}.log")
         actor = Actor(Player(station.number, process.pid), process)
         actor.listening = asyncio.create_task(self._listen(actor))
         self.actors.append(actor)

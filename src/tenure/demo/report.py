@@ -1,0 +1,42 @@
+"""What an instance tells the director: JSON lines on its standard output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+WHY_MAX = 500
+"""Characters of a reason: a pipe takes a line in one piece only if it is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened; ``at`` is the machine's monotonic clock, the same in all its processes.
+
+    Of a leader: it is ``elected``, it ``wrote`` for the first time, has ``split`` the work into ``count`` messages, was
+    ``refused`` by the fence, has ``left`` office. Of a worker: it ``took`` a chunk, has ``counted`` it (and is about to
+    complete its message), has ``tripped`` over it.
+    """
+
+    what: Literal["standing", "elected", "wrote", "split", "refused", "left", "took", "counted", "tripped", "failed"]
+    token: int = 0
+    why: str = ""
+    chunk: int = 0
+    delivery: int = 0
+    count: int = 0
+    at: float = 0.0
+
+    @classmethod
+    def read(cls, line: bytes) -> Report:
+        """Read what :func:`report` wrote."""
+        return cls(**json.loads(line))
+
+
+def report(what: Report) -> None:
+    """Tell the director, now. From any thread."""
+    line = json.dumps(dataclasses.asdict(dataclasses.replace(what, why=what.why[:WHY_MAX], at=time.monotonic())))
+    os.write(1, line.encode() + b"\n")  # one write, so that a kill leaves no half a line

@@ -1,0 +1,104 @@
+"""The demonstration's leader and worker in one process: the work is split, counted, aggregated, and its dead buried."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure.demo.computation import Count, count_chunk, merge
+from tenure.demo.job import Job, poisoned, survey
+from tenure.demo.leader import Leader
+from tenure.demo.ledger import Ledger
+from tenure.demo.messages import Channels, Result
+from tenure.demo.worker import Worker
+from tenure.testing import until
+
+CHANNELS = Channels("work", "results", lock=3.0, named=True)
+UNNAMED = Channels("work", "results", lock=3.0, named=False)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"{number}.py").write_text(f"x = {number}\n")
+    return survey(folder, at_least=0.0)
+
+
+@pytest.fixture
+def counts(job: Job) -> list[Count]:
+    return [count for chunk in job.chunks for count in count_chunk(job.folder, chunk)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, job: Job) -> Iterator[Ledger]:
+    with_poison, _ = poisoned(job, tmp_path / "poisonous.py")
+    with closing(Ledger.create(tmp_path / "ledger.db", with_poison)) as created:
+        yield created
+
+
+@asynccontextmanager
+async def leading(backend: tenure.Backend, ledger: Ledger, channels: Channels) -> AsyncIterator[tenure.Term]:
+    stop = asyncio.Event()
+    queues = channels.work_of(backend), channels.results_of(backend)
+    async with backend.election("demo", ttl=2).campaign() as term:
+        task = asyncio.create_task(Leader(1, ledger, *queues, named=channels.named, stop=stop).lead(term))
+        yield term
+        stop.set()
+        await task
+
+
+async def test_all_is_counted_but_what_is_poisonous(ledger: Ledger, counts: list[Count]) -> None:
+    stop = asyncio.Event()
+    async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
+        queue = CHANNELS.work_of(backend)
+        working = asyncio.create_task(Worker(1, CHANNELS.results).work(queue, stop))
+        await until(lambda: ledger.progress().finished, within=60)
+        stop.set()
+        await working
+        stats = await queue.stats()
+    assert ledger.outcome() == merge(counts)
+    [dead] = ledger.dead()
+    assert (dead.reason, dead.deliveries) == ("max_deliveries", 5)
+    assert dead.why.startswith("TooDeep: ")
+    assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize(("channels", "times"), [(CHANNELS, 1), (UNNAMED, 2)], ids=["ids", "no ids"])
+async def test_a_second_leader_sends_again(
+    ledger: Ledger, channels: Channels, times: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where ids are known, nothing comes of it; where they are not, the ledger knows the results."""
+    of = len(ledger.remaining())
+    async with tenure.connect("memory:") as backend:
+        queue = channels.work_of(backend)
+        for _ in range(2):
+            async with leading(backend, ledger, channels):
+                await until(lambda: '"split"' in capfd.readouterr().out, within=60)
+        assert (await queue.stats()).ready == of * times
+
+
+async def test_a_result_that_comes_again_counts_once(ledger: Ledger, job: Job, counts: list[Count]) -> None:
+    first = Result.of(1, 1, count_chunk(job.folder, job.chunks[0]))
+    async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
+        results = CHANNELS.results_of(backend)
+        await results.send_batch([first.outgoing(), first.outgoing()])
+        await until(lambda: ledger.progress().again == 1, within=60)
+    assert ledger.counts() == counts[: len(first.counts)]
+
+
+async def test_a_leader_of_old_writes_nothing(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    async with tenure.connect("memory:") as backend:
+        queues = CHANNELS.work_of(backend), CHANNELS.results_of(backend)
+        async with backend.election("demo", ttl=2).campaign() as term:
+            ledger.begin_term(term.token + 1, instance=2)  # another leads already, and the store has not told yet
+            leading = asyncio.create_task(Leader(1, ledger, *queues, named=True, stop=asyncio.Event()).lead(term))
+            await until(lambda: "too old" in capfd.readouterr().out, within=60)
+            leading.cancel()
+        assert (await queues[0].stats()).ready == 0
