@@ -382,6 +382,19 @@ async def test_so_many_handlers_run_at_once_and_no_more(town: Town) -> None:
 
 
 @in_town
+async def test_consuming_until_empty_ends_at_once_also_when_handlers_settle_themselves(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 3)
+
+    async def handler(message: Message) -> None:
+        await message.complete()
+
+    await queue.consume(handler, concurrency=1, until_empty=True)
+    assert await queue.stats() == Stats()
+    assert town.clock.now() < 1.0  # it did not wait for the next look
+
+
+@in_town
 async def test_slow_handlers_hoard_nothing(town: Town) -> None:
     queue, log = town.queue(), Log(seconds=10.0)
     await fill(queue, 50)

@@ -208,7 +208,8 @@ class Consumer:
 
     def _turn(self) -> None:
         self._turning = False
-        self._feed(Tick())
+        # A handler that settled its message by itself leaves us no answer to wait for: see whether that was the last.
+        self._feed(Hint() if self._until_empty and not self._pump.outstanding else Tick())
 
     def _arm(self) -> None:
         wake_at = self._pump.wake_at
