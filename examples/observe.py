@@ -16,9 +16,9 @@ async def watch(election: tenure.Election) -> None:
 
 async def main() -> None:
     async with tenure.connect("sqlite:///work.db") as backend:
-        watching = asyncio.create_task(watch(backend.election("shift", ttl=2)))
+        watching = asyncio.create_task(watch(backend.election("shift", ttl=15)))
         for name in ("anna", "ben"):
-            async with backend.election("shift", ttl=2, metadata={"name": name}).campaign():
+            async with backend.election("shift", ttl=15, metadata={"name": name}).campaign():
                 await asyncio.sleep(0.3)
         await watching
 

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "queue": "Count the messages of a queue, or of all.",
         "dead": "Look at dead letters, put them back, or remove them.",
         "sim": "Simulate elections, and find a seed that breaks a promise.",
-        "demo": "Watch an election, a crash and a fail-over.",
+        "demo": "Watch an election, competing consumers, and two crashes.",
     }
 )
 

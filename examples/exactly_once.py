@@ -1,0 +1,29 @@
+"""A handler's own writes and the end of its message in one transaction: the effect is there once, whatever happens."""
+
+import sqlite3
+from contextlib import closing
+
+import tenure
+from tenure.backends.sqlite import transact
+
+
+def book(message: tenure.sync.Message) -> None:
+    with closing(sqlite3.connect("work.db")) as connection, transact(connection) as queues:
+        connection.execute("UPDATE account SET balance = balance + ?", (int(message.body),))
+        queues.send("receipts", tenure.Outgoing(b"booked " + message.body))
+        queues.complete(message)  # raises LockLost if somebody else may have it: then nothing of this has happened
+
+
+with closing(sqlite3.connect("work.db")) as connection, connection:
+    connection.execute("CREATE TABLE account (balance INTEGER)")
+    connection.execute("INSERT INTO account VALUES (0)")
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    bookings = backend.queue("bookings")
+    for amount in (b"5", b"7"):
+        bookings.send(amount)
+    bookings.consume(book, concurrency=1, until_empty=True)
+    print(f"{backend.queue('receipts').stats().ready} receipts")
+
+with closing(sqlite3.connect("work.db")) as connection:
+    print(f"the balance is {connection.execute('SELECT balance FROM account').fetchone()[0]}")

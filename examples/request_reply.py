@@ -1,0 +1,23 @@
+"""Ask, and wait for the answer: a reply queue and a correlation id, without seeing either."""
+
+import asyncio
+
+import tenure
+
+
+async def price(message: tenure.Message) -> None:
+    await message.reply(json={"item": message.json()["item"], "price": 12.5})  # answers and completes, in one step
+
+
+async def main() -> None:
+    async with tenure.connect("sqlite:///work.db") as backend:
+        prices = backend.queue("prices")
+        stop = asyncio.Event()
+        serving = asyncio.create_task(prices.consume(price, stop=stop))  # elsewhere, in life
+        answer = await prices.request(json={"item": "kettle"}, timeout=30)
+        print(f"{answer.json()['item']}: {answer.json()['price']}")
+        stop.set()
+        await serving
+
+
+asyncio.run(main())
