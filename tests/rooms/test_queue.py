@@ -395,6 +395,26 @@ async def test_consuming_until_empty_ends_at_once_also_when_handlers_settle_them
 
 
 @in_town
+async def test_a_renewal_that_comes_after_a_handlers_own_complete_is_no_loss(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 1)
+    failures: list[BaseException] = []
+
+    async def handler(message: Message) -> None:
+        town.road.delay = LOCK / 2  # on its way back, the answer meets a renewal
+        completing = asyncio.ensure_future(message.complete())
+        await asyncio.sleep(0)
+        town.road.delay = 0.0
+        await completing
+
+    await queue.consume(handler, on_error=lambda message, error: failures.append(error), until_empty=True)
+    assert "renew 1" in town.road.asked
+    assert failures == []
+    assert town.told(LockEnded) == []
+    assert await queue.stats() == Stats()
+
+
+@in_town
 async def test_slow_handlers_hoard_nothing(town: Town) -> None:
     queue, log = town.queue(), Log(seconds=10.0)
     await fill(queue, 50)

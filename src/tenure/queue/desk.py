@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, LockLost, TenureError
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.observe.log import is_logged, log_event
@@ -180,6 +180,14 @@ def obituary(delivery: Delivery, what: str) -> str:
 
 class Unsettled(Protocol):
     """Who else keeps count of the messages in hand."""
+
+    def asks(self, delivery: Delivery) -> None:
+        """Note that a verdict on *delivery* is on its way to the broker."""
+        ...
+
+    def heard(self, delivery: Delivery) -> None:
+        """Note that it is answered, or given up."""
+        ...
 
     def settled(self, delivery: Delivery) -> None:
         """Note that *delivery* is settled, or lost."""
@@ -372,14 +380,19 @@ class Message(Received):
         self._gone()
 
     async def _settle(self, verdict: Verdict) -> None:
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.asks(self._delivery)
         try:
             await self._desk.settle(self._delivery, verdict)
-        except Unavailable:
-            raise  # it may be ours yet, and be settled once more
         except LockLost:
             self._gone()
             raise
-        self._gone()
+        else:
+            self._gone()
+        finally:  # Unavailable: it may be ours yet, and be settled once more
+            if keeper is not None:
+                keeper.heard(self._delivery)
 
     def _gone(self) -> None:
         if self._keeper is not None:

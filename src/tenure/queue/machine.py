@@ -94,6 +94,9 @@ class Hold:
     Until it is, the lock is kept: the caller's loop may be blocked, or the broker out of reach.
     """
     session: SessionLock | None = None
+    asking: set[int] = field(default_factory=set)
+    """Running ones whose handler has passed a verdict by itself, not answered yet: a renewal that finds such a message
+    gone has met that verdict, and no loss."""
     cancelled: dict[int, float] = field(default_factory=dict)
     """Running ones that were told to stop, and until when their lock is sure; they are not renewed any more."""
     settled: int = 0
@@ -404,6 +407,18 @@ class Pump:
         hold.running[delivery.sequence] = (delivery, JUDGED)
         self._unsettled.append(Settlement(delivery, verdict))
         return True
+
+    def asks(self, delivery: Delivery) -> None:
+        """Note that a handler is passing a verdict by itself; :meth:`heard` follows, whatever the answer."""
+        hold = self._holds.get(delivery.token)
+        if hold is not None:
+            hold.asking.add(delivery.sequence)
+
+    def heard(self, delivery: Delivery) -> None:
+        """Note that it is answered, or that no answer is waited for."""
+        hold = self._holds.get(delivery.token)
+        if hold is not None:
+            hold.asking.discard(delivery.sequence)
 
     def settled(self, delivery: Delivery) -> None:
         """Note that the broker has settled a message that was taken, or called its lock lost, without our asking."""
@@ -775,7 +790,8 @@ class Locks:
             hold.sure_until = -NEVER
             if not hold.over:
                 self._end(hold, "denied", now, effects)
-        elif _withdraw(hold, one.sequence):  # else there is a verdict, and what became of it is yet to be told
+        elif one.sequence not in hold.asking and _withdraw(hold, one.sequence):
+            # Else there is a verdict, and what became of it is yet to be told.
             self._cancel(one, "denied", now, effects)
             self._drop(hold)
 
