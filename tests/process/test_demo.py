@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from tenure.testing import until
+from tests.servers.redis import Redis
+from tests.servers.sharing import url_of
 
 pytestmark = [
     pytest.mark.process,
@@ -112,6 +114,14 @@ def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
     check_messages(summary)
     assert {"store.db", "ledger.db", "poisonous.py"} <= {path.name for path in (tmp_path / "kept").iterdir()}
     assert list(temporary.iterdir()) == []
+
+
+def test_it_runs_on_a_server(start: Start) -> None:
+    process = start("--on", url_of(Redis))
+    summary, happened = finish(process)
+    assert process.returncode == 0, summary
+    check_kills(summary, happened)
+    check_messages(summary)
 
 
 def check_kills(summary: dict[str, Any], happened: str) -> None:
