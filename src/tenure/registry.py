@@ -13,6 +13,8 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
         # scheme: (module, extra that brings its driver; None where the standard library is enough)
         "memory": ("tenure.backends.memory", None),
+        "postgres": ("tenure.backends.postgres", "postgres"),
+        "postgresql": ("tenure.backends.postgres", "postgres"),
         "redis": ("tenure.backends.redis", "redis"),
         "rediss": ("tenure.backends.redis", "redis"),
         "sqlite": ("tenure.backends.sqlite", None),

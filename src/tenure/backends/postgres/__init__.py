@@ -1,0 +1,73 @@
+"""Leases and queues in PostgreSQL: ``postgresql://user@host/database``, after ``tenure migrate URL``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure.backends import Fact
+from tenure.backends.postgres.client import VERSION, Client, Options
+from tenure.backends.postgres.fence import fence
+from tenure.backends.postgres.leases import TRAITS, PostgresLeases
+from tenure.backends.postgres.migrate import Migrated, migrate, migrate_with
+from tenure.backends.postgres.wake import Wake
+from tenure.clock import Clock
+from tenure.url import Url
+
+__all__ = ["TRAITS", "Migrated", "Options", "PostgresBackend", "PostgresLeases", "fence", "migrate", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
+    """Open the database that *url* names; it is first reached by the first question.
+
+    Raises:
+        ConfigError: The address can't be read, or an option is unknown or doesn't fit.
+    """
+    return PostgresBackend(Client(url, url.options(Options)))
+
+
+class PostgresBackend:
+    """A database in use: a few connections for each loop, and one to be woken by."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wake = Wake(client)
+        self.leases: PostgresLeases = PostgresLeases(client, self._wake)
+
+    async def migrate(self) -> Migrated:
+        """Create or upgrade the schema; see :func:`migrate`."""
+        return await migrate_with(self._client)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Ask the server about itself."""
+        [row] = await self._client.ask(_FACTS)
+        risky = "" if row["fsync"] == "on" else "answers can be lost with the power; set fsync = on"
+        lazy = "" if row["commits"] != "off" else "the newest answers can be lost in a crash, tokens too; set it on"
+        old = row["oldest"] or 0.0
+        held = f"a transaction is open for {old:.0f} s and keeps vacuum from its work; find it in pg_stat_activity"
+        return [
+            Fact("PostgreSQL", row["version"]),
+            Fact("schema", f"{self._client.options.schema}, version {VERSION}"),
+            Fact("synchronous_commit", row["commits"], lazy),
+            Fact("fsync", row["fsync"], risky),
+            Fact("TLS", "yes" if row["tls"] else "no"),
+            Fact("connections", f"{row['used']} of {row['most']}; {self._client.options.pool} for each loop here"),
+            Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else ""),
+            self._wake.fact(),
+        ]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._wake.close()
+        await self._client.close()
+
+
+_FACTS = """
+SELECT current_setting('server_version') AS version,
+       current_setting('synchronous_commit') AS commits,
+       current_setting('fsync') AS fsync,
+       current_setting('max_connections') AS most,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
+       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
+       (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8
+        FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()) AS oldest
+"""

@@ -1,0 +1,370 @@
+"""The way to a PostgreSQL: translate its errors, keep a few connections for each loop, bound every question in time.
+
+No connection is special and none carries anything from one question to the next: no session lock, no setting, no
+transaction left open. So each may be dropped at any moment, and a transaction pooler may stand in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+from asyncpg.exceptions import ClientConfigurationError, InterfaceError, TargetServerAttributeNotMatched
+
+from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.url import Url
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+VERSION = 1
+"""The version of the schema that this code works with."""
+
+_CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again
+_DROPPED = {"25006", "26000", "42P05"}  # the connection is of no use: a standby, or mixed up by a pooler
+
+_REFUSED = {
+    "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
+    "28000": "refused the login; check the user and the server's pg_hba.conf",
+    "3D000": "has no such database; create it with: createdb NAME",
+    "42501": "refuses what tenure needs for lack of rights; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE, "
+    "DELETE on the tables, USAGE on the sequences and EXECUTE on the functions in it",
+    "0A000": "can't do what tenure needs; use PostgreSQL 13 or newer",
+}
+_NOT_NOW = {
+    "57P01": "is being shut down",
+    "57P02": "had to restart after a crash",
+    "57P03": "is starting or stopping",
+    "53300": "has no connection left; raise max_connections, use smaller pools (option pool), or a pooler",
+    "53100": "has no room left on its disk",
+    "53200": "has no memory left",
+    "25006": "is a read-only standby or set to read only, and nothing is decided by such a one; "
+    "it is asked again once it is the primary, or name all hosts in the URL",
+}
+_MISSING = {"3F000", "42P01", "42883", "42703"}
+_POOLED = {"26000", "42P05"}
+
+
+def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> TenureError:
+    """Turn what the driver or the server said into one of ours.
+
+    What could never work is a ``ConfigError``, unless it has worked before: then somebody is at it, and may be done
+    soon. *worked* tells.
+    """
+    code: str = getattr(error, "sqlstate", None) or ""
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so it is tried again)" if worked else ""
+    match error:
+        case TimeoutError():
+            return Unavailable(f"{url} gave no answer within {options.timeout:g} s (option timeout)")
+        case ssl.SSLCertVerificationError():
+            return lasting(
+                f"the certificate of {url} is not trusted: {error.verify_message}; name the right authority with "
+                f"sslrootcert=…, and the host as the certificate does{before}"
+            )
+        case TargetServerAttributeNotMatched():
+            return Unavailable(f"{url} {_NOT_NOW['25006']}")
+        case asyncpg.PostgresError() if code in _REFUSED:
+            return lasting(f"{url} {_REFUSED[code]} (it says: {error}){before}")
+        case asyncpg.PostgresError() if code in _NOT_NOW:
+            return Unavailable(f"{url} {_NOT_NOW[code]}")
+        case asyncpg.PostgresError() if code in _MISSING:
+            return ConfigError(f"{_no_schema(url, options)} (it says: {error})")
+        case asyncpg.PostgresError() if code in _POOLED:
+            return lasting(
+                f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
+                f"listen=false if it pools by transaction{before}"
+            )
+        case asyncpg.PostgresError():
+            return Unavailable(f"{url} could not do it: {error} (SQLSTATE {code or 'unknown'})")
+        case ConnectionError() if "rejected SSL" in str(error):
+            return lasting(f"{url} doesn't speak TLS, and sslmode={options.sslmode} wants it{before}")
+        case OSError() | InterfaceError() | EOFError():
+            return Unavailable(f"{url} can't be reached: {str(error) or type(error).__name__}")
+    raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+
+
+def _no_schema(url: Url, options: Options) -> str:
+    return f"{url} has no schema {options.schema!r} for tenure, or one that is not complete; run: tenure migrate URL"
+
+
+# --- the address -------------------------------------------------------------------------------------------------
+
+Sslmode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``postgresql:`` URL: a few of our own, and those that every client of PostgreSQL knows.
+
+    Args:
+        schema: The PostgreSQL schema that tenure's tables and functions are in.
+        pool: How many connections each event loop may have open.
+        listen: Whether to hear of changes on one more connection. It can't stand behind a transaction pooler.
+        prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't follow them.
+        timeout: For how many seconds at most to wait for an answer, and for a connection.
+    """
+
+    schema: str = "tenure"
+    pool: int = 4
+    listen: bool = True
+    prepared: bool = True
+    timeout: float = 5.0
+    application_name: str = "tenure"
+    connect_timeout: float | None = None
+    target_session_attrs: Literal["read-write", "primary"] = "read-write"
+    sslmode: Sslmode = "prefer"
+    host: str | None = None
+    port: str | None = None
+    user: str | None = None
+    password: str | None = None
+    passfile: str | None = None
+    dbname: str | None = None
+    service: str | None = None
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
+    sslcrl: str | None = None
+    sslpassword: str | None = None
+    sslnegotiation: Literal["postgres", "direct"] | None = None
+    ssl_min_protocol_version: str | None = None
+    ssl_max_protocol_version: str | None = None
+    krbsrvname: str | None = None
+    gsslib: Literal["gssapi", "sspi"] | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema) or self.schema.startswith("pg_"):
+            raise ConfigError(
+                f"schema must be up to 40 small letters, digits and underscores, and not begin with a digit or pg_, "
+                f"not {self.schema!r}; try schema=tenure"
+            )
+        if not 1 <= self.pool <= 1_000:
+            raise ConfigError(f"pool must be from 1 to 1000 connections, not {self.pool}; try pool=4")
+        for name in ("timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 3_600.0:
+                raise ConfigError(f"{name} must be more than 0 and up to 3600 seconds, not {value:g}; try {name}=5")
+
+
+_OURS = {"schema", "pool", "listen", "prepared", "timeout", "application_name", "connect_timeout"} | {
+    "target_session_attrs"  # which is handed over by itself
+}
+
+
+def dsn_of(url: Url) -> str:
+    """Return what the driver is to connect to: *url* without the options that are ours.
+
+    Raises:
+        ConfigError: It can't be read as an address.
+    """
+    parts = urlsplit(url.written)
+    try:
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{host}").port
+    except ValueError:
+        # Not told from what: a password that is not percent-encoded may have ended up in the port.
+        raise ConfigError(
+            f"{url} has a port that is no number; percent-encode what is special in the password"
+        ) from None
+    left = {name: text for name, text in url.query.items() if name not in _OURS}
+    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(left), ""))
+
+
+assert {field.name for field in fields(Options)} >= _OURS
+
+# --- SQL ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def text_of(file: str, schema: str) -> str:
+    """Return an SQL file of this folder, for the tables in *schema*."""
+    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    return text.replace("{schema}", schema)
+
+
+@cache
+def statements(file: str, schema: str) -> dict[str, str]:
+    """Return the statements of *file* by the name that stands above each."""
+    blocks = re.split(r"^-- name: (\w+)\n", text_of(file, schema), flags=re.MULTILINE)
+    return dict(zip(blocks[1::2], (block.strip().rstrip(";") for block in blocks[2::2]), strict=True))
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A database in use: lines of connections, one for each loop that asks."""
+
+    def __init__(self, url: Url, options: Options) -> None:
+        self.url = url
+        self.options = options
+        self._dsn = dsn_of(url)
+        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._checked = False
+        self._worked = False
+        self._closed = False
+
+    async def ask(self, statement: str, *values: object, within: float | None = None) -> list[asyncpg.Record]:
+        """Return the rows that *statement* answers, in a transaction of its own.
+
+        Raises:
+            Unavailable: There was no answer within the time given: it may have been done or not.
+            ConfigError: The database can't be used as it is.
+        """
+        return await self.work(lambda connection: connection.fetch(statement, *values), within=within)
+
+    async def work(self, work: Callable[[Connection], Awaitable[T]], *, within: float | None = None) -> T:
+        """Return what *work* does on a connection; it must leave no transaction open. May raise as :meth:`ask`."""
+        if not self._checked:
+            await self._check()
+        return await self.unchecked(work, within=within)
+
+    async def unchecked(self, work: Callable[[Connection], Awaitable[T]], *, within: float | None = None) -> T:
+        """Do as :meth:`work`, on whatever schema there is, or none."""
+        if self._closed:
+            raise Unavailable(f"{self.url} is closed; connect again")
+        within = self.options.timeout if within is None else min(within, self.options.timeout)
+        line = self._line()
+        for attempt in (1, 2):
+            try:
+                answer = await line.work(work, within)
+            except (OSError, EOFError, asyncpg.PostgresError, InterfaceError) as error:
+                if isinstance(error, ValueError):  # the driver can't encode what we gave it: a bug of ours, let it fly
+                    raise
+                if attempt == 1 and getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE:
+                    continue
+                raise translate(error, self.url, self.options, worked=self._worked) from error
+            else:
+                self._worked = True
+                return answer
+        raise AssertionError("the second attempt neither answered nor failed")
+
+    async def connect(self) -> Connection:
+        """Open a connection. The caller translates what is raised."""
+        options = self.options
+        try:
+            return await asyncpg.connect(
+                self._dsn,
+                timeout=options.connect_timeout or options.timeout,
+                statement_cache_size=200 if options.prepared else 0,
+                max_cached_statement_lifetime=0,
+                target_session_attrs=SessionAttribute(options.target_session_attrs),
+                server_settings={"application_name": options.application_name},
+            )
+        except (ClientConfigurationError, ValueError) as error:
+            # The driver may quote the URL, password and all, so what it said is not passed on.
+            kind = type(error).__name__
+            raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
+
+    def translate(self, error: Exception) -> TenureError:
+        """Turn the driver's *error* into one of ours."""
+        return translate(error, self.url, self.options, worked=self._worked)
+
+    async def close(self) -> None:
+        """Close every connection, of every loop."""
+        self._closed = True
+        for loop, line in list(self._lines.items()):
+            await on_loop(loop, line.close)
+        self._lines.clear()
+
+    def _line(self) -> Line:
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            for old in [one for one in self._lines if one.is_closed()]:
+                del self._lines[old]
+            line = self._lines[loop] = Line(self.connect, self.options.pool)
+        return line
+
+    async def _check(self) -> None:
+        """Find the schema as this code knows it, once."""
+        table = f"{self.options.schema}.migration"
+        rows = await self.unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
+        found: int = rows[0][0] or 0
+        if found < VERSION:
+            raise ConfigError(
+                f"the schema {self.options.schema!r} of {self.url} has version {found}, and this tenure needs "
+                f"{VERSION}; run: tenure migrate URL"
+            )
+        if found > VERSION:
+            raise ConfigError(
+                f"the schema {self.options.schema!r} of {self.url} has version {found}, made by a newer tenure than "
+                f"this one, which knows {VERSION}; install that newer one here (tenure migrate doesn't go back)"
+            )
+        self._checked = True
+
+
+class Line:
+    """The connections of one loop."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+        self._connect = connect
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
+        self._busy: set[Connection] = set()
+
+    async def work(self, work: Callable[[Connection], Awaitable[T]], within: float) -> T:
+        """Do *work* on a connection; waiting for one and opening one count, too."""
+        limit = asyncio.timeout(within)
+        async with limit, self._free:
+            connection = self._next() or await self._connect()
+            self._busy.add(connection)
+            try:
+                return await work(connection)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate in _DROPPED:
+                    connection.terminate()
+                raise
+            except BaseException as error:
+                # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
+                connection.terminate()
+                if limit.expired() or not isinstance(error, asyncio.CancelledError):
+                    self._drop_idle()
+                raise
+            finally:
+                self._busy.discard(connection)
+                if not connection.is_closed():
+                    self._idle.append(connection)
+
+    async def close(self) -> None:
+        """Close the connections: politely if they are idle."""
+        for connection in list(self._busy):
+            connection.terminate()
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(_farewell(connection) for connection in idle))
+
+    def _next(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    def _drop_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
+
+
+async def _farewell(connection: Connection) -> None:
+    with suppress(OSError, asyncpg.PostgresError, InterfaceError):
+        await connection.close(timeout=1.0)
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
+    if loop is asyncio.get_running_loop():
+        await act()
+    elif loop.is_running():
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

@@ -1,0 +1,123 @@
+"""Leases in PostgreSQL: one durable row for each name, judged by the server's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tenure.backends.postgres.client import Client, statements
+from tenure.backends.postgres.wake import Wake, channel_of
+from tenure.election.store import LeaseTraits, require_name, require_ttl
+from tenure.errors import Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+
+TRAITS = LeaseTraits(
+    ttl_min=0.1,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+)
+
+TRIES = 10
+"""How often to ask again for a name that was given and taken while we looked."""
+
+
+class PostgresLeases:
+    """A ``LeaseStore`` in PostgreSQL."""
+
+    def __init__(self, client: Client, wake: Wake) -> None:
+        self._client = client
+        self._wake = wake
+        self._sql = statements("leases.sql", client.options.schema)
+        self._channel = channel_of(client.options.schema)
+        self._traits = replace(TRAITS, hints=client.options.listen)
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do."""
+        return self._traits
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        told = json.dumps(dict(metadata), ensure_ascii=True)
+        topic = f"lease:{name}"
+        for _ in range(TRIES):
+            rows = await self._client.ask(
+                self._sql["acquire"], name, holder, ttl, told, self._channel, f":{topic}", within=_patience(ttl)
+            )
+            if not rows:
+                continue  # between our look and our claim, another took it; now it is there to be seen
+            token, resign_asked, other, remaining, theirs, _ = rows[0]
+            if other is not None:
+                return HeldBy(name, other, token, remaining, _metadata(theirs))
+            self._wake.ring_here(topic)
+            return Granted(Grant(name, holder, token), resign_asked)
+        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was asked for; it is tried again")
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        """Extend many claims by *ttl* seconds from now; the answers stand in the order of *grants*."""
+        require_ttl(ttl, TRAITS)
+        if not grants:
+            return []
+        columns = zip(*((grant.name, grant.holder, grant.token) for grant in grants), strict=True)
+        rows = await self._client.ask(
+            self._sql["renew"], *(list(column) for column in columns), ttl, within=_patience(ttl)
+        )
+        return [
+            Lost(grant) if resign_asked is None else Granted(grant, resign_asked)
+            for grant, (resign_asked,) in zip(grants, rows, strict=True)
+        ]
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back; its token is kept."""
+        named = grant.name, grant.holder, grant.token
+        freed = await self._change("release", *named, topic=f"lease:{grant.name}")
+        return Released(grant) if freed else Lost(grant)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*, without changing anything."""
+        require_name(name)
+        rows = await self._client.ask(self._sql["inspect"], name)
+        if not rows:
+            return Vacant(name, 0)
+        token, holder, remaining, metadata = rows[0]
+        if holder is None or remaining <= 0:
+            return Vacant(name, token)
+        return HeldBy(name, holder, token, remaining, _metadata(metadata))
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted."""
+        return [name for (name,) in await self._client.ask(self._sql["names"])]
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none."""
+        require_name(name)
+        return await self._change("ask_to_resign", name, topic=f"lease:{name}")
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*, in this process or another."""
+        require_name(name)
+        return self._wake.listen(f"lease:{name}")
+
+    async def _change(self, statement: str, *asked: object, topic: str) -> bool:
+        """Run a statement on one row, which tells the others if it has changed it."""
+        changed = bool(await self._client.ask(self._sql[statement], *asked, self._channel, f":{topic}"))
+        if changed:
+            self._wake.ring_here(topic)
+        return changed
+
+
+def _patience(ttl: float) -> float:
+    """Return how long to wait for an answer about a lease: not so long that no time is left to ask again."""
+    return max(1.0, ttl / 3)
+
+
+def _metadata(text: str) -> Metadata:
+    return MappingProxyType(json.loads(text))

@@ -1,0 +1,90 @@
+-- What is asked of the leases. "now" is read once in each statement, after the question was sent and before any wait
+-- for a lock: so whoever takes a lease over does it too late rather than too early, and whoever extends one gets less
+-- rather than more.
+
+-- name: acquire
+-- A name that another holds is only read, not locked: those who stand by cost no write.
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now
+), held AS MATERIALIZED (
+    SELECT token, holder, expires_at - now AS remaining, metadata
+    FROM {schema}.lease, moment
+    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder <> $2 AND expires_at > now
+), won AS (
+    INSERT INTO {schema}.lease AS kept (key, name, holder, token, expires_at, metadata, resign_asked)
+    SELECT sha256(convert_to($1, 'UTF8')), $1, $2, 1, now + $3::float8, $4, false
+    FROM moment
+    WHERE NOT EXISTS (SELECT FROM held)
+    ON CONFLICT (key) DO UPDATE
+    SET (holder, token, expires_at, metadata, resign_asked) = (
+        SELECT excluded.holder,
+               kept.token + CASE WHEN again THEN 0 ELSE 1 END,
+               excluded.expires_at,
+               CASE WHEN again THEN kept.metadata ELSE excluded.metadata END,
+               again AND kept.resign_asked
+        FROM (
+            SELECT coalesce(kept.holder = excluded.holder, false) AND kept.expires_at > excluded.expires_at - $3::float8
+        ) AS asked (again)
+    )
+    WHERE kept.holder IS NULL OR kept.holder = excluded.holder OR kept.expires_at <= excluded.expires_at - $3::float8
+    RETURNING token, resign_asked
+)
+SELECT token, resign_asked, NULL AS holder, NULL::float8 AS remaining, NULL AS metadata, pg_notify($5, $6)::text
+FROM won
+UNION ALL
+SELECT token, false, holder, remaining, metadata, NULL
+FROM held;
+
+-- name: renew
+-- Rows are locked in the order of their keys, the same for all who renew.
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now
+), asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, holder, token, place)
+), named AS MATERIALIZED (
+    SELECT DISTINCT sha256(convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
+), kept AS (
+    UPDATE {schema}.lease
+    SET expires_at = now + $4::float8
+    FROM named, moment
+    WHERE lease.key = named.key
+      AND lease.holder = named.holder
+      AND lease.token = named.token
+      AND lease.expires_at > now
+    RETURNING lease.name, lease.holder, lease.token, lease.resign_asked
+)
+SELECT kept.resign_asked
+FROM asked LEFT JOIN kept USING (name, holder, token)
+ORDER BY asked.place;
+
+-- name: release
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now
+), freed AS (
+    UPDATE {schema}.lease
+    SET holder = NULL, expires_at = now, metadata = '{}', resign_asked = false
+    FROM moment
+    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder = $2 AND token = $3 AND expires_at > now
+    RETURNING token
+)
+SELECT pg_notify($4, $5) FROM freed;
+
+-- name: ask_to_resign
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now
+), told AS (
+    UPDATE {schema}.lease
+    SET resign_asked = true
+    FROM moment
+    WHERE key = sha256(convert_to($1, 'UTF8')) AND holder IS NOT NULL AND expires_at > now
+    RETURNING token
+)
+SELECT pg_notify($2, $3) FROM told;
+
+-- name: inspect
+SELECT token, holder, expires_at - now AS remaining, metadata
+FROM {schema}.lease, (SELECT {schema}.clock() OFFSET 0) AS moment (now)
+WHERE key = sha256(convert_to($1, 'UTF8'));
+
+-- name: names
+SELECT name FROM {schema}.lease ORDER BY name COLLATE "C";

@@ -1,0 +1,98 @@
+"""The schema: created and upgraded step by step, each step in an SQL file of its own, all in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import asyncpg
+from asyncpg.exceptions import InterfaceError
+
+from tenure.backends.postgres.client import VERSION, Client, Connection, Options, text_of
+from tenure.errors import ConfigError
+from tenure.url import Url
+
+STEPS = {1: "schema_1.sql"}
+"""What makes each version out of the one before it."""
+
+PATIENCE = 120.0
+"""Seconds for a migration, the wait for another one included."""
+
+_BEGIN = """
+CREATE TABLE IF NOT EXISTS {schema}.migration (
+    version integer PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT now(),
+    by      text NOT NULL DEFAULT current_user
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration has done; nothing, if the versions are the same. Version 0 is none at all."""
+
+    schema: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        if self.before == self.after:
+            return f"the schema {self.schema!r} has version {self.after} already"
+        if not self.before:
+            return f"created the schema {self.schema!r}, version {self.after}"
+        return f"upgraded the schema {self.schema!r} from version {self.before} to {self.after}"
+
+
+async def migrate(url: str, *, to: int = VERSION) -> Migrated:
+    """Create or upgrade tenure's schema in the database at *url*; the option ``schema`` names it.
+
+    Any number of processes may do this at once, and again: one does it, the others find it done.
+
+    Args:
+        url: As for :func:`tenure.connect`.
+        to: The version to stop at.
+
+    Raises:
+        ConfigError: The schema is newer than this tenure, or the user may not create it.
+        Unavailable: The database could not be asked. Then nothing has changed.
+    """
+    parsed = Url.parse(url)
+    return await migrate_with(Client(parsed, parsed.options(Options)), to)
+
+
+async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
+    """Do as :func:`migrate`, on the database of *client*."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            connection = await client.connect()
+            try:
+                async with connection.transaction():
+                    return await _migrate(connection, client.options.schema, to)
+            finally:
+                connection.terminate()
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
+            f"(it says: {error}); migrate as a user with CREATE on the database, or on the schema"
+        ) from error
+    except (OSError, EOFError, asyncpg.PostgresError, InterfaceError) as error:
+        raise client.translate(error) from error
+
+
+async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
+    # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"tenure migrate {schema}")
+    if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+        await connection.execute(f"CREATE SCHEMA {schema}")
+    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+        await connection.execute(_BEGIN.replace("{schema}", schema))
+    before: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
+    if before > VERSION:
+        raise ConfigError(
+            f"the schema {schema!r} has version {before}, and this tenure knows {VERSION}: it was made by a newer "
+            "one; install that here"
+        )
+    for version in range(before + 1, to + 1):
+        await connection.execute(text_of(STEPS[version], schema))
+        await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
+    return Migrated(schema, before, max(before, to))

@@ -1,0 +1,181 @@
+"""Leases and queues in PostgreSQL, before the suites: on a real server, whose clock is turned, and which is hurt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import ClassVar, Self
+
+from scripts.servers import faketime
+from tenure.backends import postgres
+from tenure.election.store import LeaseStore
+from tenure.lease import Granted
+from tenure.testing.conformance import Fault, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Postgres, shared
+
+
+class TurnedPostgres(Postgres):
+    """A PostgreSQL whose clock can be turned forward, with what is installed for that: libfaketime."""
+
+    install = "postgresql and faketime (apt-get install postgresql faketime)"
+
+    @classmethod
+    def missing(cls) -> str:
+        return super().missing() or ("" if faketime() else "libfaketime is not installed")
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._ahead = 0.0
+        self._clock = self.write("clock", "+0")
+        self.env = {
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DISABLE_SHM": "1",
+        }
+
+    def argv(self) -> Sequence[str]:
+        # Not in the environment: what starts the server, as another user, would be turned too.
+        return ["env", f"LD_PRELOAD={faketime()}", *super().argv()]
+
+    def start(self) -> Self:
+        super().start()
+        # The library leaves these behind, of processes that are killed. Once it has begun, it can do without.
+        for left in Path("/dev/shm").glob("*faketime_*_*"):
+            pid = int(left.name.rpartition("_")[2])
+            if pid == self.pid or not Path(f"/proc/{pid}").exists():
+                left.unlink(missing_ok=True)
+        return self
+
+    def turn(self, seconds: float) -> None:
+        """Let so many seconds pass for the server."""
+        self._ahead += seconds
+        self.write("clock.new", f"+{self._ahead:.6f}").rename(self._clock)
+
+
+class Cabinet:
+    """One test's backends, each behind a proxy of its own if it is to be hurt."""
+
+    def __init__(self, *, hurt: bool) -> None:
+        self._hurt = hurt
+        self._stack = AsyncExitStack()
+        self._proxies: dict[int, FaultProxy] = {}
+
+    async def start(self) -> None:
+        self.server = shared(TurnedPostgres)
+        await postgres.migrate(self.server.url)
+
+    async def open(self, options: str = "") -> postgres.PostgresBackend:
+        if not self._hurt:
+            return self._kept(self.server.url + options)
+        proxy = await self._stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
+        # One connection, so that what is lost is the answer to the question, and not to a login.
+        url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
+        backend = self._kept(f"{url}?pool=1&timeout=1.5")
+        self._proxies[id(backend.leases)] = proxy
+        return backend
+
+    def _kept(self, url: str) -> postgres.PostgresBackend:
+        backend = postgres.open(Url.parse(url))
+        self._stack.push_async_callback(backend.close)
+        return backend
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def restart(self) -> None:
+        await self.close()
+        self.server.kill()
+        self.server.start()
+
+    @asynccontextmanager
+    async def lose_answer(self, door: object) -> AsyncIterator[None]:
+        proxy = self._proxies[id(door)]
+        proxy.lose_answers()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    @asynccontextmanager
+    async def sever(self, door: object) -> AsyncIterator[None]:
+        """Reset what stands, and let nothing new in."""
+        proxy = self._proxies[id(door)]
+        proxy.refuse()
+        proxy.reset()
+        try:
+            yield
+        finally:
+            proxy.heal()
+
+    @asynccontextmanager
+    async def black_hole(self, door: object) -> AsyncIterator[None]:
+        """Let connections stand, and nothing through."""
+        proxy = self._proxies[id(door)]
+        proxy.stall()
+        try:
+            yield
+        finally:
+            proxy.reset()  # what was held back is not to arrive
+            proxy.heal()
+
+
+class PostgresHarness(LeaseHarness):
+    traits = postgres.TRAITS
+    hurt: ClassVar[bool] = False
+
+    async def start(self) -> None:
+        self._cabinet = Cabinet(hurt=self.hurt)
+        await self._cabinet.start()
+
+    async def open(self) -> LeaseStore:
+        store = (await self._cabinet.open()).leases
+        if self.hurt:  # so that every statement is prepared, and a lost answer is that of the statement itself
+            warm = await store.acquire("warm", "harness", 1.0)
+            if isinstance(warm, Granted):
+                await store.renew([warm.grant], 1.0)
+                await store.release(warm.grant)
+            await store.inspect("warm")
+        return store
+
+    async def close(self) -> None:
+        await self._cabinet.close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._cabinet.server.turn(seconds)
+
+
+class SeveredHarness(PostgresHarness):
+    hurt = True
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "restart"})
+
+    async def restart(self) -> None:
+        await self._cabinet.restart()
+
+    def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.lose_answer(store)
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.sever(store)
+
+
+class BlackHoledHarness(SeveredHarness):
+    faults = frozenset({"cut"})
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.black_hole(store)
+
+
+class TestPostgresLeases(LeaseStoreSuite):
+    harness = PostgresHarness
+
+
+class TestPostgresLeasesSevered(LeaseFaultSuite):
+    harness = SeveredHarness
+
+
+class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
+    harness = BlackHoledHarness
