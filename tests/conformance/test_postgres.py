@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,7 +13,18 @@ from scripts.servers import faketime
 from tenure.backends import postgres
 from tenure.election.store import LeaseStore
 from tenure.lease import Granted
-from tenure.testing.conformance import Fault, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite
+from tenure.queue.broker import Broker
+from tenure.queue.message import COMPLETE, Abandon, Outgoing, Settlement
+from tenure.testing import until
+from tenure.testing.conformance import (
+    BrokerFaultSuite,
+    BrokerSuite,
+    Fault,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseStoreSuite,
+    QueueHarness,
+)
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.servers import Postgres, shared
@@ -75,7 +88,7 @@ class Cabinet:
         # One connection, so that what is lost is the answer to the question, and not to a login.
         url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
         backend = self._kept(f"{url}?pool=1&timeout=1.5")
-        self._proxies[id(backend.leases)] = proxy
+        self._proxies[id(backend.leases)] = self._proxies[id(backend.broker)] = proxy
         return backend
 
     def _kept(self, url: str) -> postgres.PostgresBackend:
@@ -94,6 +107,7 @@ class Cabinet:
     @asynccontextmanager
     async def lose_answer(self, door: object) -> AsyncIterator[None]:
         proxy = self._proxies[id(door)]
+        await until(_has_told)  # or it is the answer to a notification that is lost, and the connection with it
         proxy.lose_answers()
         try:
             yield
@@ -121,6 +135,10 @@ class Cabinet:
         finally:
             proxy.reset()  # what was held back is not to arrive
             proxy.heal()
+
+
+def _has_told() -> bool:
+    return not any(task.get_name() == "tenure-postgres-notify" for task in asyncio.all_tasks())
 
 
 class PostgresHarness(LeaseHarness):
@@ -179,3 +197,62 @@ class TestPostgresLeasesSevered(LeaseFaultSuite):
 
 class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
     harness = BlackHoledHarness
+
+
+class PostgresQueueHarness(QueueHarness):
+    traits = postgres.QUEUE_TRAITS
+    hurt: ClassVar[bool] = False
+
+    async def start(self) -> None:
+        self._cabinet = Cabinet(hurt=self.hurt)
+        await self._cabinet.start()
+
+    async def open(self) -> Broker:
+        broker = (await self._cabinet.open()).broker
+        if self.hurt:  # see above
+            queue = f"warm-{secrets.token_hex(6)}"
+            for verdict in (COMPLETE, Abandon()):
+                await broker.send(queue, [Outgoing(b"", id=repr(verdict))])
+                got = (await broker.receive(queue, 1, 1.0)).deliveries
+                await broker.renew(got, 1.0)
+                await broker.settle([Settlement(one, verdict) for one in got])
+        return broker
+
+    async def close(self) -> None:
+        await self._cabinet.close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._cabinet.server.turn(seconds)
+
+
+class SeveredQueueHarness(PostgresQueueHarness):
+    hurt = True
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "restart"})
+
+    async def restart(self) -> None:
+        await self._cabinet.restart()
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.lose_answer(broker)
+
+    def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.sever(broker)
+
+
+class BlackHoledQueueHarness(SeveredQueueHarness):
+    faults = frozenset({"cut"})
+
+    def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.black_hole(broker)
+
+
+class TestPostgresQueues(BrokerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresQueuesSevered(BrokerFaultSuite):
+    harness = SeveredQueueHarness
+
+
+class TestPostgresQueuesBlackHoled(BrokerFaultSuite):
+    harness = BlackHoledQueueHarness

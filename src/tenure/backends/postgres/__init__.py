@@ -9,11 +9,24 @@ from tenure.backends.postgres.client import VERSION, Client, Options
 from tenure.backends.postgres.fence import fence
 from tenure.backends.postgres.leases import TRAITS, PostgresLeases
 from tenure.backends.postgres.migrate import Migrated, migrate, migrate_with
+from tenure.backends.postgres.queue import TRAITS as QUEUE_TRAITS
+from tenure.backends.postgres.queue import PostgresBroker
 from tenure.backends.postgres.wake import Wake
 from tenure.clock import Clock
 from tenure.url import Url
 
-__all__ = ["TRAITS", "Migrated", "Options", "PostgresBackend", "PostgresLeases", "fence", "migrate", "open"]
+__all__ = [
+    "QUEUE_TRAITS",
+    "TRAITS",
+    "Migrated",
+    "Options",
+    "PostgresBackend",
+    "PostgresBroker",
+    "PostgresLeases",
+    "fence",
+    "migrate",
+    "open",
+]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
@@ -32,6 +45,7 @@ class PostgresBackend:
         self._client = client
         self._wake = Wake(client)
         self.leases: PostgresLeases = PostgresLeases(client, self._wake)
+        self.broker: PostgresBroker = PostgresBroker(client, self._wake)
 
     async def migrate(self) -> Migrated:
         """Create or upgrade the schema; see :func:`migrate`."""
@@ -57,6 +71,7 @@ class PostgresBackend:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self.broker.close()
         await self._wake.close()
         await self._client.close()
 

@@ -27,7 +27,7 @@ from tenure.url import Url
 T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-VERSION = 1
+VERSION = 2
 """The version of the schema that this code works with."""
 
 _CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again

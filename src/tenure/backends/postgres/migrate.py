@@ -10,10 +10,15 @@ from asyncpg.exceptions import InterfaceError
 
 from tenure.backends.postgres.client import VERSION, Client, Connection, Options, text_of
 from tenure.errors import ConfigError
+from tenure.queue.broker import QueueSettings
+from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
 from tenure.url import Url
 
-STEPS = {1: "schema_1.sql"}
+STEPS = {1: "schema_1.sql", 2: "schema_2.sql"}
 """What makes each version out of the one before it."""
+
+FUNCTIONS = "queue.sql"
+"""Written anew by every upgrade. One whose arguments change is dropped by the step that does so."""
 
 PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
@@ -25,6 +30,21 @@ CREATE TABLE IF NOT EXISTS {schema}.migration (
     by      text NOT NULL DEFAULT current_user
 )
 """
+
+
+# Each statement of the functions has one right plan. Left alone, the planner would take another when its statistics are
+# of a time when the table was empty, or full: as the tables of queues are, in turns.
+_PLANS = " ".join(
+    f"SET {name} = {value}"
+    for name, value in {
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+    }.items()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +115,26 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     for version in range(before + 1, to + 1):
         await connection.execute(text_of(STEPS[version], schema))
         await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
+    if before < to == VERSION:
+        await connection.execute(_functions(schema))
     return Migrated(schema, before, max(before, to))
+
+
+def _functions(schema: str) -> str:
+    """Return the functions' text, with what the code and they must agree on."""
+    settings = QueueSettings()
+    agreed = {
+        "plans": _PLANS,
+        "lock": settings.lock,
+        "max_deliveries": settings.max_deliveries,
+        "dedupe_window": settings.dedupe_window,
+        "body_max": settings.body_max,
+        "history_max": HISTORY_MAX,
+        "int_max": INT_MAX,
+        "reason_tried": MAX_DELIVERIES,
+        "reason_expired": EXPIRED,
+    }
+    text = text_of(FUNCTIONS, schema)
+    for name, value in agreed.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text

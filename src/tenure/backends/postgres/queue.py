@@ -1,0 +1,483 @@
+"""Queues in PostgreSQL: rows that are claimed by whoever skips what others are at, judged by the server's clock.
+
+What is done in one step is a function in the database (``queue.sql``); here are the columns that go in and the rows
+that come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from tenure.backends.postgres.client import Client, Connection, on_loop
+from tenure.backends.postgres.wake import Wake
+from tenure.errors import ConfigError, TenureError
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.message import (
+    COMPLETE,
+    DEAD_SUFFIX,
+    LAPSED,
+    NO_HEADERS,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    DeadMessage,
+    Death,
+    Defer,
+    Delivery,
+    Failure,
+    GiveBack,
+    Headers,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+)
+
+TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28)
+
+TIDY_AFTER = 200
+"""So many statements after the last time, a queue is tidied by this process; each leaves a narrow row behind."""
+
+TIDY_EVERY = 10.0
+"""Seconds after which it is tidied even if there were fewer."""
+
+_ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
+_VERDICTS: dict[type[Verdict], str] = {
+    Complete: "complete",
+    Abandon: "abandon",
+    GiveBack: "give back",
+    Defer: "defer",
+    DeadLetter: "dead",
+}
+
+
+class PostgresBroker:
+    """A ``Broker`` in PostgreSQL."""
+
+    def __init__(self, client: Client, wake: Wake) -> None:
+        self._client = client
+        self._wake = wake
+        self._schema = client.options.schema
+        self._traits = replace(TRAITS, hints=client.options.listen)
+        self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
+        self._chores: set[asyncio.Task[None]] = set()
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        return self._traits
+
+    # --- settings ---
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*."""
+        await self._client.ask(
+            f"INSERT INTO {self._schema}.queue (name, lock, max_deliveries, dedupe_window, body_max) "
+            "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO UPDATE SET lock = $2, max_deliveries = $3, "
+            "dedupe_window = $4, body_max = $5",
+            queue,
+            float(settings.lock),
+            settings.max_deliveries,
+            float(settings.dedupe_window),
+            settings.body_max,
+        )
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        rows = await self._client.ask(
+            f"SELECT lock, max_deliveries, dedupe_window, body_max FROM {self._schema}.queue WHERE name = $1", queue
+        )
+        return QueueSettings(*rows[0]) if rows else QueueSettings()
+
+    async def names(self) -> Sequence[str]:
+        """List every queue, sorted."""
+        return [name for (name,) in await self._client.ask(f"SELECT name FROM {self._schema}.queue ORDER BY name")]
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when messages of *queue* may have become claimable."""
+        return self._wake.listen(f"queue:{queue}")
+
+    # --- sending and receiving ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages*; return their ids."""
+        if not messages:
+            return []
+        numbers = await self._call("send_many", queue, *_columns(messages))
+        self._wake.ring(f"queue:{queue}")
+        self._note_use(queue)
+        made_up = iter(numbers)
+        return [f"{queue}${next(made_up)}" if message.id is None else message.id for message in messages]
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        token = _new_token()
+        if queue.endswith(DEAD_SUFFIX):
+            rows = await self._rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
+            return Claim(tuple(_delivery(queue, token, row, _death(row[11:])) for row in rows))
+        return self._claim(queue, token, await self._rows("receive", queue, limit, lock, token))
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        token = _new_token()
+        rows = await self._rows("receive_deferred", queue, list(dict.fromkeys(sequences)), lock, token)
+        return self._claim(queue, token, rows)
+
+    def _claim(self, queue: str, token: int, rows: list[Any]) -> Claim:
+        """Make deliveries of *rows*; the last one may only tell when to look again."""
+        due_in = None
+        if rows and rows[-1][0] is None:
+            due_in = rows.pop()[6]
+        if rows:
+            self._note_use(queue)
+        return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in)
+
+    # --- under a lock ---
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for place, one in enumerate(held):
+            kind = "sessions" if isinstance(one, SessionLock) else "dead" if one.queue.endswith(DEAD_SUFFIX) else "many"
+            groups.setdefault((kind, one.queue.removesuffix(DEAD_SUFFIX)), []).append(place)
+        answers: list[Renewed | Lapsed] = [LAPSED] * len(held)
+
+        async def renew(connection: Connection) -> None:
+            async with connection.transaction() if len(groups) > 1 else nullcontext():
+                for (kind, queue), places in sorted(groups.items()):
+                    some = [held[place] for place in places]
+                    rows = await connection.fetch(
+                        f"SELECT * FROM {self._schema}.renew_{kind}($1, $2, $3, $4)",
+                        queue,
+                        [one.session if isinstance(one, SessionLock) else one.sequence for one in some],
+                        [one.token for one in some],
+                        lock,
+                    )
+                    for place, (until,) in zip(places, rows, strict=True):
+                        answers[place] = LAPSED if until is None else Renewed(until)
+
+        if held:
+            await self._client.work(renew, within=max(1.0, lock / 3))
+        return answers
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts."""
+        if not settlements:
+            return []
+        queue = settlements[0].delivery.queue
+        if not queue.endswith(DEAD_SUFFIX) and all(
+            verdict is COMPLETE and delivery.queue == queue for delivery, verdict in settlements
+        ):
+            numbers = [delivery.sequence for delivery, _ in settlements]
+            if len(set(numbers)) == len(numbers):
+                tokens = [delivery.token for delivery, _ in settlements]
+                done = await self._call("complete_many", queue, numbers, tokens) or ()
+                self._note_use(queue)
+                if len(done) == len(numbers):
+                    return [SETTLED] * len(numbers)
+                gone = set(done)
+                return [SETTLED if number in gone else LAPSED for number in numbers]
+        return await self._settle_each(settlements)
+
+    async def _settle_each(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
+        """Pass verdicts of any kind, all in one step."""
+        groups: dict[str, list[int]] = {}
+        seen: set[tuple[str, int, object]] = set()
+        for place, (delivery, verdict) in enumerate(settlements):
+            if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
+                raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+            named = delivery.queue, delivery.sequence, delivery.token
+            if named not in seen:  # the second time, it is settled already
+                seen.add(named)
+                groups.setdefault(delivery.queue, []).append(place)
+        answers: list[Settled | Lapsed] = [LAPSED] * len(settlements)
+
+        several = len(groups) > 1 or any(type(verdict) is Complete and verdict.sends for _, verdict in settlements)
+
+        async def settle(connection: Connection) -> set[str]:
+            async with connection.transaction() if several else nullcontext():
+                for queue, places in sorted(groups.items()):
+                    places.sort(key=lambda place: settlements[place].delivery.sequence)
+                    result = await self._pass(connection, queue, [settlements[place] for place in places])
+                    for place, answer in zip(places, result, strict=True):
+                        answers[place] = _ANSWERS[answer]
+                passed = [one.verdict for one, answer in zip(settlements, answers, strict=True) if answer is not LAPSED]
+                return await self._send_with(connection, passed)
+
+        rung = await self._client.work(settle)
+        for (delivery, verdict), answer in zip(settlements, answers, strict=True):
+            rung |= _woken_by(delivery, verdict, answer)
+        for queue in groups:
+            self._note_use(queue.removesuffix(DEAD_SUFFIX))
+        self._wake.ring(*sorted(rung))
+        return answers
+
+    async def _pass(self, connection: Connection, queue: str, some: Sequence[Settlement]) -> list[int]:
+        verdicts = [verdict for _, verdict in some]
+        function = "settle_dead" if queue.endswith(DEAD_SUFFIX) else "settle_many"
+        result: list[int] = await connection.fetchval(
+            f"SELECT {self._schema}.{function}($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            queue.removesuffix(DEAD_SUFFIX),
+            [delivery.sequence for delivery, _ in some],
+            [delivery.token for delivery, _ in some],
+            [_VERDICTS[type(verdict)] for verdict in verdicts],
+            [float(verdict.delay) if isinstance(verdict, Abandon) else 0.0 for verdict in verdicts],
+            [verdict.reason if isinstance(verdict, DeadLetter) else None for verdict in verdicts],
+            [verdict.description if isinstance(verdict, DeadLetter) else None for verdict in verdicts],
+            [_failure(verdict.error) if isinstance(verdict, Abandon | DeadLetter) else None for verdict in verdicts],
+            [float(verdict.remember) if isinstance(verdict, Complete) else 0.0 for verdict in verdicts],
+        )
+        return result
+
+    async def _send_with(self, connection: Connection, passed: Sequence[Verdict]) -> set[str]:
+        """Send what is to be sent with the verdicts that stand; return the topics to ring."""
+        sends: dict[str, list[Outgoing]] = {}
+        for verdict in passed:
+            for queue, message in verdict.sends if isinstance(verdict, Complete) else ():
+                sends.setdefault(queue, []).append(message)
+        for queue, messages in sorted(sends.items()):
+            columns = _columns(messages)
+            await connection.execute(self._written("send_many", 1 + len(columns)), queue, *columns)
+        return {f"queue:{queue}" for queue in sends}
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        token = _new_token()
+        [(name, until, state)] = await self._rows("accept", queue, session, lock, token)
+        return NoSession(until) if name is None else SessionLock(queue, name, token, until, state)
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
+        if not rows[-1][4]:
+            return LAPSED
+        assert isinstance(held.token, int)
+        return self._claim(held.queue, held.token, rows)
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; give back its deliveries."""
+        if not await self._call("release_session", held.queue, held.session, held.token):
+            return LAPSED
+        self._wake.ring(f"queue:{held.queue}")
+        return SETTLED
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        rows = await self._rows("read_state", held.queue, held.session, held.token)
+        state: bytes | None = rows[0][0] if rows else None
+        return state if rows else LAPSED
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store a session's state."""
+        return SETTLED if await self._rows("write_state", held.queue, held.session, held.token, state) else LAPSED
+
+    # --- looking on ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*."""
+        rows = await self._rows("stats", queue.removesuffix(DEAD_SUFFIX))
+        if not rows:
+            return Stats()
+        ready, locked, delayed, deferred, dead = (int(count or 0) for count in rows[0][:5])
+        if queue.endswith(DEAD_SUFFIX):
+            return Stats(dead=dead)
+        return Stats(ready, locked, delayed, deferred, dead, rows[0][5] or 0.0)
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        return [_delivery(queue, "", row) for row in await self._rows("peek_deferred", queue, limit, after)]
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        return [_dead_message(queue, row) for row in await self._rows("peek_dead", queue, *_meant(which), limit)]
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*."""
+        found: int = await self._call("revive", queue, *_meant(which), limit, False, dry_run)
+        if found and not dry_run:
+            self._wake.ring(f"queue:{queue}")
+        return found
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+        found: int = await self._call("revive", queue, *_meant(which), limit, True, False)
+        return found
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the inbox remembers."""
+        rows = await self._client.ask(
+            f"SELECT i.id FROM {self._schema}.inbox AS i JOIN {self._schema}.queue AS q ON q.id = i.queue "
+            f"WHERE q.name = $1 AND i.id = ANY ($2) AND i.until > {self._schema}.clock()",
+            queue,
+            list(ids),
+        )
+        known = {row[0] for row in rows}
+        return [one in known for one in ids]
+
+    async def close(self) -> None:
+        """Let the housework that was begun come to an end."""
+        for loop in {chore.get_loop() for chore in self._chores}:
+            await on_loop(loop, self._rest)
+
+    # --- asking ---
+
+    async def _rows(self, function: str, *values: object) -> list[Any]:
+        return await self._client.ask(f"SELECT * FROM {self._written(function, len(values))[7:]}", *values)
+
+    async def _call(self, function: str, *values: object) -> Any:
+        [row] = await self._client.ask(self._written(function, len(values)), *values)
+        return row[0]
+
+    def _written(self, function: str, arguments: int) -> str:
+        places = ", ".join(f"${place}" for place in range(1, arguments + 1))
+        return f"SELECT {self._schema}.{function}({places})"
+
+    def _note_use(self, queue: str) -> None:
+        """Count a statement, and see to it that the queue is tidied now and then, off everybody's way."""
+        count, since = self._used.get(queue) or (0, time.monotonic())
+        count += 1
+        if count < TIDY_AFTER and time.monotonic() - since < TIDY_EVERY:
+            self._used[queue] = count, since
+            return
+        self._used[queue] = 0, time.monotonic()
+        chore = asyncio.get_running_loop().create_task(self._tidy(queue), name="tenure-postgres-tidy")
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    async def _tidy(self, queue: str) -> None:
+        with suppress(TenureError):  # it can wait
+            await self._call("tidy", queue)
+
+    async def _rest(self) -> None:
+        here = asyncio.get_running_loop()
+        chores = {chore for chore in self._chores if chore.get_loop() is here}
+        if chores:
+            await asyncio.wait(chores, timeout=1.0)
+
+
+# --- columns and rows --------------------------------------------------------------------------------------------
+
+
+def _new_token() -> int:
+    return secrets.randbits(63)
+
+
+def _columns(messages: Sequence[Outgoing]) -> list[list[Any] | None]:
+    """Return the columns of what is sent, up to the last that anything stands in."""
+    columns: list[list[Any] | None] = [
+        [message.body for message in messages],
+        [message.id for message in messages],
+        [None if message.headers is NO_HEADERS else _written_headers(message.headers) for message in messages],
+        [float(message.delay) if message.delay else None for message in messages],
+        [message.at for message in messages],
+        [None if message.ttl is None else float(message.ttl) for message in messages],
+        [message.session for message in messages],
+        [message.priority or None for message in messages],
+        [message.reply_to for message in messages],
+        [message.correlation_id for message in messages],
+    ]
+    for place, column in enumerate(columns):
+        if place and column is not None and not any(value is not None for value in column):
+            columns[place] = None
+    return columns
+
+
+def _written_headers(headers: Headers) -> str | None:
+    return json.dumps(dict(headers)) if headers else None
+
+
+def _headers(text: str | None) -> Headers:
+    return NO_HEADERS if text is None else MappingProxyType(json.loads(text))
+
+
+def _delivery(queue: str, token: int | str, row: Any, death: Death | None = None) -> Delivery:
+    number, name, body, headers, count, enqueued_at, until, session, priority, reply_to, correlation_id = row[:11]
+    return Delivery(
+        queue,
+        number,
+        token,
+        name or f"{queue.removesuffix(DEAD_SUFFIX)}${number}",
+        body,
+        NO_HEADERS if headers is None else _headers(headers),
+        count,
+        enqueued_at,
+        until,
+        session,
+        priority,
+        reply_to,
+        correlation_id,
+        death,
+    )
+
+
+def _dead_message(queue: str, row: Any) -> DeadMessage:
+    one, death = _delivery(queue, "", row), _death(row[11:])
+    return DeadMessage(
+        queue,
+        one.sequence,
+        one.id,
+        one.body,
+        one.headers,
+        one.delivery_count,
+        one.enqueued_at,
+        one.session,
+        one.priority,
+        one.reply_to,
+        one.correlation_id,
+        death.reason,
+        death.description,
+        death.at,
+        death.error,
+        death.history,
+    )
+
+
+def _death(columns: Sequence[Any]) -> Death:
+    reason, description, at, history = columns
+    attempts = tuple(
+        Attempt(number, when, outcome, Failure(*error) if error else None)
+        for number, when, outcome, error in json.loads(history or "[]")
+    )
+    errors = [attempt.error for attempt in reversed(attempts) if attempt.error is not None]
+    return Death(reason, description, at, errors[0] if errors else None, attempts)
+
+
+def _failure(failure: Failure | None) -> str | None:
+    return None if failure is None else json.dumps([failure.type, failure.message, failure.traceback])
+
+
+def _meant(which: Selection) -> tuple[Any, ...]:
+    return (
+        None if which.sequences is None else sorted(which.sequences),
+        None if which.ids is None else sorted(which.ids),
+        which.reason,
+        which.dead_before,
+        which.after,
+    )
+
+
+def _woken_by(delivery: Delivery, verdict: Verdict, answer: Settled | Lapsed) -> set[str]:
+    """Return the topics to ring as *verdict* stands."""
+    if isinstance(answer, Lapsed):
+        return set()
+    dead = f"queue:{delivery.queue.removesuffix(DEAD_SUFFIX)}{DEAD_SUFFIX}"
+    if isinstance(verdict, DeadLetter) or answer.dead:
+        return {dead}
+    return {f"queue:{delivery.queue}"} if isinstance(verdict, Abandon | GiveBack) else set()

@@ -1,0 +1,974 @@
+-- The functions of queues, beside the tables of version 2. One call of a function is one step: it stands or not.
+--
+-- Their names begin with p_ for what is given and v_ for what is found. "v_now" is read once in each call.
+-- The settings at their heads keep plans from turning bad when a table that was planned for when empty is full: there
+-- is one right way through each of them, by its index.
+
+-- --- small things ------------------------------------------------------------------------------------------------
+
+-- Return a queue's number; it comes into being when first used.
+CREATE OR REPLACE FUNCTION {schema}._queue(p_name text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue integer;
+BEGIN
+    SELECT id INTO v_queue FROM {schema}.queue WHERE name = p_name;
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.queue (name, lock, max_deliveries, dedupe_window, body_max)
+        VALUES (p_name, {lock}, {max_deliveries}, {dedupe_window}, {body_max})
+        ON CONFLICT (name) DO UPDATE SET name = excluded.name
+        RETURNING id INTO v_queue;
+    END IF;
+    RETURN v_queue;
+END
+$$;
+
+-- Add an attempt to a history, of which the newest {history_max} are kept.
+CREATE OR REPLACE FUNCTION {schema}._remember(
+    p_history jsonb, p_number integer, p_at double precision, p_outcome text, p_error jsonb
+) RETURNS jsonb
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_array_length(p_history) >= {history_max} THEN p_history - 0 ELSE coalesce(p_history, '[]') END
+        || jsonb_build_array(jsonb_build_array(p_number, p_at, p_outcome, p_error))
+$$;
+
+-- Move a locked message to the dead letters.
+CREATE OR REPLACE FUNCTION {schema}._bury(
+    p_message {schema}.message, p_reason text, p_description text, p_now double precision
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM {schema}.message WHERE seq = p_message.seq;
+    INSERT INTO {schema}.dead (
+        seq, queue, enqueued_at, dead_at, deliveries, priority, id, session, reply_to, correlation_id, headers,
+        reason, description, history, body
+    ) VALUES (
+        p_message.seq, p_message.queue, p_message.enqueued_at, p_now, p_message.deliveries, p_message.priority,
+        p_message.id, p_message.session, p_message.reply_to, p_message.correlation_id, p_message.headers,
+        p_reason, p_description, p_message.history, p_message.body
+    );
+    INSERT INTO {schema}.tally (queue, locked, dead) VALUES (p_message.queue, -1, 1);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}._tried(p_deliveries integer) RETURNS text
+LANGUAGE sql IMMUTABLE AS $$ SELECT format('delivered %s times, and never completed', p_deliveries) $$;
+
+CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
+LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before its ttl had ended' $$;
+
+-- Do what time has done: end locks and delays, and bury what has died. Rows that somebody is at are left to them.
+CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_most integer;
+    v_found integer;
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.message WHERE queue = p_queue AND due_at <= p_now) THEN
+        RETURN;
+    END IF;
+    SELECT max_deliveries INTO v_most FROM {schema}.queue WHERE id = p_queue;
+    FOR v_round IN 1 .. p_rounds LOOP
+        WITH due AS MATERIALIZED (
+            SELECT seq,
+                   state,
+                   state = 1 AND deliveries >= v_most AS is_tried,
+                   state = 1 AND deliveries >= v_most OR NOT is_deferred AND coalesce(expires_at <= p_now, false) AS dies
+            FROM {schema}.message
+            WHERE queue = p_queue AND due_at <= p_now
+            ORDER BY due_at
+            LIMIT 1000
+            FOR UPDATE SKIP LOCKED
+        ), doomed AS (
+            DELETE FROM {schema}.message AS m USING due WHERE m.seq = due.seq AND due.dies
+            RETURNING m.*, due.is_tried
+        ), buried AS (
+            INSERT INTO {schema}.dead (
+                seq, queue, enqueued_at, dead_at, deliveries, priority, id, session, reply_to, correlation_id, headers,
+                reason, description, history, body
+            )
+            SELECT seq, queue, enqueued_at, p_now, deliveries, priority, id, session, reply_to, correlation_id, headers,
+                   CASE WHEN is_tried THEN '{reason_tried}' ELSE '{reason_expired}' END,
+                   CASE WHEN is_tried THEN {schema}._tried(deliveries) ELSE {schema}._expired() END,
+                   CASE WHEN state = 1 THEN {schema}._remember(history, deliveries, p_now, 'expired', NULL) ELSE history END,
+                   body
+            FROM doomed
+        ), returned AS (
+            UPDATE {schema}.message AS m
+            SET state = CASE WHEN m.is_deferred THEN 3 ELSE 0 END,
+                token = NULL,
+                due_at = CASE WHEN m.is_deferred THEN NULL ELSE m.expires_at END,
+                history = CASE
+                    WHEN m.state = 1 THEN {schema}._remember(m.history, m.deliveries, p_now, 'expired', NULL)
+                    ELSE m.history
+                END
+            FROM due
+            WHERE m.seq = due.seq AND NOT due.dies
+            RETURNING m.state
+        ), counted AS (
+            INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
+            SELECT p_queue,
+                   (SELECT count(*) FROM returned WHERE state = 0) - count(*) FILTER (WHERE state = 0),
+                   -count(*) FILTER (WHERE state = 1),
+                   -count(*) FILTER (WHERE state = 2),
+                   (SELECT count(*) FROM returned WHERE state = 3),
+                   count(*) FILTER (WHERE dies)
+            FROM due
+            HAVING count(*) > 0
+        )
+        SELECT count(*) INTO v_found FROM due;
+        EXIT WHEN v_found < 1000;
+    END LOOP;
+END
+$$;
+
+-- Return in how many seconds time alone will change something in a queue.
+CREATE OR REPLACE FUNCTION {schema}._due_in(p_queue integer, p_now double precision) RETURNS double precision
+LANGUAGE plpgsql {plans} AS $$
+BEGIN
+    RETURN greatest(0, least(
+        (SELECT due_at FROM {schema}.message WHERE queue = p_queue AND due_at IS NOT NULL ORDER BY due_at LIMIT 1),
+        (SELECT min(until) FROM {schema}.session WHERE queue = p_queue AND token IS NOT NULL AND until > p_now)
+    ) - p_now);
+END
+$$;
+
+-- --- sending -----------------------------------------------------------------------------------------------------
+
+-- Keep messages, given as columns, any but the first of which may be NULL or shorter. Return the numbers of those
+-- that have no id of their own, in order.
+CREATE OR REPLACE FUNCTION {schema}.send_many(
+    p_queue text, p_bodies bytea[], p_ids text[] DEFAULT NULL, p_headers text[] DEFAULT NULL,
+    p_delays double precision[] DEFAULT NULL, p_moments double precision[] DEFAULT NULL,
+    p_ttls double precision[] DEFAULT NULL, p_sessions text[] DEFAULT NULL, p_priorities integer[] DEFAULT NULL,
+    p_reply_tos text[] DEFAULT NULL, p_correlation_ids text[] DEFAULT NULL
+) RETURNS bigint[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer := {schema}._queue(p_queue);
+    v_now double precision := {schema}.clock();
+    v_window double precision;
+    v_numbers bigint[];
+    v_ready bigint;
+    v_all bigint;
+BEGIN
+    IF p_ids IS NOT NULL THEN
+        SELECT dedupe_window INTO v_window FROM {schema}.queue WHERE id = v_queue;
+        -- What is remembered is decided first, and in the order of the ids, the same for all senders.
+        WITH asked AS MATERIALIZED (
+            SELECT id, min(place) AS place
+            FROM unnest(p_ids) WITH ORDINALITY AS a (id, place)
+            WHERE id IS NOT NULL
+            GROUP BY id
+            ORDER BY id
+        ), fresh AS (
+            INSERT INTO {schema}.sent AS known (queue, id, until)
+            SELECT v_queue, id, v_now + v_window FROM asked ORDER BY id
+            ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until WHERE known.until <= v_now
+            RETURNING id
+        )
+        SELECT array_agg(asked.place) INTO v_numbers FROM asked JOIN fresh USING (id);
+    END IF;
+    WITH asked AS (
+        SELECT a.*, coalesce(a.moment, v_now + a.delay, v_now) AS visible_at, v_now + a.ttl AS expires_at
+        FROM unnest(
+            p_bodies, p_ids, p_headers, p_delays, p_moments, p_ttls, p_sessions, p_priorities, p_reply_tos,
+            p_correlation_ids
+        ) WITH ORDINALITY
+            AS a (body, id, headers, delay, moment, ttl, session, priority, reply_to, correlation_id, place)
+        WHERE p_ids IS NULL OR a.id IS NULL OR a.place = ANY (v_numbers)
+    ), kept AS (
+        INSERT INTO {schema}.message (
+            queue, state, due_at, expires_at, enqueued_at, priority, id, session, reply_to, correlation_id, headers, body
+        )
+        SELECT v_queue,
+               CASE WHEN visible_at > v_now THEN 2 ELSE 0 END,
+               CASE WHEN visible_at > v_now THEN least(visible_at, expires_at) ELSE expires_at END,
+               expires_at,
+               v_now,
+               coalesce(priority, 0),
+               id,
+               session,
+               reply_to,
+               correlation_id,
+               headers,
+               body
+        FROM asked
+        ORDER BY place
+        RETURNING seq, id, state
+    )
+    SELECT array_agg(seq ORDER BY seq) FILTER (WHERE id IS NULL), count(*) FILTER (WHERE state = 0), count(*)
+    INTO v_numbers, v_ready, v_all
+    FROM kept;
+    IF v_all > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, delayed) VALUES (v_queue, v_ready, v_all - v_ready);
+    END IF;
+    RETURN coalesce(v_numbers, '{}');
+END
+$$;
+
+-- Keep one message, in the caller's own transaction, and return its id. To be called from any language and driver.
+CREATE OR REPLACE FUNCTION {schema}.send(
+    queue text, body bytea, id text DEFAULT NULL, headers jsonb DEFAULT NULL, delay double precision DEFAULT 0,
+    at timestamptz DEFAULT NULL, ttl double precision DEFAULT NULL, session text DEFAULT NULL,
+    priority integer DEFAULT 0, reply_to text DEFAULT NULL, correlation_id text DEFAULT NULL
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_numbers bigint[];
+    v_most bigint;
+BEGIN
+    IF queue IS NULL OR queue = '' OR length(queue) > 200 OR strpos(queue, '$') > 0 OR queue <> btrim(queue) THEN
+        RAISE EXCEPTION 'a queue''s name has 1 to 200 characters, no $ and no space around it; % is none', queue
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF priority NOT BETWEEN 0 AND 9 OR ttl <= 0 OR delay < 0 OR body IS NULL THEN
+        RAISE EXCEPTION 'priority must be 0 to 9, ttl more than 0, delay at least 0, and body not NULL'
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object'
+        OR EXISTS (SELECT FROM jsonb_each(headers) AS h WHERE jsonb_typeof(h.value) NOT IN ('string', 'number', 'boolean')))
+    THEN
+        RAISE EXCEPTION 'headers must be an object of texts, numbers and booleans' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    SELECT q.body_max INTO v_most FROM {schema}.queue AS q WHERE q.name = send.queue;
+    IF octet_length(body) > coalesce(v_most, {body_max}) THEN
+        RAISE EXCEPTION 'the body (% bytes) is larger than the queue takes (%)', octet_length(body), v_most
+            USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    v_numbers := {schema}.send_many(
+        queue, ARRAY[body], ARRAY[id], ARRAY[headers::text], ARRAY[delay],
+        ARRAY[extract(epoch FROM at)::double precision], ARRAY[ttl], ARRAY[session], ARRAY[priority], ARRAY[reply_to],
+        ARRAY[correlation_id]
+    );
+    -- The same notification is sent once in a transaction, whatever it holds.
+    PERFORM pg_notify('{schema}.hints', ':queue:' || queue);
+    RETURN coalesce(id, queue || '$' || v_numbers[1]);
+END
+$$;
+
+-- --- receiving ---------------------------------------------------------------------------------------------------
+
+-- Claim messages. Behind them may come a row without number, whose locked_until is the seconds until something is due.
+CREATE OR REPLACE FUNCTION {schema}.receive(
+    p_queue text, p_most integer, p_lock double precision, p_token bigint
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT ready.ctid
+            FROM {schema}.message AS ready
+            WHERE ready.queue = v_queue AND ready.state = 0 AND ready.session IS NULL
+            ORDER BY ready.priority DESC, ready.seq
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id
+    )
+    SELECT * FROM taken ORDER BY taken.priority DESC, taken.seq;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+    END IF;
+    IF v_found < p_most THEN
+        locked_until := {schema}._due_in(v_queue, v_now);
+        RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- Claim deferred messages by their numbers, in the order asked.
+CREATE OR REPLACE FUNCTION {schema}.receive_deferred(
+    p_queue text, p_numbers bigint[], p_lock double precision, p_token bigint
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT put_aside.ctid
+            FROM {schema}.message AS put_aside
+            WHERE put_aside.queue = v_queue AND put_aside.state = 3 AND put_aside.seq = ANY (p_numbers)
+            ORDER BY put_aside.seq
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id
+    )
+    SELECT * FROM taken ORDER BY array_position(p_numbers, taken.seq);
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, deferred, locked) VALUES (v_queue, -v_found, v_found);
+    END IF;
+END
+$$;
+
+-- Claim dead letters.
+CREATE OR REPLACE FUNCTION {schema}.receive_dead(
+    p_queue text, p_most integer, p_lock double precision, p_token bigint
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text,
+    reason text, description text, dead_at double precision, history text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE {schema}.dead AS d
+        SET token = p_token, due_at = v_now + p_lock
+        WHERE d.ctid = ANY (ARRAY(
+            SELECT free.ctid
+            FROM {schema}.dead AS free
+            WHERE free.queue = v_queue AND (free.due_at IS NULL OR free.due_at <= v_now)
+            ORDER BY free.priority DESC, free.seq
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING d.seq, d.id, d.body, d.headers, d.deliveries, d.enqueued_at, d.due_at, d.session, d.priority,
+            d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text
+    )
+    SELECT * FROM taken ORDER BY taken.priority DESC, taken.seq;
+END
+$$;
+
+-- --- under a lock ------------------------------------------------------------------------------------------------
+
+-- Extend locks; return their ends in the order asked, NULL for those that are over. A row that another transaction is
+-- at is not waited for: it is our own being settled, and whatever comes of it, it is nobody else's before its old end.
+CREATE OR REPLACE FUNCTION {schema}.renew_many(
+    p_queue text, p_numbers bigint[], p_tokens bigint[], p_lock double precision
+) RETURNS SETOF double precision
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    WITH held AS MATERIALIZED (
+        SELECT m.seq
+        FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
+        JOIN {schema}.message AS m ON m.seq = a.seq
+        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+          AND (m.session IS NULL OR m.is_deferred)
+        FOR UPDATE OF m SKIP LOCKED
+    )
+    UPDATE {schema}.message AS m SET due_at = v_now + p_lock FROM held WHERE m.seq = held.seq;
+    RETURN QUERY
+    SELECT m.due_at
+    FROM unnest(p_numbers, p_tokens) WITH ORDINALITY AS a (seq, token, place)
+    LEFT JOIN {schema}.message AS m
+        ON m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+    ORDER BY a.place;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.renew_dead(
+    p_queue text, p_numbers bigint[], p_tokens bigint[], p_lock double precision
+) RETURNS SETOF double precision
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    UPDATE {schema}.dead AS d
+    SET due_at = v_now + p_lock
+    FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
+    WHERE d.seq = a.seq AND d.queue = v_queue AND d.token = a.token AND d.due_at > v_now;
+    RETURN QUERY
+    SELECT d.due_at
+    FROM unnest(p_numbers, p_tokens) WITH ORDINALITY AS a (seq, token, place)
+    LEFT JOIN {schema}.dead AS d ON d.seq = a.seq AND d.queue = v_queue AND d.token = a.token AND d.due_at > v_now
+    ORDER BY a.place;
+END
+$$;
+
+-- Complete messages and no more; return the numbers of those that it was done to.
+CREATE OR REPLACE FUNCTION {schema}.complete_many(p_queue text, p_numbers bigint[], p_tokens bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_done bigint[];
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    WITH done AS (
+        DELETE FROM {schema}.message AS m
+        USING (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
+        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+        RETURNING m.seq
+    )
+    SELECT array_agg(seq) INTO v_done FROM done;
+    IF v_done IS NOT NULL THEN
+        INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -cardinality(v_done));
+    END IF;
+    RETURN v_done;
+END
+$$;
+
+-- Complete one message in the caller's own transaction; lock_token is the Message's. Raises TN002 if the lock is over,
+-- so that what the transaction wrote for the message goes with it.
+CREATE OR REPLACE FUNCTION {schema}.complete(queue text, lock_token text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF {schema}.complete_many(
+        queue, ARRAY[split_part(lock_token, '.', 2)::bigint], ARRAY[split_part(lock_token, '.', 1)::bigint]
+    ) IS NULL THEN
+        RAISE EXCEPTION 'the lock % on a message of % is over', lock_token, queue
+            USING ERRCODE = 'TN002', HINT = 'Roll back: somebody else may have the message.';
+    END IF;
+END
+$$;
+
+-- Pass verdicts, one after the other; return for each 0 if its lock is over, 1 if it stands, 2 if the message died.
+CREATE OR REPLACE FUNCTION {schema}.settle_many(
+    p_queue text, p_numbers bigint[], p_tokens bigint[], p_verdicts text[], p_delays double precision[],
+    p_reasons text[], p_descriptions text[], p_errors text[], p_remembers double precision[]
+) RETURNS integer[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_most integer;
+    v_now double precision := {schema}.clock();
+    v_answers integer[] := '{}';
+    v_message {schema}.message;
+    v_answer integer;
+BEGIN
+    SELECT q.id, q.max_deliveries INTO v_queue, v_most FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR i IN 1 .. cardinality(p_numbers) LOOP
+        SELECT * INTO v_message FROM {schema}.message
+        WHERE seq = p_numbers[i] AND queue = v_queue AND state = 1 AND token = p_tokens[i] AND due_at > v_now
+        FOR UPDATE;
+        IF NOT FOUND THEN
+            v_answers := v_answers || 0;
+            CONTINUE;
+        END IF;
+        v_answer := 1;
+        CASE p_verdicts[i]
+            WHEN 'complete' THEN
+                DELETE FROM {schema}.message WHERE seq = v_message.seq;
+                INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -1);
+                PERFORM {schema}._note(v_queue, coalesce(v_message.id, p_queue || '$' || v_message.seq), v_now, p_remembers[i]);
+            WHEN 'defer' THEN
+                UPDATE {schema}.message SET state = 3, is_deferred = true, token = NULL, due_at = NULL
+                WHERE seq = v_message.seq;
+                INSERT INTO {schema}.tally (queue, locked, deferred) VALUES (v_queue, -1, 1);
+            WHEN 'dead' THEN
+                v_message.history :=
+                    {schema}._remember(v_message.history, v_message.deliveries, v_now, 'rejected', p_errors[i]::jsonb);
+                PERFORM {schema}._bury(v_message, p_reasons[i], p_descriptions[i], v_now);
+            WHEN 'give back' THEN
+                v_message.deliveries := v_message.deliveries - 1;
+                v_answer := {schema}._put(v_message, 0, v_now);
+            WHEN 'abandon' THEN
+                v_message.history :=
+                    {schema}._remember(v_message.history, v_message.deliveries, v_now, 'abandoned', p_errors[i]::jsonb);
+                IF v_message.deliveries >= v_most THEN
+                    PERFORM {schema}._bury(v_message, '{reason_tried}', {schema}._tried(v_message.deliveries), v_now);
+                    v_answer := 2;
+                ELSE
+                    v_answer := {schema}._put(v_message, p_delays[i], v_now);
+                END IF;
+        END CASE;
+        v_answers := v_answers || v_answer;
+    END LOOP;
+    RETURN v_answers;
+END
+$$;
+
+-- Put a locked message back, to be claimable after a delay, or deferred again if it was; 2 if its ttl has ended.
+CREATE OR REPLACE FUNCTION {schema}._put(
+    p_message {schema}.message, p_delay double precision, p_now double precision
+) RETURNS integer
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_state integer := CASE WHEN p_message.is_deferred THEN 3 WHEN p_delay > 0 THEN 2 ELSE 0 END;
+BEGIN
+    IF v_state <> 3 AND p_message.expires_at <= p_now THEN
+        PERFORM {schema}._bury(p_message, '{reason_expired}', {schema}._expired(), p_now);
+        RETURN 2;
+    END IF;
+    UPDATE {schema}.message
+    SET state = v_state,
+        token = NULL,
+        deliveries = p_message.deliveries,
+        history = p_message.history,
+        due_at = CASE v_state
+            WHEN 3 THEN NULL
+            WHEN 2 THEN least(p_now + p_delay, p_message.expires_at)
+            ELSE p_message.expires_at
+        END
+    WHERE seq = p_message.seq;
+    INSERT INTO {schema}.tally (queue, locked, ready, delayed, deferred)
+    VALUES (p_message.queue, -1, (v_state = 0)::integer, (v_state = 2)::integer, (v_state = 3)::integer);
+    RETURN 1;
+END
+$$;
+
+-- Note in the inbox that a message was handled.
+CREATE OR REPLACE FUNCTION {schema}._note(
+    p_queue integer, p_id text, p_now double precision, p_remember double precision
+) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO {schema}.inbox (queue, id, until)
+    SELECT p_queue, p_id, p_now + p_remember WHERE p_remember > 0
+    ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until
+$$;
+
+-- Pass verdicts on dead letters: they are removed, or stay.
+CREATE OR REPLACE FUNCTION {schema}.settle_dead(
+    p_queue text, p_numbers bigint[], p_tokens bigint[], p_verdicts text[], p_delays double precision[],
+    p_reasons text[], p_descriptions text[], p_errors text[], p_remembers double precision[]
+) RETURNS integer[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_answers integer[] := '{}';
+    v_letter {schema}.dead;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR i IN 1 .. cardinality(p_numbers) LOOP
+        SELECT * INTO v_letter FROM {schema}.dead
+        WHERE seq = p_numbers[i] AND queue = v_queue AND token = p_tokens[i] AND due_at > v_now
+        FOR UPDATE;
+        IF NOT FOUND THEN
+            v_answers := v_answers || 0;
+            CONTINUE;
+        END IF;
+        IF p_verdicts[i] = 'complete' THEN
+            DELETE FROM {schema}.dead WHERE seq = v_letter.seq;
+            INSERT INTO {schema}.tally (queue, dead) VALUES (v_queue, -1);
+            PERFORM {schema}._note(v_queue, coalesce(v_letter.id, p_queue || '$' || v_letter.seq), v_now, p_remembers[i]);
+        ELSIF p_verdicts[i] = 'dead' THEN
+            UPDATE {schema}.dead
+            SET token = NULL, due_at = NULL, reason = p_reasons[i], description = p_descriptions[i], dead_at = v_now,
+                history = {schema}._remember(history, deliveries, v_now, 'rejected', p_errors[i]::jsonb)
+            WHERE seq = v_letter.seq;
+        ELSE
+            UPDATE {schema}.dead SET token = NULL, due_at = v_now + nullif(p_delays[i], 0) WHERE seq = v_letter.seq;
+        END IF;
+        v_answers := v_answers || 1;
+    END LOOP;
+    RETURN v_answers;
+END
+$$;
+
+-- --- sessions ----------------------------------------------------------------------------------------------------
+
+-- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again.
+CREATE OR REPLACE FUNCTION {schema}.accept(
+    p_queue text, p_session text, p_lock double precision, p_token bigint
+) RETURNS TABLE (session text, locked_until double precision, state bytea)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer := {schema}._queue(p_queue);
+    v_now double precision := {schema}.clock();
+    v_session text := p_session;
+BEGIN
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    FOR v_try IN 1 .. 10 LOOP
+        IF p_session IS NULL THEN
+            SELECT m.session INTO v_session
+            FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
+              AND m.session <> ALL (ARRAY(
+                  SELECT s.name FROM {schema}.session AS s
+                  WHERE s.queue = v_queue AND s.token IS NOT NULL AND s.until > v_now
+              ))
+              AND NOT EXISTS (
+                  SELECT FROM {schema}.message AS again
+                  WHERE again.queue = v_queue AND again.session = m.session AND again.seq < m.seq
+                    AND again.state = 2 AND again.deliveries > 0
+              )
+            ORDER BY m.seq
+            LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
+        INSERT INTO {schema}.session AS s (queue, name, token, until)
+        VALUES (v_queue, v_session, p_token, v_now + p_lock)
+        ON CONFLICT (queue, name) DO UPDATE SET token = excluded.token, until = excluded.until
+        WHERE s.token IS NULL OR s.until <= v_now
+        RETURNING s.name, s.until, s.state INTO session, locked_until, state;
+        IF FOUND THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        EXIT WHEN p_session IS NOT NULL;
+    END LOOP;
+    session := NULL;
+    locked_until := {schema}._due_in(v_queue, v_now);
+    RETURN NEXT;
+END
+$$;
+
+-- Claim the next messages of a session. Behind them comes a row without number: its deliveries tell whether the
+-- session's lock holds (1) or is over (0), its locked_until the seconds until something is due.
+CREATE OR REPLACE FUNCTION {schema}.receive_session(
+    p_queue text, p_session text, p_token bigint, p_most integer
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_until double precision;
+    v_found integer;
+BEGIN
+    SELECT s.queue, s.until INTO v_queue, v_until
+    FROM {schema}.session AS s
+    WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND s.name = p_session AND s.token = p_token AND s.until > v_now
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        deliveries := 0;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    RETURN QUERY
+    WITH taken AS (
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT next.ctid
+            FROM {schema}.message AS next
+            WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
+              AND next.seq < coalesce((
+                  SELECT min(again.seq) FROM {schema}.message AS again
+                  WHERE again.queue = v_queue AND again.session = p_session
+                    AND again.state = 2 AND again.deliveries > 0
+              ), {int_max})
+            ORDER BY next.seq
+            LIMIT p_most
+            FOR UPDATE
+        ))
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id
+    )
+    SELECT * FROM taken ORDER BY taken.seq;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+    END IF;
+    deliveries := 1;
+    locked_until := CASE WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now) END;
+    RETURN NEXT;
+END
+$$;
+
+-- Extend the locks of sessions, and of what is claimed under them; return their ends in order, NULL if over.
+CREATE OR REPLACE FUNCTION {schema}.renew_sessions(
+    p_queue text, p_sessions text[], p_tokens bigint[], p_lock double precision
+) RETURNS SETOF double precision
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR i IN 1 .. cardinality(p_sessions) LOOP
+        UPDATE {schema}.session SET until = v_now + p_lock
+        WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now;
+        IF FOUND THEN
+            UPDATE {schema}.message SET due_at = v_now + p_lock
+            WHERE queue = v_queue AND session = p_sessions[i] AND state = 1 AND token = p_tokens[i];
+            RETURN NEXT v_now + p_lock;
+        ELSE
+            RETURN NEXT NULL;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Unlock a session and give its messages back; false if its lock is over.
+CREATE OR REPLACE FUNCTION {schema}.release_session(p_queue text, p_session text, p_token bigint) RETURNS boolean
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_message {schema}.message;
+BEGIN
+    UPDATE {schema}.session SET token = NULL, until = v_now
+    WHERE queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND name = p_session AND token = p_token AND until > v_now
+    RETURNING queue INTO v_queue;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    FOR v_message IN
+        SELECT * FROM {schema}.message
+        WHERE queue = v_queue AND session = p_session AND state = 1 AND token = p_token
+        ORDER BY seq
+        FOR UPDATE
+    LOOP
+        v_message.deliveries := v_message.deliveries - 1;
+        PERFORM {schema}._put(v_message, 0, v_now);
+    END LOOP;
+    DELETE FROM {schema}.session WHERE queue = v_queue AND name = p_session AND state IS NULL AND token IS NULL;
+    RETURN true;
+END
+$$;
+
+-- Return whether a session's lock holds, and its state.
+CREATE OR REPLACE FUNCTION {schema}.read_state(p_queue text, p_session text, p_token bigint) RETURNS SETOF bytea
+LANGUAGE sql AS $$
+    SELECT s.state
+    FROM {schema}.session AS s JOIN {schema}.queue AS q ON q.id = s.queue
+    WHERE q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.write_state(p_queue text, p_session text, p_token bigint, p_state bytea)
+RETURNS SETOF boolean
+LANGUAGE sql AS $$
+    UPDATE {schema}.session AS s SET state = p_state
+    FROM {schema}.queue AS q
+    WHERE q.id = s.queue AND q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
+    RETURNING true
+$$;
+
+-- --- looking on --------------------------------------------------------------------------------------------------
+
+-- Count a queue's messages, exactly and in a time that doesn't grow with them.
+CREATE OR REPLACE FUNCTION {schema}.stats(queue text) RETURNS TABLE (
+    ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint, oldest_age double precision
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = stats.queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 1000000);
+    PERFORM {schema}._sum_up(v_queue);
+    SELECT sum(t.ready), sum(t.locked), sum(t.delayed), sum(t.deferred), sum(t.dead)
+    INTO ready, locked, delayed, deferred, dead
+    FROM {schema}.tally AS t
+    WHERE t.queue = v_queue;
+    SELECT greatest(0, v_now - m.enqueued_at) INTO oldest_age
+    FROM (
+        SELECT first.seq
+        FROM generate_series(0, 9) AS p (priority)
+        CROSS JOIN LATERAL (
+            SELECT m.seq FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NULL AND m.priority = p.priority
+            ORDER BY m.seq
+            LIMIT 1
+        ) AS first
+        UNION ALL (
+            SELECT m.seq FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
+            ORDER BY m.seq
+            LIMIT 1
+        )
+        ORDER BY 1
+        LIMIT 1
+    ) AS oldest
+    JOIN {schema}.message AS m USING (seq);
+    RETURN NEXT;
+END
+$$;
+
+-- Make one row of a queue's tally, if there are many. Rows that another is at are left to them.
+CREATE OR REPLACE FUNCTION {schema}._sum_up(p_queue integer) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+BEGIN
+    IF (SELECT count(*) FROM (SELECT FROM {schema}.tally WHERE queue = p_queue LIMIT 50) AS found) < 50 THEN
+        RETURN;
+    END IF;
+    WITH old AS (
+        DELETE FROM {schema}.tally
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM {schema}.tally WHERE queue = p_queue LIMIT 20000 FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING ready, locked, delayed, deferred, dead
+    )
+    INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
+    SELECT p_queue, sum(ready), sum(locked), sum(delayed), sum(deferred), sum(dead) FROM old HAVING count(*) > 0;
+END
+$$;
+
+-- Keep house for a queue: sum up its tally, and forget the ids that need not be remembered any more.
+CREATE OR REPLACE FUNCTION {schema}.tidy(queue text) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = tidy.queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._sum_up(v_queue);
+    DELETE FROM {schema}.sent WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.sent AS old
+        WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM {schema}.inbox WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.inbox AS old
+        WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+END
+$$;
+
+-- Show deferred messages.
+CREATE OR REPLACE FUNCTION {schema}.peek_deferred(p_queue text, p_most integer, p_after bigint) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    PERFORM {schema}._pass_time(v_queue, {schema}.clock(), 10);
+    RETURN QUERY
+    SELECT m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, 0::double precision, m.session, m.priority,
+        m.reply_to, m.correlation_id
+    FROM {schema}.message AS m
+    WHERE m.queue = v_queue AND m.state = 3 AND m.seq > p_after
+    ORDER BY m.seq
+    LIMIT p_most;
+END
+$$;
+
+-- Return the numbers of the dead letters that fit every condition given, up to so many, the oldest first.
+CREATE OR REPLACE FUNCTION {schema}._meant(
+    p_queue integer, p_name text, p_numbers bigint[], p_ids text[], p_reason text, p_before double precision,
+    p_after bigint, p_most integer, p_now double precision, p_locked boolean
+) RETURNS SETOF bigint
+LANGUAGE plpgsql {plans} AS $$
+BEGIN
+    PERFORM {schema}._pass_time(p_queue, p_now, 1000000);
+    RETURN QUERY
+    SELECT d.seq
+    FROM {schema}.dead AS d
+    WHERE d.queue = p_queue
+      AND d.seq > p_after
+      AND (p_locked OR d.token IS NULL OR d.due_at <= p_now)
+      AND (p_numbers IS NULL OR d.seq = ANY (p_numbers))
+      AND (p_ids IS NULL OR coalesce(d.id, p_name || '$' || d.seq) = ANY (p_ids))
+      AND (p_reason IS NULL OR d.reason = p_reason)
+      AND (p_before IS NULL OR d.dead_at < p_before)
+    ORDER BY d.seq
+    LIMIT p_most;
+END
+$$;
+
+-- Show dead letters.
+CREATE OR REPLACE FUNCTION {schema}.peek_dead(
+    p_queue text, p_numbers bigint[], p_ids text[], p_reason text, p_before double precision, p_after bigint,
+    p_most integer
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text,
+    reason text, description text, dead_at double precision, history text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    RETURN QUERY
+    SELECT d.seq, d.id, d.body, d.headers, d.deliveries, d.enqueued_at, 0::double precision, d.session, d.priority,
+        d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text
+    FROM {schema}._meant(
+        v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, {schema}.clock(), true
+    ) AS meant (seq)
+    JOIN {schema}.dead AS d USING (seq)
+    ORDER BY d.seq;
+END
+$$;
+
+-- Put dead letters back into their queue, or (p_purge) remove them for good, or only count them (p_dry).
+CREATE OR REPLACE FUNCTION {schema}.revive(
+    p_queue text, p_numbers bigint[], p_ids text[], p_reason text, p_before double precision, p_after bigint,
+    p_most integer, p_purge boolean, p_dry boolean
+) RETURNS bigint
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found bigint;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF p_dry THEN
+        RETURN (SELECT count(*) FROM {schema}._meant(
+            v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
+        ));
+    END IF;
+    WITH gone AS (
+        DELETE FROM {schema}.dead AS d
+        USING {schema}._meant(
+            v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
+        ) AS meant (seq)
+        WHERE d.seq = meant.seq AND (d.token IS NULL OR d.due_at <= v_now)
+        RETURNING d.*
+    ), back AS (
+        INSERT INTO {schema}.message (
+            seq, queue, state, enqueued_at, priority, id, session, reply_to, correlation_id, headers, history, body
+        )
+        SELECT seq, queue, 0, enqueued_at, priority, id, session, reply_to, correlation_id, headers, history, body
+        FROM gone
+        WHERE NOT p_purge
+    )
+    SELECT count(*) INTO v_found FROM gone;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, dead)
+        VALUES (v_queue, CASE WHEN p_purge THEN 0 ELSE v_found END, -v_found);
+    END IF;
+    RETURN v_found;
+END
+$$;
