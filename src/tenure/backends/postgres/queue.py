@@ -10,9 +10,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -129,22 +130,25 @@ class PostgresBroker:
         token = _new_token()
         if queue.endswith(DEAD_SUFFIX):
             rows = await self._rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
+            rows.sort(key=_rank)
             return Claim(tuple(_delivery(queue, token, row, _death(row[11:])) for row in rows))
-        return self._claim(queue, token, await self._rows("receive", queue, limit, lock, token))
+        return self._claim(queue, token, await self._rows("receive", queue, limit, lock, token), _rank)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         token = _new_token()
-        rows = await self._rows("receive_deferred", queue, list(dict.fromkeys(sequences)), lock, token)
-        return self._claim(queue, token, rows)
+        rank = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
+        rows = await self._rows("receive_deferred", queue, list(rank), lock, token)
+        return self._claim(queue, token, rows, lambda row: rank[row[0]])
 
-    def _claim(self, queue: str, token: int, rows: list[Any]) -> Claim:
-        """Make deliveries of *rows*; the last one may only tell when to look again."""
+    def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
+        """Make deliveries of *rows*, by *rank*; the last one may only tell when to look again."""
         due_in = None
         if rows and rows[-1][0] is None:
             due_in = rows.pop()[6]
         if rows:
             self._note_use(queue)
+            rows.sort(key=rank)
         return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in)
 
     # --- under a lock ---
@@ -269,7 +273,7 @@ class PostgresBroker:
         if not rows[-1][4]:
             return LAPSED
         assert isinstance(held.token, int)
-        return self._claim(held.queue, held.token, rows)
+        return self._claim(held.queue, held.token, rows, itemgetter(0))
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -397,6 +401,11 @@ def _columns(messages: Sequence[Outgoing]) -> list[list[Any] | None]:
         if place and column is not None and not any(value is not None for value in column):
             columns[place] = None
     return columns
+
+
+def _rank(row: Any) -> tuple[int, int]:
+    """Return what a claim is ordered by: higher priority first, then by sequence."""
+    return -row[8], row[0]
 
 
 def _written_headers(headers: Headers) -> str | None:

@@ -247,7 +247,8 @@ $$;
 
 -- --- receiving ---------------------------------------------------------------------------------------------------
 
--- Claim messages. Behind them may come a row without number, whose locked_until is the seconds until something is due.
+-- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
+-- come a row without number, whose locked_until is the seconds until something is due.
 CREATE OR REPLACE FUNCTION {schema}.receive(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -267,21 +268,18 @@ BEGIN
     END IF;
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
     RETURN QUERY
-    WITH taken AS (
-        UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
-        WHERE m.ctid = ANY (ARRAY(
-            SELECT ready.ctid
-            FROM {schema}.message AS ready
-            WHERE ready.queue = v_queue AND ready.state = 0 AND ready.session IS NULL
-            ORDER BY ready.priority DESC, ready.seq
-            LIMIT p_most
-            FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
-            m.reply_to, m.correlation_id
-    )
-    SELECT * FROM taken ORDER BY taken.priority DESC, taken.seq;
+    UPDATE {schema}.message AS m
+    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+    WHERE m.ctid = ANY (ARRAY(
+        SELECT ready.ctid
+        FROM {schema}.message AS ready
+        WHERE ready.queue = v_queue AND ready.state = 0 AND ready.session IS NULL
+        ORDER BY ready.priority DESC, ready.seq
+        LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+        m.reply_to, m.correlation_id;
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
@@ -293,7 +291,7 @@ BEGIN
 END
 $$;
 
--- Claim deferred messages by their numbers, in the order asked.
+-- Claim deferred messages by their numbers.
 CREATE OR REPLACE FUNCTION {schema}.receive_deferred(
     p_queue text, p_numbers bigint[], p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -313,20 +311,17 @@ BEGIN
     END IF;
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
     RETURN QUERY
-    WITH taken AS (
-        UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
-        WHERE m.ctid = ANY (ARRAY(
-            SELECT put_aside.ctid
-            FROM {schema}.message AS put_aside
-            WHERE put_aside.queue = v_queue AND put_aside.state = 3 AND put_aside.seq = ANY (p_numbers)
-            ORDER BY put_aside.seq
-            FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
-            m.reply_to, m.correlation_id
-    )
-    SELECT * FROM taken ORDER BY array_position(p_numbers, taken.seq);
+    UPDATE {schema}.message AS m
+    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+    WHERE m.ctid = ANY (ARRAY(
+        SELECT put_aside.ctid
+        FROM {schema}.message AS put_aside
+        WHERE put_aside.queue = v_queue AND put_aside.state = 3 AND put_aside.seq = ANY (p_numbers)
+        ORDER BY put_aside.seq
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+        m.reply_to, m.correlation_id;
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, deferred, locked) VALUES (v_queue, -v_found, v_found);
@@ -354,21 +349,18 @@ BEGIN
     END IF;
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
     RETURN QUERY
-    WITH taken AS (
-        UPDATE {schema}.dead AS d
-        SET token = p_token, due_at = v_now + p_lock
-        WHERE d.ctid = ANY (ARRAY(
-            SELECT free.ctid
-            FROM {schema}.dead AS free
-            WHERE free.queue = v_queue AND (free.due_at IS NULL OR free.due_at <= v_now)
-            ORDER BY free.priority DESC, free.seq
-            LIMIT p_most
-            FOR UPDATE SKIP LOCKED
-        ))
-        RETURNING d.seq, d.id, d.body, d.headers, d.deliveries, d.enqueued_at, d.due_at, d.session, d.priority,
-            d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text
-    )
-    SELECT * FROM taken ORDER BY taken.priority DESC, taken.seq;
+    UPDATE {schema}.dead AS d
+    SET token = p_token, due_at = v_now + p_lock
+    WHERE d.ctid = ANY (ARRAY(
+        SELECT free.ctid
+        FROM {schema}.dead AS free
+        WHERE free.queue = v_queue AND (free.due_at IS NULL OR free.due_at <= v_now)
+        ORDER BY free.priority DESC, free.seq
+        LIMIT p_most
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING d.seq, d.id, d.body, d.headers, d.deliveries, d.enqueued_at, d.due_at, d.session, d.priority,
+        d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text;
 END
 $$;
 
@@ -672,26 +664,23 @@ BEGIN
     END IF;
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
     RETURN QUERY
-    WITH taken AS (
-        UPDATE {schema}.message AS m
-        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
-        WHERE m.ctid = ANY (ARRAY(
-            SELECT next.ctid
-            FROM {schema}.message AS next
-            WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
-              AND next.seq < coalesce((
-                  SELECT min(again.seq) FROM {schema}.message AS again
-                  WHERE again.queue = v_queue AND again.session = p_session
-                    AND again.state = 2 AND again.deliveries > 0
-              ), {int_max})
-            ORDER BY next.seq
-            LIMIT p_most
-            FOR UPDATE
-        ))
-        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
-            m.reply_to, m.correlation_id
-    )
-    SELECT * FROM taken ORDER BY taken.seq;
+    UPDATE {schema}.message AS m
+    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
+    WHERE m.ctid = ANY (ARRAY(
+        SELECT next.ctid
+        FROM {schema}.message AS next
+        WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
+          AND next.seq < coalesce((
+              SELECT min(again.seq) FROM {schema}.message AS again
+              WHERE again.queue = v_queue AND again.session = p_session
+                AND again.state = 2 AND again.deliveries > 0
+          ), {int_max})
+        ORDER BY next.seq
+        LIMIT p_most
+        FOR UPDATE
+    ))
+    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+        m.reply_to, m.correlation_id;
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
