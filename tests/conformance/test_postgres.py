@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from scripts.servers import faketime
 from tenure.backends import postgres
 from tenure.election.store import LeaseStore
 from tenure.lease import Granted
@@ -30,45 +28,6 @@ from tenure.url import Url
 from tests.servers import Postgres, shared
 
 
-class TurnedPostgres(Postgres):
-    """A PostgreSQL whose clock can be turned forward, with what is installed for that: libfaketime."""
-
-    install = "postgresql and faketime (apt-get install postgresql faketime)"
-
-    @classmethod
-    def missing(cls) -> str:
-        return super().missing() or ("" if faketime() else "libfaketime is not installed")
-
-    def prepare(self) -> None:
-        super().prepare()
-        self._ahead = 0.0
-        self._clock = self.write("clock", "+0")
-        self.env = {
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DISABLE_SHM": "1",
-        }
-
-    def argv(self) -> Sequence[str]:
-        # Not in the environment: what starts the server, as another user, would be turned too.
-        return ["env", f"LD_PRELOAD={faketime()}", *super().argv()]
-
-    def start(self) -> Self:
-        super().start()
-        # The library leaves these behind, of processes that are killed. Once it has begun, it can do without.
-        for left in Path("/dev/shm").glob("*faketime_*_*"):
-            pid = int(left.name.rpartition("_")[2])
-            if pid == self.pid or not Path(f"/proc/{pid}").exists():
-                left.unlink(missing_ok=True)
-        return self
-
-    def turn(self, seconds: float) -> None:
-        """Let so many seconds pass for the server."""
-        self._ahead += seconds
-        self.write("clock.new", f"+{self._ahead:.6f}").rename(self._clock)
-
-
 class Cabinet:
     """One test's backends, each behind a proxy of its own if it is to be hurt."""
 
@@ -78,7 +37,7 @@ class Cabinet:
         self._proxies: dict[int, FaultProxy] = {}
 
     async def start(self) -> None:
-        self.server = shared(TurnedPostgres)
+        self.server = shared(Postgres, turnable=True)
         await postgres.migrate(self.server.url)
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
