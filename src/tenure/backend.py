@@ -6,10 +6,10 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from tenure import registry
@@ -260,6 +260,21 @@ class Backend:
             return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts, queues)
 
         return await keeper.call(look)
+
+    async def migrate(self) -> str:
+        """Create or upgrade the schema that the store needs, if it needs one, and tell what was done.
+
+        Any number of processes may do it at once, and again.
+
+        Raises:
+            ConfigError: The schema is newer than this tenure, or the user may not create it.
+            Unavailable: The store could not be asked. Then nothing has changed.
+        """
+        keeper, _, opened = self._connected()
+        migrate: Callable[[], Coroutine[Any, Any, object]] | None = getattr(opened, "migrate", None)
+        if migrate is None:
+            return f"{self.url} needs no schema; there is nothing to do"
+        return str(await keeper.call(migrate))
 
     def _connected(self) -> tuple[Keeper, Driver, Opened]:
         if self._keeper is None or self._driver is None or self._opened is None:

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "watch": "Show every change of leader.",
         "resign": "Ask the present leader to step down.",
         "doctor": "Reach a store, and tell what it can promise and what to mind.",
+        "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
         "send": "Put messages into a queue.",
         "work": "Run a command for every message of a queue.",
         "queue": "Count the messages of a queue, or of all.",

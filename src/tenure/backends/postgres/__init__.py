@@ -47,6 +47,11 @@ class PostgresBackend:
         self.leases: PostgresLeases = PostgresLeases(client, self._wake)
         self.broker: PostgresBroker = PostgresBroker(client, self._wake)
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether changes are heard of at this moment, and not only looked for."""
+        return self._wake.connected
+
     async def migrate(self) -> Migrated:
         """Create or upgrade the schema; see :func:`migrate`."""
         return await migrate_with(self._client)

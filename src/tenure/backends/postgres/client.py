@@ -19,13 +19,21 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
-from asyncpg.exceptions import ClientConfigurationError, InterfaceError, TargetServerAttributeNotMatched
+from asyncpg.exceptions import (
+    ClientConfigurationError,
+    InterfaceError,
+    InternalClientError,
+    TargetServerAttributeNotMatched,
+)
 
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.url import Url
 
 T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
+"""What the driver raises when a question has failed, and not we."""
 
 VERSION = 2
 """The version of the schema that this code works with."""
@@ -89,7 +97,7 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> 
             return Unavailable(f"{url} could not do it: {error} (SQLSTATE {code or 'unknown'})")
         case ConnectionError() if "rejected SSL" in str(error):
             return lasting(f"{url} doesn't speak TLS, and sslmode={options.sslmode} wants it{before}")
-        case OSError() | InterfaceError() | EOFError():
+        case OSError() | EOFError() | InterfaceError() | InternalClientError():
             return Unavailable(f"{url} can't be reached: {str(error) or type(error).__name__}")
     raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
 
@@ -99,8 +107,6 @@ def _no_schema(url: Url, options: Options) -> str:
 
 
 # --- the address -------------------------------------------------------------------------------------------------
-
-Sslmode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class Options:
     application_name: str = "tenure"
     connect_timeout: float | None = None
     target_session_attrs: Literal["read-write", "primary"] = "read-write"
-    sslmode: Sslmode = "prefer"
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
     host: str | None = None
     port: str | None = None
     user: str | None = None
@@ -238,8 +244,10 @@ class Client:
         for attempt in (1, 2):
             try:
                 answer = await line.work(work, within)
-            except (OSError, EOFError, asyncpg.PostgresError, InterfaceError) as error:
-                if isinstance(error, ValueError):  # the driver can't encode what we gave it: a bug of ours, let it fly
+            except DRIVER_ERRORS as error:
+                if isinstance(error, InterfaceError) and isinstance(
+                    error, ValueError
+                ):  # the driver can't encode what we gave it: a bug of ours, let it fly
                     raise
                 if attempt == 1 and getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE:
                     continue
@@ -262,6 +270,8 @@ class Client:
                 server_settings={"application_name": options.application_name},
             )
         except (ClientConfigurationError, ValueError) as error:
+            if isinstance(error, OSError):  # a certificate that isn't trusted
+                raise
             # The driver may quote the URL, password and all, so what it said is not passed on.
             kind = type(error).__name__
             raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
@@ -357,7 +367,7 @@ class Line:
 
 
 async def _farewell(connection: Connection) -> None:
-    with suppress(OSError, asyncpg.PostgresError, InterfaceError):
+    with suppress(*DRIVER_ERRORS):
         await connection.close(timeout=1.0)
 
 

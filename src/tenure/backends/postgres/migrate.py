@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import dataclass
 
 import asyncpg
-from asyncpg.exceptions import InterfaceError
 
-from tenure.backends.postgres.client import VERSION, Client, Connection, Options, text_of
+from tenure.backends.postgres.client import DRIVER_ERRORS, VERSION, Client, Connection, Options, text_of
 from tenure.errors import ConfigError
 from tenure.queue.broker import QueueSettings
 from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
@@ -95,7 +94,7 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
             f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
             f"(it says: {error}); migrate as a user with CREATE on the database, or on the schema"
         ) from error
-    except (OSError, EOFError, asyncpg.PostgresError, InterfaceError) as error:
+    except DRIVER_ERRORS as error:
         raise client.translate(error) from error
 
 
@@ -116,11 +115,11 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
         await connection.execute(text_of(STEPS[version], schema))
         await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
     if before < to == VERSION:
-        await connection.execute(_functions(schema))
+        await connection.execute(functions(schema))
     return Migrated(schema, before, max(before, to))
 
 
-def _functions(schema: str) -> str:
+def functions(schema: str) -> str:
     """Return the functions' text, with what the code and they must agree on."""
     settings = QueueSettings()
     agreed = {

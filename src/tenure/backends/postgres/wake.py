@@ -13,11 +13,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-import asyncpg
-from asyncpg.exceptions import InterfaceError
-
 from tenure.backends import Fact
-from tenure.backends.postgres.client import Client, Connection, on_loop
+from tenure.backends.postgres.client import DRIVER_ERRORS, Client, Connection, on_loop
 from tenure.bell import Bell
 from tenure.errors import TenureError
 
@@ -116,7 +113,7 @@ class Wake:
     async def _keep_listening(self) -> None:
         pause = 0.05
         while True:
-            with suppress(OSError, EOFError, TenureError, asyncpg.PostgresError, InterfaceError):
+            with suppress(TenureError, *DRIVER_ERRORS):
                 connection = await self._client.connect()
                 try:
                     await self._listen(connection)

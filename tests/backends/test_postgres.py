@@ -1,0 +1,563 @@
+"""What only PostgreSQL has: schemas, rights, standbys, poolers, certificates, notifications, others' transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+import tenure
+from tenure.backends import postgres
+from tenure.backends.postgres import wake
+from tenure.backends.postgres.client import VERSION
+from tenure.backends.postgres.migrate import functions
+from tenure.cli import main
+from tenure.election.store import LeaseStore
+from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
+from tenure.lease import Grant, Granted, HeldBy, Released, Vacant
+from tenure.queue.message import COMPLETE, LAPSED, Abandon, Outgoing, Renewed, Settled, Settlement, Stats, Verdict
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Authority, Postgres, private, shared
+from tests.servers.pgbouncer import PgBouncer
+
+TTL = 10.0
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
+    backend = postgres.open(Url.parse(url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def native(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def won(store: LeaseStore, name: str, holder: str = "ann#1") -> Grant:
+    answer = await store.acquire(name, holder, TTL)
+    assert isinstance(answer, Granted), answer
+    return answer.grant
+
+
+async def refusal(url: str) -> TenureError:
+    async with opened(url) as backend:
+        try:
+            await backend.leases.inspect("name")
+        except TenureError as error:
+            return error
+    raise AssertionError("it was not refused")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """Give a server of this file's own, to be hurt and healed."""
+    with private(Postgres) as server:
+        yield server
+
+
+@pytest.fixture
+async def url(server: Postgres) -> str:
+    await postgres.migrate(server.url)
+    return server.url
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{time.time_ns()}"
+
+
+# --- the address -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("postgresql://h/d?schma=x", "no option 'schma'; did you mean 'schema'"),
+        ("postgresql://h/d?schema=Bad-Name", "schema must be up to 40 small letters"),
+        ("postgresql://h/d?schema=pg_temp", "not begin with a digit or pg_"),
+        ("postgresql://h/d?pool=0", "pool must be from 1 to 1000 connections, not 0"),
+        ("postgresql://h/d?timeout=0", "timeout must be more than 0"),
+        ("postgresql://h/d?listen=maybe", "'listen' must be true or false"),
+        ("postgresql://h/d?sslmode=verify", "sslmode.* did you mean 'verify-(ca|full)'"),
+        ("postgresql://h/d?target_session_attrs=standby", "must be one of read-write, primary"),
+        ("postgresql://u:se/cret@h/d", r"\*\*\*"),
+        ("postgresql://u:secret@h:port/d", "a port that is no number"),
+    ],
+)
+def test_an_address_that_can_not_work_is_refused(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        postgres.open(Url.parse(written))
+    assert "cret" not in str(refused.value)
+
+
+# --- the schema --------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_schema_the_command_is_named(server: Postgres) -> None:
+    error = await refusal(f"{server.url}?schema=nowhere")
+    assert isinstance(error, ConfigError)
+    assert "no schema 'nowhere'" in str(error)
+    assert "run: tenure migrate URL" in str(error)
+
+
+async def test_a_newer_schema_is_left_alone(server: Postgres) -> None:
+    url = f"{server.url}?schema=newer"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        await connection.execute("INSERT INTO newer.migration (version) VALUES (99)")
+    assert "has version 99, made by a newer tenure" in str(await refusal(url))
+    with pytest.raises(ConfigError, match="made by a newer"):
+        await postgres.migrate(url)
+
+
+async def test_an_older_schema_is_upgraded_and_keeps_what_is_in_it(server: Postgres, name: str) -> None:
+    url = f"{server.url}?schema=older"
+    first = await postgres.migrate(url, to=1)
+    assert (first.before, first.after) == (0, 1)
+    async with native(server.url) as connection:
+        row = "(sha256('kept'), 'kept', NULL, 41, 0, '{}', false)"
+        await connection.execute(f"INSERT INTO older.lease VALUES {row}")
+    assert "has version 1, and this tenure needs" in str(await refusal(url))
+    second = await postgres.migrate(url)
+    assert (second.before, second.after) == (1, VERSION)
+    async with opened(url) as backend:
+        assert await backend.leases.inspect("kept") == Vacant("kept", 41)
+        assert await backend.broker.stats(name) == Stats()
+    third = await postgres.migrate(url)
+    assert "already" in str(third)
+
+
+async def test_ten_may_migrate_at_once(server: Postgres) -> None:
+    url = f"{server.url}?schema=crowded"
+    done = await asyncio.gather(*(postgres.migrate(url) for _ in range(10)))
+    assert sorted(one.before for one in done) == [0] + [VERSION] * 9
+
+
+def test_the_command_migrates(server: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
+    for said in ("created the schema 'commanded'", "already"):
+        assert main(["migrate", f"{server.url}?schema=commanded"]) == 0
+        assert said in capsys.readouterr().out
+    assert main(["migrate", "memory:"]) == 0
+    assert "needs no schema" in capsys.readouterr().out
+
+
+async def test_two_schemas_are_two_stores(server: Postgres, url: str, name: str) -> None:
+    await postgres.migrate(f"{server.url}?schema=other")
+    async with opened(url) as backend, opened(f"{server.url}?schema=other") as other:
+        heard = other.leases.hints(name)
+        await asyncio.wait_for(anext(heard), TTL)  # it listens
+        await won(backend.leases, name)
+        assert await other.leases.inspect(name) == Vacant(name, 0)
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_can_not_work_says_what_to_do() -> None:
+    with private(Postgres, password="s3cret/&x") as server:
+        await postgres.migrate(server.url)
+        async with native(server.url) as connection:
+            await connection.execute("CREATE ROLE guest LOGIN PASSWORD 'guest'")
+        wrong = server.url.replace("s3cret", "wr0ng")
+        for url, said in (
+            (wrong, "refused the password"),
+            (server.url.replace("/postgres", "/nowhere").replace("//nowhere", "//postgres"), "no such database"),
+            (server.url.replace("postgres:s3cret%2F%26x@", "guest:guest@"), "GRANT"),
+            (f"{server.url}?sslmode=require", "doesn't speak TLS"),
+        ):
+            error = await refusal(url)
+            assert isinstance(error, ConfigError), error
+            assert said in str(error)
+            assert "3cret" not in str(error)
+            assert "wr0ng" not in str(error)
+        with pytest.raises(ConfigError, match="CREATE on the database"):
+            await postgres.migrate(server.url.replace("postgres:s3cret%2F%26x@", "guest:guest@") + "?schema=mine")
+
+
+async def test_what_has_worked_before_is_tried_again() -> None:
+    with private(Postgres, password="s3cret") as server:
+        await postgres.migrate(server.url)
+        async with opened(f"{server.url}?pool=1") as backend, native(server.url) as connection:
+            grant = await won(backend.leases, "name")
+            await connection.execute("ALTER ROLE postgres PASSWORD 'another'")
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            )
+            await until(lambda: says(backend, "it worked before"))
+            await connection.execute("ALTER ROLE postgres PASSWORD 's3cret'")
+            assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+
+
+async def says(backend: postgres.PostgresBackend, text: str) -> bool:
+    """Tell whether the backend can't be asked, and says so."""
+    try:
+        await backend.leases.inspect("name")
+    except Unavailable as error:
+        return text in str(error)
+    return False
+
+
+async def test_too_many_connections_are_no_answer() -> None:
+    with private(Postgres, options=[("max_connections", "5"), ("superuser_reserved_connections", "0")]) as server:
+        await postgres.migrate(server.url)
+        async with native(server.url), native(server.url), native(server.url), native(server.url), native(server.url):
+            error = await refusal(server.url)
+        assert isinstance(error, Unavailable)
+        assert "max_connections" in str(error)
+        async with opened(server.url) as backend:
+            assert await backend.leases.inspect("name") == Vacant("name", 0)
+
+
+async def test_a_server_that_is_away_is_no_answer() -> None:
+    with private(Postgres) as server:
+        await postgres.migrate(server.url)
+        async with opened(server.url) as backend:
+            grant = await won(backend.leases, "name")
+            server.stop()
+            with pytest.raises(Unavailable):
+                await backend.leases.renew([grant], TTL)
+            with pytest.raises(Unavailable, match="can't be reached"):
+                await backend.leases.inspect("name")
+            server.start()
+            assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+
+
+async def test_only_the_right_authority_is_trusted() -> None:
+    right, wrong = Authority(), Authority("another authority")
+    with private(Postgres, authority=right, password="s3cret") as server:
+        trusting = f"{server.url}?sslmode=verify-full&sslrootcert={right.certificate}"
+        await postgres.migrate(trusting)
+        async with opened(trusting) as backend:
+            assert await backend.leases.inspect("name") == Vacant("name", 0)
+            assert ("TLS", "yes") in [(fact.name, fact.value) for fact in await backend.describe()]
+        error = await refusal(f"{server.url}?sslmode=verify-full&sslrootcert={wrong.certificate}")
+        assert isinstance(error, ConfigError)
+        assert "is not trusted" in str(error)
+        assert isinstance(await refusal(f"{server.url}?sslmode=disable"), ConfigError)
+
+
+async def test_a_standby_decides_nothing(name: str) -> None:
+    options = [("wal_level", "replica"), ("max_wal_senders", "4"), ("hot_standby", "on")]
+    with private(Postgres, options=options) as primary:
+        await postgres.migrate(primary.url)
+        async with opened(primary.url) as backend:
+            await won(backend.leases, name)
+        with private(Standby, of=primary) as standby:
+            error = await refusal(standby.url)
+            assert isinstance(error, Unavailable)
+            assert "standby" in str(error)
+            both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
+            async with opened(both) as backend:
+                assert isinstance(await backend.leases.inspect(name), HeldBy)
+        async with native(primary.url) as connection:
+            await connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        assert "read only" in str(await refusal(primary.url))
+
+
+class Standby(Postgres):
+    """A hot standby of another server."""
+
+    def __init__(self, *, of: Postgres) -> None:
+        super().__init__()
+        self._primary = of
+
+    def prepare(self) -> None:
+        from tests.servers.postgres import programs
+
+        copy = ["-D", str(self.folder / "data"), "-h", "127.0.0.1", "-p", str(self._primary.port), "-U", "postgres"]
+        self.run(f"{programs()}/pg_basebackup", *copy, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync")
+        with open(self.folder / "data" / "postgresql.conf", "a") as file:
+            file.write(f"port = {self.port}\nunix_socket_directories = '{self.folder}'\n")
+
+
+# --- leases: what others got wrong -------------------------------------------------------------------------------
+
+
+async def test_the_leader_table_is_not_gone_after_a_crash(name: str) -> None:
+    with private(Postgres) as server:
+        await postgres.migrate(server.url)
+        async with opened(server.url) as backend:
+            grant = await won(backend.leases, name)
+            server.kill()
+            server.start()
+            await until(lambda: holds(backend.leases, name, "ann#1"))
+            assert isinstance(await backend.leases.acquire(name, "bob#1", TTL), HeldBy)
+            assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+        async with native(server.url) as connection:
+            unlogged = (
+                "SELECT count(*) FROM pg_class WHERE relnamespace = 'tenure'::regnamespace AND relpersistence <> 'p'"
+            )
+            assert await connection.fetchval(unlogged) == 0
+
+
+async def holds(store: LeaseStore, name: str, who: str) -> bool:
+    try:
+        answer = await store.inspect(name)
+    except Unavailable:
+        return False
+    return isinstance(answer, HeldBy) and answer.holder == who
+
+
+async def test_listen_is_established_again(url: str, name: str) -> None:
+    async with opened(url) as backend, opened(url) as other, native(url) as connection:
+        heard = backend.leases.hints(name)
+        await asyncio.wait_for(anext(heard), TTL)  # the first connection listens
+        ended = await connection.fetchval(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+        )
+        assert ended >= 1
+        await asyncio.wait_for(anext(heard), TTL)  # something may have been missed meanwhile, so that is a hint
+        grant = await won(other.leases, name)
+        await asyncio.wait_for(anext(heard), TTL)
+        assert await other.leases.release(grant) == Released(grant)
+        await asyncio.wait_for(anext(heard), TTL)
+
+
+async def test_a_silent_listener_is_found_out(
+    server: Postgres, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake, "PROBE_EVERY", 0.2)
+    async with FaultProxy("127.0.0.1", server.port) as proxy:
+        through = url.replace(f":{server.port}/", f":{proxy.port}/") + "?timeout=0.5"
+        async with opened(through) as backend, opened(url) as other:
+            heard = backend.leases.hints(name)
+            await asyncio.wait_for(anext(heard), TTL)
+            proxy.stall()
+            await until(lambda: not backend.is_listening)
+            await won(other.leases, name)
+            proxy.reset()
+            proxy.heal()
+            await asyncio.wait_for(anext(heard), TTL)
+
+
+async def test_a_lease_outlives_the_connection_it_was_won_on(url: str, name: str) -> None:
+    async with opened(f"{url}?listen=false") as backend, native(url) as connection:
+        grant = await won(backend.leases, name)
+        for _ in range(3):
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            )
+            await until(lambda: holds(backend.leases, name, "ann#1"))
+            assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+
+
+async def test_no_session_holds_a_lock(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await won(backend.leases, name)
+        await backend.broker.send(name, [Outgoing(b"a")])
+        await backend.broker.receive(name, 1, TTL)
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype IN ('advisory', 'tuple', 'transactionid')"
+        assert await connection.fetchval(locks) == 0
+
+
+async def test_a_question_is_bounded_in_time_also_while_somebody_holds_the_row(url: str, name: str) -> None:
+    async with opened(f"{url}?timeout=0.5") as backend, native(url) as connection:
+        grant = await won(backend.leases, name)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
+            asked_at = time.monotonic()
+            with pytest.raises(Unavailable, match=r"no answer within 0\.5 s"):
+                await backend.leases.renew([grant], TTL)
+            assert time.monotonic() - asked_at < 5.0
+            assert isinstance(await backend.leases.acquire(name, "bob#1", TTL), HeldBy)  # to look needs no lock
+        assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+
+
+# --- behind a pooler ---------------------------------------------------------------------------------------------
+
+
+async def test_nothing_strands_behind_a_pooler_of_transactions(server: Postgres, url: str, name: str) -> None:
+    with private(PgBouncer, of=server) as pooler:
+        options = "?prepared=false&listen=false"
+        async with opened(pooler.url + options) as ann, opened(pooler.url + options) as bob, opened(url) as direct:
+            assert not ann.leases.traits.hints
+            grants = [await won(ann.leases, f"{name}-{number}") for number in range(20)]
+            await asyncio.gather(*(won(bob.leases, f"{name}-bob-{number}") for number in range(20)))
+            assert list(await ann.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
+            assert isinstance(await bob.leases.acquire(grants[0].name, "bob#1", TTL), HeldBy)
+            assert await ann.leases.release(grants[0]) == Released(grants[0])
+            assert (await won(bob.leases, grants[0].name, "bob#1")).token == grants[0].token + 1
+            heard = direct.broker.hints(name)
+            await asyncio.wait_for(anext(heard), TTL)
+            await ann.broker.send(name, [Outgoing(b"%d" % number, id=str(number)) for number in range(10)])
+            await asyncio.wait_for(anext(heard), TTL)  # to tell needs no session; only to listen does
+            got = (await bob.broker.receive(name, 10, TTL)).deliveries
+            verdicts: list[Verdict] = [COMPLETE, Abandon()] * 5
+            done = await bob.broker.settle(
+                [Settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)]
+            )
+            assert done == [Settled()] * 10
+            assert (await ann.broker.stats(name)).ready == 5
+
+
+async def test_a_pooler_that_mixes_up_statements_is_named(server: Postgres, url: str, name: str) -> None:
+    with private(PgBouncer, of=server) as pooler:
+        async with opened(f"{pooler.url}?listen=false") as ann, opened(f"{pooler.url}?listen=false") as bob:
+            with pytest.raises(TenureError, match="prepared=false"):
+                for number in range(50):
+                    asked = [won(each.leases, f"{name}-{number}-{n}") for each in (ann, bob) for n in range(4)]
+                    await asyncio.gather(*asked)
+
+
+# --- the fence ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_fence_refuses_an_older_token(url: str, name: str) -> None:
+    async with native(url) as connection, native(url) as other:
+        async with connection.transaction():
+            await postgres.fence(connection, name, 7)
+            waiting = asyncio.ensure_future(fenced(other, name, 6))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(waiting), 0.1)  # until the first has ended, nobody comes between
+        with pytest.raises(TermLost, match=r"token 6 is too old for .* token 7 has been here"):
+            await waiting
+        await fenced(other, name, 7)
+        await fenced(other, name, 8)
+        with pytest.raises(ConfigError, match="no transaction is open"):
+            await postgres.fence(connection, name, 9)
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await connection.execute("SELECT tenure.fence($1, 7)", name)
+        assert refused.value.sqlstate == "TN001"
+
+
+async def fenced(connection: asyncpg.Connection[asyncpg.Record], name: str, token: int) -> None:
+    async with connection.transaction():
+        await postgres.fence(connection, name, token)
+
+
+async def test_a_rollback_takes_the_token_back(url: str, name: str) -> None:
+    async with native(url) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await postgres.fence(connection, name, 9)
+        await transaction.rollback()
+        await fenced(connection, name, 8)
+
+
+# --- in the caller's own transaction -----------------------------------------------------------------------------
+
+
+async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        heard = backend.broker.hints(name)
+        await asyncio.wait_for(anext(heard), TTL)
+        transaction = connection.transaction(isolation="serializable")
+        await transaction.start()
+        await connection.fetchval("SELECT tenure.send($1, 'never')", name)
+        await transaction.rollback()
+        async with connection.transaction(isolation="serializable"):
+            sent = (
+                "SELECT tenure.send($1, $2, headers => '{\"n\": 1}', session => 's', correlation_id => 'c', id => $3)"
+            )
+            assert await connection.fetchval(sent, name, b"a", "first") == "first"
+            assert await connection.fetchval(sent, name, b"again", "first") == "first"
+            made_up = await connection.fetchval("SELECT tenure.send($1, 'b', priority => 3)", name)
+            assert await backend.broker.stats(name) == Stats()
+        await asyncio.wait_for(anext(heard), TTL)
+        [got] = (await backend.broker.receive(name, 10, TTL)).deliveries
+        assert (got.id, got.body, got.priority) == (made_up, b"b", 3)
+        assert (await backend.broker.stats(name)).ready == 1
+        held = await backend.broker.accept(name, None, TTL)
+        assert isinstance(held, tenure.queue.message.SessionLock)
+        for wrong in ("priority => 10", "ttl => 0", "delay => -1", "headers => '{\"a\": [1]}'", "queue => 'a$b'"):
+            asked = "'q'," if "queue" not in wrong else ""
+            with pytest.raises(asyncpg.InvalidParameterValueError):
+                await connection.execute(f"SELECT tenure.send({asked} body => 'x', {wrong})")
+
+
+async def test_a_message_is_completed_with_the_callers_transaction(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await backend.broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+        first, second = (await backend.broker.receive(name, 10, TTL)).deliveries
+        async with connection.transaction():
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+            # Its lock can be renewed meanwhile, with others, and nobody waits for the transaction.
+            [one, two] = await asyncio.wait_for(backend.broker.renew([first, second], TTL), 2.0)
+            assert isinstance(one, Renewed)
+            assert isinstance(two, Renewed)
+            assert (await backend.broker.stats(name)).locked == 2
+        assert (await backend.broker.stats(name)).locked == 1
+        assert await backend.broker.settle([Settlement(first, COMPLETE)]) == [LAPSED]
+        with pytest.raises(asyncpg.PostgresError, match="is over") as refused:
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        assert refused.value.sqlstate == "TN002"
+
+
+# --- counting, and keeping house ---------------------------------------------------------------------------------
+
+
+async def test_counts_are_exact_with_many_at_work(url: str, name: str) -> None:
+    async with opened(url) as backend, opened(url) as other, native(url) as connection:
+
+        async def work(broker: postgres.PostgresBroker) -> None:
+            for _ in range(30):
+                await broker.send(name, [Outgoing(b"x"), Outgoing(b"y", delay=3600)])
+                got = (await broker.receive(name, 2, TTL)).deliveries
+                await broker.settle([Settlement(one, COMPLETE) for one in got[:1]])
+                await broker.stats(name)
+
+        await asyncio.gather(*(work(one.broker) for one in (backend, other) for _ in range(3)))
+        counted = await connection.fetch(
+            "SELECT state, count(*) FROM tenure.message WHERE queue = (SELECT id FROM tenure.queue WHERE name = $1) "
+            "GROUP BY state ORDER BY state",
+            name,
+        )
+        states = dict(tuple(row) for row in counted)
+        stats = await backend.broker.stats(name)
+        assert (stats.ready, stats.locked, stats.delayed) == (states.get(0, 0), states.get(1, 0), states.get(2, 0))
+        assert stats.delayed == 180
+
+
+async def test_a_queue_is_tidied_by_those_who_use_it(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        for number in range(500):
+            await backend.broker.send(name, [Outgoing(b"x", id=str(number))])
+
+        async def is_tidy() -> bool:
+            return bool(await connection.fetchval("SELECT count(*) < 400 FROM tenure.tally"))
+
+        await until(is_tidy)
+        assert (await backend.broker.stats(name)).ready == 500
+
+
+async def test_the_same_notification_is_not_told_for_each_message(url: str, name: str) -> None:
+    told: list[object] = []
+    async with opened(url) as backend, native(url) as connection:
+        await connection.add_listener(wake.channel_of("tenure"), lambda *heard: told.append(heard[3]))
+        began = time.monotonic()
+        for _ in range(100):
+            await backend.broker.send(name, [Outgoing(b"x")])
+        took = time.monotonic() - began
+        await until(lambda: told)
+        await connection.fetchval("SELECT 1")
+        assert len([one for one in told if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
+
+
+def test_the_functions_have_no_gaps() -> None:
+    assert "{" not in functions("tenure").replace("'{}'", "")
+
+
+async def test_doctor_tells_of_the_server(url: str) -> None:
+    async with opened(url) as backend:
+        facts = {fact.name: fact for fact in await backend.describe()}
+    assert facts["schema"].value == f"tenure, version {VERSION}"
+    assert "power" in facts["fsync"].advice
+
+
+def test_shared_servers_are_not_hurt_here(server: Postgres) -> None:
+    assert server is not shared(Postgres)
