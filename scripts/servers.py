@@ -1,5 +1,5 @@
 """
-Install what the tests start as real servers, and is missing: Redis, PostgreSQL, libfaketime and Azurite.
+Install what the tests start as real servers, and is missing: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. What can't be installed is named with the reason: the tests that need it are skipped then,
@@ -56,6 +56,7 @@ def looked_for() -> list[tuple[str, bool]]:
     return [
         ("redis-server", bool(shutil.which("redis-server"))),
         ("postgresql", bool(initdb)),
+        ("pgbouncer", bool(shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin"))),
         ("faketime", faketime() is not None),
         ("openssl", bool(shutil.which("openssl"))),
     ]

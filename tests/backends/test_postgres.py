@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -188,6 +190,20 @@ async def test_what_can_not_work_says_what_to_do() -> None:
             await postgres.migrate(server.url.replace("postgres:s3cret%2F%26x@", "guest:guest@") + "?schema=mine")
 
 
+async def test_the_rights_in_the_document_are_enough(server: Postgres, url: str, name: str) -> None:
+    written = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
+    [grants] = re.findall(r"^```sql\n(GRANT .*?)^```$", written, re.MULTILINE | re.DOTALL)
+    async with native(url) as connection:
+        await connection.execute(f"DROP ROLE IF EXISTS worker; CREATE ROLE worker LOGIN; {grants}")
+    async with opened(server.url.replace("postgres@", "worker@")) as backend:
+        assert await backend.leases.release(grant := await won(backend.leases, name)) == Released(grant)
+        await backend.broker.send(name, [Outgoing(b"a", id="a")])
+        got = (await backend.broker.receive(name, 1, TTL)).deliveries
+        assert await backend.broker.settle([Settlement(got[0], COMPLETE)]) == [Settled()]
+        await backend.broker._tidy(name)
+        assert await backend.broker.stats(name) == Stats()
+
+
 async def test_what_has_worked_before_is_tried_again() -> None:
     with private(Postgres, password="s3cret") as server:
         await postgres.migrate(server.url)
@@ -262,7 +278,7 @@ async def test_a_standby_decides_nothing(name: str) -> None:
             assert "standby" in str(error)
             both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
             async with opened(both) as backend:
-                assert isinstance(await backend.leases.inspect(name), HeldBy)
+                assert (await backend.leases.inspect(name)).token == 1
         async with native(primary.url) as connection:
             await connection.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
         assert "read only" in str(await refusal(primary.url))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import Postgres, url_of
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md")
 
 SAYS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
@@ -24,6 +27,10 @@ SAYS = {
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "request_reply": r"kettle: 12\.5\n",
     "session": r"anna has 7\nben has 7\n",
+    **dict.fromkeys(
+        ("postgres_asyncpg", "postgres_psycopg", "postgres_sqlalchemy"),
+        r"invoiced 17 and Stats\(.*\)\na leader wrote, and no older one will\n",
+    ),
     "observe": r"(nobody leads\n)?anna leads, term 1\n(nobody leads\n)?ben leads, term 2\nnobody leads\n",
 }
 
@@ -37,8 +44,18 @@ def test_each_example_has_an_expectation() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    environment = dict(os.environ)
+    if example.stem.startswith("postgres_"):
+        pytest.importorskip(example.stem.removeprefix("postgres_"))
+        environment["TENURE_URL"] = url_of(Postgres)
     done = subprocess.run(
-        [sys.executable, example], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [sys.executable, example],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert re.fullmatch(WARNS.get(example.stem, ""), done.stderr), done.stderr
     assert done.returncode == 0

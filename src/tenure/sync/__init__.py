@@ -112,6 +112,7 @@ class Backend:
     leaders = blocking(tenure.backend.Backend.leaders)
     queues = blocking(tenure.backend.Backend.queues)
     diagnose = blocking(tenure.backend.Backend.diagnose)
+    migrate = blocking(tenure.backend.Backend.migrate)
 
     @property
     def _keeper(self) -> Keeper:

@@ -45,8 +45,8 @@ _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
     "28000": "refused the login; check the user and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
-    "42501": "refuses what tenure needs for lack of rights; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE, "
-    "DELETE on the tables, USAGE on the sequences and EXECUTE on the functions in it",
+    "42501": "refuses what tenure needs for lack of rights; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE and "
+    "DELETE on all tables in it",
     "0A000": "can't do what tenure needs; use PostgreSQL 13 or newer",
 }
 _NOT_NOW = {

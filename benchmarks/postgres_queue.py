@@ -1,0 +1,278 @@
+"""Queues in PostgreSQL: sending and draining, beside a loop by hand on asyncpg, and beside pgqueuer and procrastinate.
+
+Run by hand: ``python -m benchmarks.postgres_queue [NAME …] [--messages 20000] [--batch 100] [--fsync]``. Each contender
+has a fresh server of its own, one process, and an async handler that does nothing. Peers that are not installed are
+left out. Processor time is told beside wall time: on a busy machine it is what can be compared. Prints figures, judges
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from importlib.util import find_spec
+
+import asyncpg
+
+import tenure
+from tenure.backends import postgres
+from tenure.queue.message import COMPLETE, Outgoing, Settlement
+from tenure.url import Url
+from tests.servers import Postgres, private
+from tests.servers.process import _family
+
+BODY = b"x" * 200
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Watch:
+    """Time, and the processor time of this process and of the server with all its children."""
+
+    def __init__(self, server: Postgres) -> None:
+        self._server = server
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        theirs = 0
+        for pid in _family(self._server.pid):
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            theirs += sum(int(field) for field in fields[11 : 15 if pid == self._server.pid else 13])
+        return time.perf_counter(), time.process_time(), theirs / TICK
+
+    def lap(self, what: str, count: int) -> None:
+        ended = self._now()
+        wall, ours, theirs = (after - before for after, before in zip(ended, self._begun, strict=True))
+        print(
+            f"    {what:<6} {count / wall:>9,.0f} /s   of processor time per message: "
+            f"{ours / count * 1e6:6.1f} us ours, {theirs / count * 1e6:6.1f} us the server's",
+            flush=True,
+        )
+        self._begun = self._now()
+
+
+# --- contenders --------------------------------------------------------------------------------------------------
+
+
+async def pump(server: Postgres, count: int, batch: int) -> None:
+    """Tenure as it is used: send_batch, and the message pump."""
+    await postgres.migrate(server.url)
+    async with tenure.connect(server.url) as backend:
+        queue, watch = backend.queue("bench"), Watch(server)
+        for _ in range(0, count, batch):
+            await queue.send_batch([Outgoing(BODY) for _ in range(batch)])
+        watch.lap("send", count)
+
+        async def handle(message: tenure.Message) -> None:
+            pass
+
+        await queue.consume(handler=handle, until_empty=True)
+        watch.lap("drain", count)
+
+
+async def door(server: Postgres, count: int, batch: int) -> None:
+    """The broker itself: the next claim is under way while the last one is settled."""
+    await postgres.migrate(server.url)
+    backend = postgres.open(Url.parse(server.url))
+    broker, watch = backend.broker, Watch(server)
+    for _ in range(0, count, batch):
+        await broker.send("bench", [Outgoing(BODY) for _ in range(batch)])
+    watch.lap("send", count)
+    claiming = asyncio.ensure_future(broker.receive("bench", batch, 30.0))
+    while (claim := await claiming).deliveries:
+        claiming = asyncio.ensure_future(broker.receive("bench", batch, 30.0))
+        await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+    watch.lap("drain", count)
+    await backend.close()
+
+
+async def by_hand(server: Postgres, count: int, batch: int) -> None:
+    """A loop by hand on SKIP LOCKED: no token, no renewal, no retries, no dead letters, no counts."""
+    connection, watch = await asyncpg.connect(server.url), Watch(server)
+    await connection.execute(
+        "CREATE TABLE job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, taken_at timestamptz, body bytea)"
+    )
+    await connection.execute("CREATE INDEX ON job (id) WHERE taken_at IS NULL")
+    for _ in range(0, count, batch):
+        await connection.execute("INSERT INTO job (body) SELECT unnest($1::bytea[])", [BODY] * batch)
+    watch.lap("send", count)
+    claim = (
+        "UPDATE job SET taken_at = clock_timestamp() WHERE id IN (SELECT id FROM job WHERE taken_at IS NULL "
+        "ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING id, body"
+    )
+    while rows := await connection.fetch(claim, batch):
+        await connection.execute("DELETE FROM job WHERE id = ANY ($1)", [row["id"] for row in rows])
+    watch.lap("drain", count)
+    await connection.close()
+
+
+async def pgqueuer(server: Postgres, count: int, batch: int) -> None:
+    from pgqueuer import AsyncpgDriver, PgQueuer, Queries
+    from pgqueuer.types import QueueExecutionMode
+
+    connection = await asyncpg.connect(server.url)
+    queries = Queries(AsyncpgDriver(connection))
+    await queries.install()
+    watch = Watch(server)
+    for _ in range(0, count, batch):
+        await queries.enqueue(["handle"] * batch, [BODY] * batch, [0] * batch)
+    watch.lap("send", count)
+    worker = PgQueuer(AsyncpgDriver(connection))
+
+    @worker.entrypoint("handle")
+    async def handle(job: object) -> None:
+        pass
+
+    await worker.qm.run(
+        batch_size=batch,
+        mode=QueueExecutionMode.drain,
+        dequeue_timeout=timedelta(seconds=1),
+        max_concurrent_tasks=10**6,
+    )
+    watch.lap("drain", count)
+    await connection.close()
+
+
+async def procrastinate(server: Postgres, count: int, batch: int) -> None:
+    from procrastinate import App, PsycopgConnector
+
+    app = App(connector=PsycopgConnector(conninfo=server.url))
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+
+        @app.task(name="handle")
+        async def handle(body: str) -> None:
+            pass
+
+        watch = Watch(server)
+        for _ in range(0, count, batch):
+            await handle.batch_defer_async(*({"body": "x" * 200} for _ in range(batch)))
+        watch.lap("send", count)
+        await app.run_worker_async(concurrency=batch, wait=False, install_signal_handlers=False)
+        watch.lap("drain", count)
+
+
+async def wakes(server: Postgres, count: int, batch: int) -> None:
+    """From the send to the delivery, of a consumer in another backend that waits for a hint."""
+    await postgres.migrate(server.url)
+    sender, receiver = (postgres.open(Url.parse(server.url)) for _ in range(2))
+    hints, took = receiver.broker.hints("bench"), []
+    await anext(hints)
+    await receiver.broker.receive("bench", 1, 30.0)
+    for _ in range(min(count, 500)):
+        waiting = asyncio.ensure_future(anext(hints))
+        await asyncio.sleep(0.02)  # the sender's pause between two notifications is over, as at a quiet queue
+        begun = time.perf_counter()
+        await sender.broker.send("bench", [Outgoing(BODY)])
+        await waiting
+        claim = await receiver.broker.receive("bench", 1, 30.0)
+        took.append(time.perf_counter() - begun)
+        await receiver.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
+    tell(took)
+    await sender.close()
+    await receiver.close()
+
+
+async def hand_overs(server: Postgres, count: int, batch: int) -> None:
+    """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
+    await postgres.migrate(server.url)
+    took: list[float] = []
+    resigned_at = 0.0
+
+    async def stand(url: str) -> None:
+        async def lead(term: tenure.Term) -> None:
+            nonlocal resigned_at
+            if resigned_at:
+                took.append(time.perf_counter() - resigned_at)
+            await asyncio.sleep(0.05)
+            resigned_at = time.perf_counter()
+
+        async with tenure.connect(url) as backend:
+            await backend.election("bench").run(lead, again=True)
+
+    candidates = [asyncio.create_task(stand(server.url)) for _ in range(3)]
+    while len(took) < min(count, 200):
+        await asyncio.sleep(0.1)
+    for candidate in candidates:
+        candidate.cancel()
+    await asyncio.gather(*candidates, return_exceptions=True)
+    tell(took)
+    await idle(server)
+
+
+async def idle(server: Postgres) -> None:
+    """Count the statements of ten who stand by."""
+    connection = await asyncpg.connect(server.url)
+
+    async def done() -> int:
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        return int(
+            await connection.fetchval("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
+        )
+
+    async def stand() -> None:
+        async with tenure.connect(server.url) as backend:
+            await backend.election("idle").run(asyncio.Event().wait)  # type: ignore[arg-type]
+
+    async with tenure.connect(server.url) as backend:
+        held = await backend._opened.leases.acquire("idle", "nobody", 3_600.0)  # type: ignore[union-attr]
+        assert isinstance(held, tenure.lease.Granted)
+        candidates = [asyncio.create_task(stand()) for _ in range(10)]
+        await asyncio.sleep(5)
+        before, begun = await done(), time.perf_counter()
+        await asyncio.sleep(30)
+        asked = await done() - before - 2
+        print(f"    standing by: {asked / 10 / (time.perf_counter() - begun):.2f} statements /s for each candidate")
+        for candidate in candidates:
+            candidate.cancel()
+        await asyncio.gather(*candidates, return_exceptions=True)
+    await connection.close()
+
+
+def tell(took: list[float]) -> None:
+    cuts = statistics.quantiles(took, n=100)
+    print(f"    {len(took)} times: p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms", flush=True)
+
+
+Contender = Callable[[Postgres, int, int], Awaitable[None]]
+
+CONTENDERS: dict[str, tuple[Contender, str, int]] = {
+    # name: (what runs, the package it needs, by how much fewer messages, so that it ends today)
+    "pump": (pump, "tenure", 1),
+    "door": (door, "tenure", 1),
+    "by-hand": (by_hand, "asyncpg", 1),
+    "pgqueuer": (pgqueuer, "pgqueuer", 2),
+    "procrastinate": (procrastinate, "procrastinate", 20),
+    "wakes": (wakes, "tenure", 1),
+    "hand-overs": (hand_overs, "tenure", 1),
+}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("names", nargs="*", metavar="NAME", default=list(CONTENDERS), help=", ".join(CONTENDERS))
+    arguments.add_argument("--messages", type=int, default=20_000)
+    arguments.add_argument("--batch", type=int, default=100)
+    arguments.add_argument("--fsync", action="store_true", help="let every commit wait for the disk")
+    given = arguments.parse_args()
+    print(f"fsync {given.fsync}, batch {given.batch}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    for name in given.names:
+        run, package, fewer = CONTENDERS[name]
+        if find_spec(package) is None:
+            print(f"{name}: not installed")
+            continue
+        print(f"{name}:", flush=True)
+        with private(Postgres, durable=given.fsync) as server:
+            asyncio.run(run(server, given.messages // fewer, given.batch))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
