@@ -12,6 +12,8 @@ from tenure.url import Url
 BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
     {
         # scheme: (module, extra that brings its driver; None where the standard library is enough)
+        "azure": ("tenure.backends.azure_storage", "azure"),
+        "azurite": ("tenure.backends.azure_storage", "azure"),
         "memory": ("tenure.backends.memory", None),
         "postgres": ("tenure.backends.postgres", "postgres"),
         "postgresql": ("tenure.backends.postgres", "postgres"),

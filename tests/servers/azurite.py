@@ -25,8 +25,8 @@ class AzuritePart(Server):
     install = "Azurite (python scripts/servers.py; needs npm)"
     scheme = "azure"
 
-    def __init__(self, part: Part, speed: float) -> None:
-        super().__init__()
+    def __init__(self, part: Part, speed: float, turnable: bool) -> None:
+        super().__init__(turnable=turnable)
         self._part = part
         self._speed = speed
 
@@ -64,14 +64,15 @@ class Azurite:
 
     Args:
         speed: How many times faster than real time its clock runs: at 20, a lease of 15 s ends after 0.75 s.
+        turnable: Whether its clock can be put forward instead.
     """
 
     install: ClassVar[str] = AzuritePart.install
     scheme: ClassVar[str] = AzuritePart.scheme
 
-    def __init__(self, *, speed: float = 1.0) -> None:
-        self.blob = AzuritePart("blob", speed)
-        self.queue = AzuritePart("queue", speed)
+    def __init__(self, *, speed: float = 1.0, turnable: bool = False) -> None:
+        self.blob = AzuritePart("blob", speed, turnable)
+        self.queue = AzuritePart("queue", speed, turnable)
 
     @classmethod
     def missing(cls) -> str:
@@ -97,6 +98,11 @@ class Azurite:
     def resume(self) -> None:
         self.blob.resume()
         self.queue.resume()
+
+    def turn(self, seconds: float) -> None:
+        """Put both clocks forward. Only if it is turnable."""
+        self.blob.turn(seconds)
+        self.queue.turn(seconds)
 
     def close(self) -> None:
         self.blob.close()

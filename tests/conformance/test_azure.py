@@ -1,0 +1,80 @@
+"""Leases and queues in Azure Storage, before the suites, on an Azurite whose clock is turned."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import cast
+
+from tenure.backends import azure_storage
+from tenure.election.store import LeaseStore
+from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Azurite, shared
+
+
+class Through:
+    """A way to Azurite through a proxy, which can be cut; and the backend that uses it."""
+
+    def __init__(self, server: Azurite) -> None:
+        self.server = server
+        self.proxies = FaultProxy("127.0.0.1", server.blob.port), FaultProxy("127.0.0.1", server.queue.port)
+
+    async def open(self) -> azure_storage.AzureBackend:
+        blob, queue = [await proxy.__aenter__() for proxy in self.proxies]
+        url = f"azurite://127.0.0.1:{blob.port}?queue_port={queue.port}&timeout=5"
+        self.backend = azure_storage.open(Url.parse(url))
+        return self.backend
+
+    @asynccontextmanager
+    async def cut(self) -> AsyncIterator[None]:
+        for proxy in self.proxies:
+            proxy.reset()
+            proxy.refuse()
+        yield
+        for proxy in self.proxies:
+            proxy.heal()
+
+    async def close(self) -> None:
+        await self.backend.close()
+        for proxy in self.proxies:
+            await proxy.__aexit__(None, None, None)
+
+
+class AzureHarness(LeaseHarness):
+    traits = azure_storage.TRAITS
+    ttl = 60.0  # three hundred are claimed one after the other, in real time
+    faults = frozenset({"lose_answer", "cut"})
+
+    async def start(self) -> None:
+        self._server = shared(Azurite, turnable=True)
+        self._ways: list[Through] = []
+
+    async def open(self) -> LeaseStore:
+        way = Through(self._server)
+        self._ways.append(way)
+        return cast(LeaseStore, Lossy((await way.open()).leases))
+
+    async def close(self) -> None:
+        for way in self._ways:
+            await way.close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._server.turn(seconds)
+
+    def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return store.lose_answer()
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return next(way for way in self._ways if way.backend.leases is store.store).cut()
+
+
+class TestAzureLeases(LeaseStoreSuite):
+    harness = AzureHarness
+
+
+class TestAzureLeaseFaults(LeaseFaultSuite):
+    harness = AzureHarness
