@@ -188,7 +188,7 @@ class Backend:
             lock: For how many seconds a received message belongs to its consumer (30). Consumers renew it themselves.
             max_deliveries: How often a message is handed out before it is dead-lettered (10).
             dedupe_window: For how many seconds a message's id is remembered, so that it is kept once (600).
-            body_max: The largest body in bytes (1 MiB).
+            body_max: The largest body in bytes (1 MiB, or what the backend takes).
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend.
@@ -204,7 +204,8 @@ class Backend:
             "body_max": body_max,
         }
         given = {key: value for key, value in options.items() if value is not None}
-        settings = QueueSettings(**given)  # type: ignore[arg-type]
+        fits = {"body_max": min(QueueSettings().body_max, broker.traits.body_max)}
+        settings = QueueSettings(**(fits | given))  # type: ignore[arg-type]
         settings.check(broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, declared=not given)

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import cast
 
 from tenure.backends import azure_storage
+from tenure.backends.azure_storage.queue import TRAITS as QUEUE_TRAITS
+from tenure.clock import Clock
 from tenure.election.store import LeaseStore
-from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.queue.broker import Broker
+from tenure.testing.conformance import (
+    BrokerFaultSuite,
+    BrokerSuite,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseStoreSuite,
+    Lossy,
+    LossyBroker,
+    QueueHarness,
+)
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.servers import Azurite, shared
+
+
+class Turned:
+    """Our clock, put forward together with the server's."""
+
+    def __init__(self) -> None:
+        self.by = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self.by
 
 
 class Through:
@@ -21,10 +44,10 @@ class Through:
         self.server = server
         self.proxies = FaultProxy("127.0.0.1", server.blob.port), FaultProxy("127.0.0.1", server.queue.port)
 
-    async def open(self) -> azure_storage.AzureBackend:
+    async def open(self, clock: Clock | None = None) -> azure_storage.AzureBackend:
         blob, queue = [await proxy.__aenter__() for proxy in self.proxies]
         url = f"azurite://127.0.0.1:{blob.port}?queue_port={queue.port}&timeout=5"
-        self.backend = azure_storage.open(Url.parse(url))
+        self.backend = azure_storage.open(Url.parse(url), clock=clock)
         return self.backend
 
     @asynccontextmanager
@@ -78,3 +101,42 @@ class TestAzureLeases(LeaseStoreSuite):
 
 class TestAzureLeaseFaults(LeaseFaultSuite):
     harness = AzureHarness
+
+
+class AzureQueueHarness(QueueHarness):
+    traits = QUEUE_TRAITS
+    faults = frozenset({"lose_answer", "cut"})
+
+    async def start(self) -> None:
+        self._server = shared(Azurite, turnable=True)
+        self._clock = Turned()
+        self._ways: dict[Broker, Through] = {}
+
+    async def open(self) -> Broker:
+        way = Through(self._server)
+        broker = LossyBroker.around((await way.open(self._clock)).broker)
+        self._ways[broker] = way
+        return broker
+
+    async def close(self) -> None:
+        for way in self._ways.values():
+            await way.close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._server.turn(seconds)
+        self._clock.by += seconds
+
+    def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        assert isinstance(broker, LossyBroker)
+        return broker.lose_answer()
+
+    def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
+        return self._ways[broker].cut()
+
+
+class TestAzureQueues(BrokerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureQueueFaults(BrokerFaultSuite):
+    harness = AzureQueueHarness

@@ -60,6 +60,9 @@ class QueueTraits:
     sessions: Support = "native"
     deferral: Support = "native"
     dedupe: Support = "native"
+    """Whether ids are remembered: of what was sent, and in the inbox of what was handled."""
+    order: Support = "native"
+    """Whether an idle consumer sees messages in the order of sending."""
     transactions: bool = True
     """Whether ``Complete`` with sends, and a batch to be sent, are one step."""
     exact_stats: bool = True

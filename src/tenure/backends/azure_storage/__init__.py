@@ -8,10 +8,11 @@ from tenure.backends import Fact
 from tenure.backends.azure_storage.address import Options, address_of
 from tenure.backends.azure_storage.client import Account
 from tenure.backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, lease_id
+from tenure.backends.azure_storage.queue import AzureBroker
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["STRANGER", "TRAITS", "AzureBackend", "AzureLeases", "Options", "lease_id", "open"]
+__all__ = ["STRANGER", "TRAITS", "AzureBackend", "AzureBroker", "AzureLeases", "Options", "lease_id", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
@@ -30,6 +31,7 @@ class AzureBackend:
     def __init__(self, account: Account, clock: Clock) -> None:
         self._account = account
         self.leases: AzureLeases = AzureLeases(account)
+        self.broker: AzureBroker = AzureBroker(account, clock)
 
     async def describe(self) -> Sequence[Fact]:
         """Tell what is known of the account."""
@@ -38,4 +40,5 @@ class AzureBackend:
     async def close(self) -> None:
         """Close every connection."""
         self.leases.close()
+        self.broker.close()
         await self._account.close()

@@ -103,7 +103,7 @@ class BrokerFaultSuite(QueueSuite):
                     await ask()
                 assert time.monotonic() - asked_at < house.patience
         assert await settle(broker, got, COMPLETE) == [Settled()]
-        assert bodies(await receive(other, name, house)) == [b"b"]
+        assert sorted(bodies([*got, *await receive(other, name, house)])) == [b"a", b"b"]
 
     async def test_a_cut_does_not_prolong_a_lock(self, house: QueueHarness, name: str) -> None:
         can(house, "cut")
@@ -129,8 +129,11 @@ class BrokerFaultSuite(QueueSuite):
             await asyncio.gather(asking, return_exceptions=True)
         await broker.send(name, [Outgoing(b"%d" % number, id=f"m{number}") for number in range(20)])
         got = await receive(broker, name, house)
-        assert sorted(one.id for one in got) == sorted(f"m{number}" for number in range(20))
-        assert await settle(broker, got, COMPLETE) == [Settled()] * 20
+        ids = [one.id for one in got]
+        if house.traits.dedupe == "impossible":  # then what was given up and done all the same comes twice
+            ids = list(set(ids))
+        assert sorted(ids) == sorted(f"m{number}" for number in range(20))
+        assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
 
     async def test_everything_survives_a_restart(self, house: QueueHarness, name: str) -> None:
         can(house, "restart")

@@ -92,9 +92,10 @@ class BrokerSuite(QueueSuite):
 
     async def test_an_empty_body_is_a_body(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
-        await send(broker, name, b"", b"x" * 100_000)
-        first, second = await receive(broker, name, house)
-        assert (first.body, dict(first.headers), len(second.body)) == (b"", {}, 100_000)
+        size = min(100_000, house.traits.body_max)
+        await send(broker, name, b"", b"x" * size)
+        first, second = sorted(await receive(broker, name, house), key=lambda one: len(one.body))
+        assert (first.body, dict(first.headers), len(second.body)) == (b"", {}, size)
 
     async def test_an_empty_queue_answers_at_once(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
@@ -102,6 +103,7 @@ class BrokerSuite(QueueSuite):
         assert await broker.stats(name) == Stats()
 
     async def test_order_is_that_of_sending(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.order)
         broker = await house.open()
         await send(broker, name, b"0", b"1")
         await send(broker, name, b"2")
@@ -115,7 +117,7 @@ class BrokerSuite(QueueSuite):
         broker = await house.open()
         ids = [*await send(broker, name, b"a", b"a"), *await send(broker, f"{name}-2", b"a")]
         assert len(set(ids)) == 3
-        assert [one.id for one in await receive(broker, name, house)] == ids[:2]
+        assert sorted(one.id for one in await receive(broker, name, house)) == sorted(ids[:2])
 
     async def test_no_more_than_asked_for(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
@@ -174,7 +176,7 @@ class BrokerSuite(QueueSuite):
         assert bodies(claim.deliveries) == [b"now"]
         assert claim.due_in is None or 0 < claim.due_in <= house.lock
         stats = await broker.stats(name)
-        assert (stats.delayed, stats.ready) == (1, 0)
+        assert (stats.delayed, stats.ready) == (1 if house.traits.exact_stats else stats.delayed, 0)
         await settle(broker, claim.deliveries, COMPLETE)
         await house.pass_time(house.lock * LATE)
         assert (await broker.stats(name)).ready == 1
@@ -194,8 +196,9 @@ class BrokerSuite(QueueSuite):
         broker = await house.open()
         await broker.send(name, [Outgoing(b"short", id="short", ttl=house.lock), Outgoing(b"long", ttl=house.lock * 9)])
         await house.pass_time(house.lock * LATE)
-        stats = await broker.stats(name)
-        assert (stats.ready, stats.dead) == (1, 1)
+        if house.traits.exact_stats:
+            stats = await broker.stats(name)
+            assert (stats.ready, stats.dead) == (1, 1)
         assert bodies(await receive(broker, name, house)) == [b"long"]
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.id, dead.body, dead.reason, dead.delivery_count) == ("short", b"short", EXPIRED, 0)
@@ -207,7 +210,7 @@ class BrokerSuite(QueueSuite):
         await house.pass_time(house.lock * 0.7)
         await broker.renew(got, house.lock)
         await house.pass_time(house.lock * 0.7)
-        done, abandoned = got
+        done, abandoned = sorted(got, key=lambda one: one.body)
         assert await settle(broker, [done], COMPLETE) == [Settled()]
         assert await settle(broker, [abandoned], Abandon()) == [Settled(dead=True)]
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
@@ -257,6 +260,7 @@ class BrokerSuite(QueueSuite):
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("late"), GIVE_BACK], ids=repr)
     async def test_a_late_verdict_lapses(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
+        possible(house, verdict)
         broker, other = await house.open(), await house.open()
         await send(broker, name, b"a")
         [old] = await receive(broker, name, house)
@@ -274,6 +278,7 @@ class BrokerSuite(QueueSuite):
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("done"), GIVE_BACK], ids=repr)
     async def test_nobody_settles_twice(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
+        possible(house, verdict)
         broker = await house.open()
         await send(broker, name, b"a")
         [got] = await receive(broker, name, house)
@@ -326,12 +331,14 @@ class BrokerSuite(QueueSuite):
         got = await receive(broker, name, house)
         [other] = await receive(broker, f"{name}-2", house)
         await settle(broker, [got[2]], COMPLETE)
-        verdicts: list[Verdict] = [COMPLETE, Abandon(), COMPLETE, DeadLetter("bad"), GIVE_BACK, Defer()]
+        deferred = house.traits.deferral != "impossible"
+        last = Defer() if deferred else COMPLETE
+        verdicts: list[Verdict] = [COMPLETE, Abandon(), COMPLETE, DeadLetter("bad"), GIVE_BACK, last]
         settlements = [Settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)]
         answers = await broker.settle([*settlements, Settlement(other, COMPLETE)])
         assert list(answers) == [Settled(), Settled(), LAPSED, Settled(), Settled(), Settled(), Settled()]
         stats = await broker.stats(name)
-        assert (stats.ready, stats.dead, stats.deferred) == (2, 1, 1)
+        assert (stats.ready, stats.dead, stats.deferred) == (2, 1, deferred)
 
     # --- counting deliveries ---
 
@@ -353,7 +360,7 @@ class BrokerSuite(QueueSuite):
         for _ in range(5):
             got = await receive(broker, name, house)
             assert [one.delivery_count for one in got] == [1, 1, 1]
-            assert bodies(got) == [b"a", b"b", b"c"]
+            assert in_order(house, got) == [b"a", b"b", b"c"]
             assert await settle(broker, reversed(got), GIVE_BACK) == [Settled()] * 3
         assert (await broker.stats(name)).dead == 0
 
@@ -387,7 +394,8 @@ class BrokerSuite(QueueSuite):
         for _ in range(2):
             assert len(await receive(broker, name, house)) == 1
             await house.pass_time(house.lock * LATE)
-        assert await broker.stats(name) == Stats(dead=1)
+        if house.traits.exact_stats:
+            assert await broker.stats(name) == Stats(dead=1)
         assert await receive(broker, name, house) == []
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.reason, dead.delivery_count, dead.error) == (MAX_DELIVERIES, 2, None)
@@ -410,11 +418,12 @@ class BrokerSuite(QueueSuite):
         needs(house.traits.delay)
         broker = await house.open()
         await send(broker, name, b"a", b"b")
-        first, second = await receive(broker, name, house)
+        first, second = sorted(await receive(broker, name, house), key=lambda one: one.body)
         await settle(broker, [first], Abandon(delay=house.lock))
         await settle(broker, [second], Abandon())
         assert bodies(await receive(broker, name, house)) == [b"b"]
-        assert (await broker.stats(name)).delayed == 1
+        if house.traits.exact_stats:
+            assert (await broker.stats(name)).delayed == 1
         await house.pass_time(house.lock * LATE)
         assert b"a" in bodies(await receive(broker, name, house))
 
@@ -477,18 +486,20 @@ class BrokerSuite(QueueSuite):
         await bury(broker, house, name, b"a", b"b", b"c")
         dead_name = dead_letters_of(name)
         got = await receive(broker, dead_name, house, limit=2)
-        assert bodies(got) == [b"a", b"b"]
+        if house.traits.order != "impossible":
+            assert bodies(got) == [b"a", b"b"]
         assert [(one.queue, one.delivery_count) for one in got] == [(dead_name, 1), (dead_name, 1)]
         assert got[0].death is not None
         assert (got[0].death.reason, got[0].death.error) == ("because", ERROR)
-        assert bodies(await receive(other, dead_name, house)) == [b"c"]
+        [third] = await receive(other, dead_name, house)
+        assert sorted(bodies([*got, third])) == [b"a", b"b", b"c"]
         await house.pass_time(house.lock * 0.7)
         assert [type(answer) for answer in await broker.renew(got, house.lock)] == [Renewed, Renewed]
         await house.pass_time(house.lock * 0.7)
         assert await settle(broker, got[:1], COMPLETE) == [Settled()]
         assert await settle(broker, got[1:], Abandon()) == [Settled()]
         left = await receive(broker, dead_name, house)
-        assert bodies(left) == [b"b", b"c"]
+        assert sorted(bodies(left)) == sorted([got[1].body, third.body])
         assert await settle(broker, left, DeadLetter("worse")) == [Settled(), Settled()]
         assert await broker.stats(name) == Stats(dead=2)
         assert {one.reason for one in await broker.peek_dead(name, EVERYTHING, 10)} == {"worse"}
@@ -520,10 +531,10 @@ class BrokerSuite(QueueSuite):
         stats = await broker.stats(name)
         assert (stats.ready, stats.dead) == (2, 0)
         got = await receive(broker, name, house)
-        assert [(one.id, one.delivery_count, one.death) for one in got] == [("a", 1, None), ("b", 1, None)]
+        assert sorted((one.id, one.delivery_count, one.death) for one in got) == [("a", 1, None), ("b", 1, None)]
         await settle(broker, got, Abandon())
         again = await broker.peek_dead(name, EVERYTHING, 10)
-        assert [len(one.history) for one in again] == [1, 2]  # what happened before is not forgotten
+        assert {one.id: len(one.history) for one in again} == {"a": 1, "b": 2}  # what happened before is not forgotten
 
     async def test_redrive_and_purge_take_what_is_meant(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
@@ -538,13 +549,15 @@ class BrokerSuite(QueueSuite):
         assert len(await broker.peek_dead(name, Selection(after=dead[1].sequence), 3)) == 3
         assert await broker.redrive(name, Selection(ids=frozenset({dead[2].id, "nobody"})), None) == 1
         assert await broker.redrive(name, Selection(reason="because"), 2) == 2
-        assert bodies(await receive(broker, name, house)) == [b"0", b"1", b"2"]
+        assert sorted(bodies(await receive(broker, name, house))) == sorted(bodies(dead[:3]))
         assert await broker.purge(name, Selection(sequences=frozenset({dead[3].sequence, dead[0].sequence})), None) == 1
         [locked] = await receive(broker, dead_letters_of(name), house, limit=1)
-        assert locked.body == b"4"
+        if house.traits.order != "impossible":
+            assert locked.body == b"4"
         assert await broker.redrive(name, Selection(reason="nothing"), None) == 0
         assert await broker.purge(name, EVERYTHING, None) == 2  # not the one that somebody looks at
-        assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [b"4"]
+        await house.pass_time(house.lock * LATE)
+        assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [locked.body]
 
     # --- sessions ---
 
@@ -652,12 +665,15 @@ class BrokerSuite(QueueSuite):
     async def test_complete_sends_and_remembers(self, house: QueueHarness, name: str) -> None:
         broker, other = await house.open(), await house.open()
         await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", id="b")])
-        a, b = await receive(broker, name, house)
+        a, b = sorted(await receive(broker, name, house), key=lambda one: one.body)
+        remembers = house.traits.dedupe != "impossible"
         results = f"{name}-results"
-        verdict = Complete(sends=((results, Outgoing(b"result", correlation_id="a")),), remember=house.lock)
+        verdict = Complete(sends=((results, Outgoing(b"result", correlation_id="a")),), remember=house.lock * remembers)
         assert await settle(broker, [a], verdict) == [Settled()]
         assert await settle(broker, [a], verdict) == [LAPSED]
         assert [(one.body, one.correlation_id) for one in await receive(other, results, house)] == [(b"result", "a")]
+        if not remembers:
+            return
         assert list(await other.handled(name, ["a", "b", "c"])) == [True, False, False]
         assert list(await other.handled(results, ["a"])) == [False]
         await settle(broker, [b], COMPLETE)
@@ -852,6 +868,17 @@ def needs(support: str) -> None:
     """Skip the test if the broker can't do this."""
     if support == "impossible":
         pytest.skip("this broker can't do it")
+
+
+def possible(house: QueueHarness, verdict: Verdict) -> None:
+    """Skip the test if the broker can't pass this verdict."""
+    if isinstance(verdict, Defer):
+        needs(house.traits.deferral)
+
+
+def in_order(house: QueueHarness, deliveries: object) -> list[bytes]:
+    """Return what is in *deliveries*, in their order, or sorted if the broker keeps none."""
+    return sorted(bodies(deliveries)) if house.traits.order == "impossible" else bodies(deliveries)
 
 
 def bodies(deliveries: object) -> list[bytes]:

@@ -1,0 +1,623 @@
+"""Queues in Azure Storage.
+
+House rules:
+
+- A *pop receipt* is what Azure locks with, and each update of a message brings a new one. So a delivery has a token of
+  ours, and the newest receipt stays here under it: a delivery is renewed and settled by the process that received it.
+- Azure takes a late verdict as long as nobody else has received the message. We don't: a lock that has run out by our
+  clock, counted from the answer, is over.
+- Azure removes a message whose time to live is over, and tells nobody. So no message gets one; what has expired is
+  found when it is received, and dies like any other.
+- There are no transactions. A message is put among the dead first and removed then, under a lock taken anew: who dies
+  in between leaves it in both places, never in none.
+- What Azure can't do (sessions, priorities, putting aside, remembering ids) is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+import time
+from asyncio import sleep
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from azure.storage.queue import QueueMessage
+from azure.storage.queue.aio import QueueClient
+
+from tenure.backends.azure_storage.client import Account, Line, Said, said
+from tenure.backends.azure_storage.found import (
+    EXPIRED_TOLD,
+    Found,
+    Held,
+    dead_message,
+    delivery_of,
+    filled_up,
+    grave_of,
+    is_meant,
+    moment_of,
+    settled_down,
+    tried,
+)
+from tenure.backends.azure_storage.names import DEAD, queue_of, told, untold
+from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, written
+from tenure.bell import Bell
+from tenure.clock import Clock
+from tenure.errors import ConfigError
+from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.message import (
+    DEAD_SUFFIX,
+    EXPIRED,
+    LAPSED,
+    MAX_DELIVERIES,
+    SETTLED,
+    SETTLED_DEAD,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    DeadMessage,
+    Defer,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+    dead_letters_of,
+)
+
+T = TypeVar("T")
+
+TRAITS = QueueTraits(
+    lock_min=1.0,
+    lock_max=604_800.0,
+    body_max=45_000,  # 60,000 in base64, and room for a note
+    dead_letters="emulated",
+    priorities="impossible",
+    sessions="impossible",
+    deferral="impossible",
+    dedupe="impossible",
+    order="impossible",
+    transactions=False,
+    exact_stats=False,
+    hints=False,
+)
+
+PAGE = 32
+"""The most messages that Azure hands out or shows at once."""
+
+MOVING = 60
+"""Seconds for which a message is locked while it is moved to or from the dead letters."""
+
+ROUND = 1_024
+"""So many dead letters are looked through at once."""
+
+DELAY_MAX = 604_800
+_MISSING = ("QueueNotFound",)
+_GONE = ("MessageNotFound", "PopReceiptMismatch", *_MISSING)
+_INSTEAD = "use a backend that can, such as postgresql:// or servicebus://"
+
+
+class AzureBroker:
+    """A ``Broker`` on Azure Storage Queues."""
+
+    def __init__(self, account: Account, clock: Clock) -> None:
+        self._account = account
+        self._clock = clock
+        self._bell = Bell()
+        self._held: dict[tuple[str, int], Held] = {}
+        self._lock = threading.Lock()  # renewals and verdicts come from two threads
+        self._sweep_at = 0.0
+        self._wall: float | None = None  # what makes a moment of our clock one of the service's
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        return TRAITS
+
+    def close(self) -> None:
+        """End the hints."""
+        self._bell.close()
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when this process has sent to *queue*; of others Azure tells nothing."""
+        return self._bell.listen(queue)
+
+    # --- settings ---
+
+    async def declare(self, queue: str, settings: QueueSettings) -> None:
+        """Make *settings* hold for *queue*: they stand in its metadata."""
+        metadata = {"tenure_settings": told(json.dumps(asdict(settings)))}
+
+        async def declare(line: Line) -> None:
+            client = _client(line, queue)
+            answer = await said(client.get_queue_properties(), *_MISSING)
+            if isinstance(answer, Said):
+                await _create(client, queue, metadata)
+            else:
+                await client.set_queue_metadata({**(answer.metadata or {}), **metadata, "tenure_name": told(queue)})
+
+        await self._account.ask(declare)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        return await self._account.ask(lambda line: _settings(line, queue))
+
+    async def names(self) -> Sequence[str]:
+        """List every queue in the account that is no place for dead letters, sorted."""
+
+        async def names(line: Line) -> dict[str, str]:
+            listed = line.queues.list_queues(include_metadata=True)
+            return {str(one.name): untold((one.metadata or {}).get("tenure_name", one.name)) async for one in listed}
+
+        found = await self._account.ask(names)
+        dead = {one for one in found if one.endswith(DEAD) and one.removesuffix(DEAD) in found}
+        return sorted(name for one, name in found.items() if one not in dead and not name.endswith(DEAD_SUFFIX))
+
+    # --- sending ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep *messages*, some at a time; return their ids. On an exception, some may be kept."""
+        if self._wall is None and any(message.at is not None for message in messages):
+            await self._account.ask(partial(self._ask_the_time, queue=queue))
+        texts = [self._text(message) for message in messages]
+        puts = [
+            partial(_put, queue=queue, text=text, delay=self._delay(message))
+            for text, message in zip(texts, messages, strict=True)
+        ]
+        kept = await self._account.ask_all(puts)
+        if kept:
+            self._learn(moment_of(kept[-1].inserted_on))
+        self._bell.ring(queue)
+        return [message.id or str(one.id) for message, one in zip(messages, kept, strict=True)]
+
+    def _text(self, message: Outgoing) -> str:
+        if message.session is not None:
+            _impossible("sessions")
+        if message.priority:
+            _impossible("priorities")
+        note = Note(message.id, message.headers, message.reply_to, message.correlation_id, message.ttl)
+        text = written(message.body, note)
+        if len(text) > TEXT_MAX:
+            raise ConfigError(
+                f"the message takes {len(text):,} characters with its headers, and an Azure queue takes {TEXT_MAX:,}; "
+                "send a reference to it"
+            )
+        return text
+
+    def _delay(self, message: Outgoing) -> int:
+        at = message.at
+        delay = message.delay if at is None else float(at) - self._now()  # type: ignore[arg-type]
+        if delay > DELAY_MAX:
+            raise ConfigError(
+                f"delay ({delay:,.0f} s) must not be more than seven days ({DELAY_MAX:,} s) on this backend"
+            )
+        return max(0, math.ceil(delay))
+
+    # --- receiving ---
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        token, seconds = secrets.token_hex(8), math.ceil(lock)
+        deliveries: list[Delivery] = []
+        while len(deliveries) < limit:
+            want = min(PAGE, limit - len(deliveries))
+            try:
+                page = await self._account.ask(partial(self._page, queue=queue, limit=want, seconds=seconds))
+                deliveries += await self._handed_out(queue, page, token, seconds)
+            except Exception:
+                if not deliveries:
+                    raise
+                break  # what has come is locked already: hand it out
+            if len(page) < want:
+                break
+        self._sweep()
+        return Claim(tuple(deliveries))
+
+    async def _page(self, line: Line, queue: str, limit: int, seconds: int) -> list[Found]:
+        """Lock and read up to 32 messages."""
+        pages = _client(line, queue).receive_messages(
+            messages_per_page=limit, max_messages=limit, visibility_timeout=seconds
+        )
+
+        async def first() -> list[QueueMessage]:
+            async for page in pages.by_page():
+                return [one async for one in page]
+            return []
+
+        answer = await said(first(), *_MISSING)
+        found = []
+        for one in () if isinstance(answer, Said) else answer:
+            now = moment_of(one.next_visible_on) - seconds
+            found.append(Found(one, *read(one.content), now))
+        if found:
+            self._learn(found[0].now)
+        return found
+
+    async def _handed_out(self, queue: str, page: Sequence[Found], token: str, seconds: int) -> list[Delivery]:
+        """Make deliveries of what was received; what is dead by now goes where it belongs."""
+        dead = queue.endswith(DEAD_SUFFIX)
+        ends = self._clock.now() + seconds
+        most = math.inf
+        if not dead and any(one.count > 1 for one in page):
+            most = (await self.settings(queue)).max_deliveries
+        deliveries = []
+        for one in page:
+            held = Held(queue, str(one.raw.id), str(one.raw.pop_receipt), ends, one.note)
+            if not dead and (one.is_expired or one.count > most):
+                await self._account.ask(partial(self._find_dead, held=held, one=one))
+                continue
+            delivery = delivery_of(queue, one, token)
+            self._held[token, delivery.sequence] = held
+            deliveries.append(delivery)
+        return deliveries
+
+    async def _find_dead(self, line: Line, held: Held, one: Found) -> None:
+        """Bury a message that was dead before it was handed out this time."""
+        count = one.count - 1
+        note = filled_up(held.note, count, one.now)
+        reason, told_of = (EXPIRED, EXPIRED_TOLD) if one.is_expired else (MAX_DELIVERIES, tried(count))
+        await self._bury(line, held, grave_of(one, note, reason, told_of, count, one.now), one.body)
+
+    # --- under a lock ---
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now, side by side."""
+        return await self._account.ask_all([partial(self._renew, one=one, seconds=math.ceil(lock)) for one in held])
+
+    async def _renew(self, line: Line, one: Delivery | SessionLock, seconds: int) -> Renewed | Lapsed:
+        held = self._find(one)
+        if held is None:
+            return LAPSED
+        answer = await self._update(line, held, seconds)
+        return LAPSED if answer is None else Renewed(moment_of(answer.next_visible_on))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts, side by side. On ``Unavailable``, some may stand."""
+        for delivery, verdict in settlements:
+            _check(delivery, verdict)
+        limits = {one.delivery.queue for one in settlements if isinstance(one.verdict, Abandon)}
+        most = {
+            queue: (await self.settings(queue)).max_deliveries for queue in limits if not queue.endswith(DEAD_SUFFIX)
+        }
+        asked: set[tuple[object, int]] = set()
+        questions = []
+        for delivery, verdict in settlements:
+            twice = (delivery.token, delivery.sequence) in asked
+            asked.add((delivery.token, delivery.sequence))
+            questions.append(
+                partial(_lapsed)
+                if twice
+                else partial(self._settle, delivery=delivery, verdict=verdict, most=most.get(delivery.queue, 0))
+            )
+        return await self._account.ask_all(questions)
+
+    async def _settle(self, line: Line, delivery: Delivery, verdict: Verdict, most: int) -> Settled | Lapsed:
+        held = self._find(delivery)
+        if held is None:
+            return LAPSED
+        if isinstance(verdict, Complete):
+            for queue, message in verdict.sends:
+                await self.send(queue, [message])
+            answer = await self._delete(line, held)
+        elif delivery.death is not None:
+            answer = await self._settle_dead(line, delivery, held, verdict)
+        else:
+            answer = await self._settle_failed(line, delivery, held, verdict, most)
+        self._held.pop((str(delivery.token), delivery.sequence), None)
+        if not isinstance(answer, Lapsed) and not isinstance(verdict, Complete):
+            self._bell.ring(delivery.queue)
+        return answer
+
+    async def _settle_failed(
+        self, line: Line, delivery: Delivery, held: Held, verdict: Verdict, most: int
+    ) -> Settled | Lapsed:
+        """Put a living message back, or among the dead."""
+        now, count, note = self._now(), delivery.delivery_count, held.note
+        expired = note.ttl is not None and now >= delivery.enqueued_at + note.ttl
+        if isinstance(verdict, DeadLetter):
+            note = filled_up(note, count - 1, now).after(Attempt(count, now, "rejected", verdict.error))
+            grave = grave_of(delivery, note, verdict.reason, verdict.description, count, now, verdict.error)
+        elif isinstance(verdict, Abandon):
+            note = filled_up(note, count - 1, now).after(Attempt(count, now, "abandoned", verdict.error))
+            if not expired and count < most:
+                delay = min(DELAY_MAX, math.ceil(verdict.delay))
+                return SETTLED if await self._update(line, held, delay, fitted(delivery.body, note)) else LAPSED
+            reason, why = (EXPIRED, EXPIRED_TOLD) if expired else (MAX_DELIVERIES, tried(count))
+            grave = grave_of(delivery, note, reason, why, count, now)
+        elif expired:
+            grave = grave_of(delivery, note, EXPIRED, EXPIRED_TOLD, count - 1, now)
+        else:
+            given = fitted(delivery.body, replace(note, uncounted=note.uncounted + 1))
+            return SETTLED if await self._update(line, held, 0, given) else LAPSED
+        answer = await self._bury(line, held, grave, delivery.body, anew=True)
+        return SETTLED_DEAD if isinstance(verdict, Abandon) and isinstance(answer, Settled) else answer
+
+    async def _settle_dead(self, line: Line, delivery: Delivery, held: Held, verdict: Verdict) -> Settled | Lapsed:
+        """Leave a dead letter where it is."""
+        text, delay = None, 0
+        if isinstance(verdict, DeadLetter):
+            error = verdict.error or held.note.error
+            note = replace(held.note, reason=verdict.reason, description=verdict.description, error=error)
+            text = fitted(delivery.body, settled_down(note, delivery))
+        elif isinstance(verdict, Abandon):
+            delay = min(DELAY_MAX, math.ceil(verdict.delay))
+        return SETTLED if await self._update(line, held, delay, text) else LAPSED
+
+    # --- receipts ---
+
+    def _find(self, one: Delivery | SessionLock) -> Held | None:
+        """Return what is known of a delivery whose lock is not over."""
+        if isinstance(one, SessionLock):
+            return None
+        held = self._held.get((str(one.token), one.sequence))
+        return held if held and held.queue == one.queue and self._clock.now() < held.ends else None
+
+    async def _update(self, line: Line, held: Held, seconds: int, text: str | None = None) -> QueueMessage | None:
+        """Set for how long a message is out of sight, and its text if one is given; None if it isn't ours."""
+        client = _client(line, held.queue)
+
+        async def update(receipt: str) -> QueueMessage | Said:
+            return await said(
+                client.update_message(held.message, receipt, content=text, visibility_timeout=seconds), *_GONE
+            )
+
+        answer = await self._with_receipt(held, update)
+        if isinstance(answer, Said):
+            return None
+        held.receipt, held.ends = str(answer.pop_receipt), self._clock.now() + seconds
+        return answer
+
+    async def _delete(self, line: Line, held: Held) -> Settled | Lapsed:
+        client = _client(line, held.queue)
+
+        async def delete(receipt: str) -> Said | None:
+            return await said(client.delete_message(held.message, receipt), *_GONE)
+
+        return LAPSED if isinstance(await self._with_receipt(held, delete), Said) else SETTLED
+
+    async def _with_receipt(self, held: Held, act: Callable[[str], Awaitable[T | Said]]) -> T | Said:
+        """Act with the newest receipt: if it is refused, a renewal on another thread may just be bringing a newer."""
+        while True:
+            receipt = held.receipt
+            with self._lock:
+                held.flying += 1
+            try:
+                answer = await act(receipt)
+                if not isinstance(answer, Said):
+                    held.receipt = str(getattr(answer, "pop_receipt", receipt))
+            finally:
+                with self._lock:
+                    held.flying -= 1
+            if not isinstance(answer, Said) or answer.code != "PopReceiptMismatch":
+                return answer
+            if held.receipt == receipt:
+                if not held.flying:
+                    return answer
+                await sleep(0.01)
+
+    def _sweep(self) -> None:
+        """Forget deliveries that were never settled."""
+        now = self._clock.now()
+        if now >= self._sweep_at:
+            self._sweep_at = now + 60.0
+            for key, held in list(self._held.items()):
+                if held.ends < now:
+                    self._held.pop(key, None)
+
+    # --- the dead ---
+
+    async def _bury(self, line: Line, held: Held, note: Note, body: bytes, *, anew: bool = False) -> Settled | Lapsed:
+        """Move a message to the dead letters; *anew* takes its lock once more, which proves that it is ours."""
+        if anew and await self._update(line, held, MOVING) is None:
+            return LAPSED
+        dead = dead_letters_of(held.queue)
+        copy = await _put(line, queue=dead, text=fitted(body, note), delay=0)
+        answer = await self._delete(line, held)
+        if isinstance(answer, Lapsed):  # somebody else has it after all: it is not dead
+            await said(_client(line, dead).delete_message(copy.id, copy.pop_receipt), *_GONE)
+        self._bell.ring(dead)
+        return answer
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters: of the 32 that Azure lets one look at without locking."""
+        found = await self._account.ask(partial(_peek, queue=dead_letters_of(queue)))
+        letters = sorted((one for one in found if is_meant(one, which)), key=lambda one: one.sequence)
+        return [dead_message(queue, one) for one in letters[:limit]]
+
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        """Put dead letters back into *queue*; a dry run sees no more of them than :meth:`peek_dead`."""
+        if dry_run:
+            count = len(await self.peek_dead(queue, which, PAGE))
+            if which == EVERYTHING:
+                count = max(count, (await self.stats(queue)).dead)
+            return count if limit is None else min(count, limit)
+
+        async def back(line: Line, one: Found) -> None:
+            note = replace(
+                one.note,
+                id=one.id,
+                sequence=one.sequence,
+                enqueued_at=one.enqueued_at,
+                before=len(one.note.history),
+                ttl=None,
+                uncounted=0,
+                deliveries=0,
+                reason=None,
+                description="",
+                dead_at=0.0,
+                error=None,
+            )
+            await _put(line, queue=queue, text=fitted(one.body, note), delay=0)
+
+        return await self._take_out(queue, which, limit, back)
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good."""
+
+        async def drop(line: Line, one: Found) -> None:
+            pass
+
+        return await self._take_out(queue, which, limit, drop)
+
+    async def _take_out(
+        self, queue: str, which: Selection, limit: int | None, act: Callable[[Line, Found], Awaitable[None]]
+    ) -> int:
+        """Lock all dead letters, a round at a time; act on those that are meant and remove them, unlock the others."""
+        dead, count = dead_letters_of(queue), 0
+        while True:
+            found: list[Found] = []
+            while len(found) < ROUND:
+                page = await self._account.ask(partial(self._page, queue=dead, limit=PAGE, seconds=MOVING))
+                found += page
+                if len(page) < PAGE:
+                    break
+            meant = sorted((one for one in found if is_meant(one, which)), key=lambda one: one.sequence)
+            taken = meant if limit is None else meant[: limit - count]
+            chosen = {one.raw.id for one in taken}
+
+            async def move(line: Line, one: Found, client: str = dead, chosen: set[str] = chosen) -> None:
+                at = _client(line, client)
+                if one.raw.id in chosen:
+                    await act(line, one)
+                    await said(at.delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
+                else:
+                    await said(at.update_message(one.raw.id, one.raw.pop_receipt, visibility_timeout=0), *_GONE)
+
+            await self._account.ask_all([partial(move, one=one) for one in found])
+            count += len(taken)
+            if len(found) < ROUND or not taken or count == limit:
+                self._bell.ring(queue)
+                return count
+
+    # --- looking on ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*, about: Azure counts all, and shows 32 of those that can be received."""
+        if queue.endswith(DEAD_SUFFIX):
+            return Stats(dead=await self._account.ask(partial(_count, queue=queue)))
+        total = await self._account.ask(partial(_count, queue=queue))
+        dead = await self._account.ask(partial(_count, queue=dead_letters_of(queue)))
+        seen = await self._account.ask(partial(_peek, queue=queue))
+        ready = len(seen) if len(seen) < PAGE else max(total, PAGE)
+        age = max(0.0, self._now() - min(one.enqueued_at for one in seen)) if seen else 0.0
+        # What is out of sight is locked or delayed; Azure doesn't tell which.
+        return Stats(ready=ready, locked=max(0, total - ready), dead=dead, oldest_age=age)
+
+    # --- time ---
+
+    def _now(self) -> float:
+        """Return the time by the service's clock, about; by ours before it was heard of."""
+        return time.time() if self._wall is None else self._clock.now() + self._wall
+
+    async def _ask_the_time(self, line: Line, queue: str) -> None:
+        def learn(response: Any) -> None:
+            self._learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp())
+
+        await said(_client(line, queue).get_queue_properties(raw_response_hook=learn), *_MISSING)
+
+    def _learn(self, now: float) -> None:
+        self._wall = now - self._clock.now()
+
+    # --- what Azure can't do ---
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Refuse."""
+        _impossible("messages put aside")
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Refuse."""
+        _impossible("messages put aside")
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Refuse."""
+        _impossible("sessions")
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Refuse."""
+        _impossible("sessions")
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Refuse."""
+        _impossible("sessions")
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Refuse."""
+        _impossible("sessions")
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Refuse."""
+        _impossible("sessions")
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Refuse."""
+        _impossible("an inbox that remembers ids")
+
+
+def _impossible(what: str) -> NoReturn:
+    raise ConfigError(f"queues in Azure Storage have no {what}; {_INSTEAD}")
+
+
+def _check(delivery: Delivery, verdict: Verdict) -> None:
+    """Refuse what can't be done before anything is."""
+    if isinstance(verdict, Defer):
+        if delivery.queue.endswith(DEAD_SUFFIX):
+            raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+        raise ConfigError(
+            "queues in Azure Storage can't defer a message, as they hand none out by its number; abandon it with a "
+            f"delay, or {_INSTEAD}"
+        )
+    if isinstance(verdict, Complete) and verdict.remember:
+        _impossible("an inbox that remembers ids")
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def _client(line: Line, queue: str) -> QueueClient:
+    dead = queue.endswith(DEAD_SUFFIX)
+    name = queue_of(queue.removesuffix(DEAD_SUFFIX))
+    return line.queues.get_queue_client(name + DEAD if dead else name)
+
+
+async def _create(client: QueueClient, queue: str, metadata: dict[str, str] | None = None) -> None:
+    await said(client.create_queue(metadata={"tenure_name": told(queue), **(metadata or {})}), "QueueAlreadyExists")
+
+
+async def _put(line: Line, *, queue: str, text: str, delay: int) -> QueueMessage:
+    client = _client(line, queue)
+    for _ in range(2):
+        answer = await said(client.send_message(text, visibility_timeout=delay, time_to_live=-1), *_MISSING)
+        if not isinstance(answer, Said):
+            return answer
+        await _create(client, queue)
+    return await client.send_message(text, visibility_timeout=delay, time_to_live=-1)
+
+
+async def _settings(line: Line, queue: str) -> QueueSettings:
+    answer = await said(_client(line, queue).get_queue_properties(), *_MISSING)
+    text = None if isinstance(answer, Said) else (answer.metadata or {}).get("tenure_settings")
+    return QueueSettings(**json.loads(untold(text))) if text else QueueSettings()
+
+
+async def _count(line: Line, queue: str) -> int:
+    answer = await said(_client(line, queue).get_queue_properties(), *_MISSING)
+    return 0 if isinstance(answer, Said) else answer.approximate_message_count or 0
+
+
+async def _peek(line: Line, queue: str) -> list[Found]:
+    answer = await said(_client(line, queue).peek_messages(max_messages=PAGE), *_MISSING)
+    return [] if isinstance(answer, Said) else [Found(one, *read(one.content), 0.0) for one in answer]
+
+
+async def _lapsed(line: Line) -> Settled | Lapsed:
+    return LAPSED
