@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tenure.backends import Fact
-from tenure.backends.azure_storage.address import Options, address_of
+from tenure.backends.azure_storage.address import DEVELOPMENT_ACCOUNT, Options, address_of
 from tenure.backends.azure_storage.client import Account
+from tenure.backends.azure_storage.fence import Fence
 from tenure.backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, lease_id
 from tenure.backends.azure_storage.queue import AzureBroker
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["STRANGER", "TRAITS", "AzureBackend", "AzureBroker", "AzureLeases", "Options", "lease_id", "open"]
+__all__ = ["STRANGER", "TRAITS", "AzureBackend", "AzureBroker", "AzureLeases", "Fence", "Options", "lease_id", "open"]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
@@ -22,23 +23,36 @@ def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
         ConfigError: The address can't be read, or an option is unknown or doesn't fit.
     """
     address, options = address_of(url)
-    return AzureBackend(Account(url, address, options), clock or SystemClock())
+    blobs, queues = Account(url, address, options), Account(url, address, options)
+    return AzureBackend(blobs, queues, clock or SystemClock())
 
 
 class AzureBackend:
-    """An account in use: two clients for each loop."""
+    """An account in use. Its two services have connections of their own, and a login may open one of them only."""
 
-    def __init__(self, account: Account, clock: Clock) -> None:
-        self._account = account
-        self.leases: AzureLeases = AzureLeases(account)
-        self.broker: AzureBroker = AzureBroker(account, clock)
+    def __init__(self, blobs: Account, queues: Account, clock: Clock) -> None:
+        self._account = blobs
+        self._queues = queues
+        self.leases: AzureLeases = AzureLeases(blobs)
+        self.broker: AzureBroker = AzureBroker(queues, clock)
 
     async def describe(self) -> Sequence[Fact]:
         """Tell what is known of the account."""
-        return [Fact("account", self._account.address.account)]
+        address, options = self._account.address, self._account.options
+        local = address.account == DEVELOPMENT_ACCOUNT
+        key = "a key opens the whole account; an identity with two roles (azure://ACCOUNT) opens what is needed"
+        return [
+            Fact("account", address.account, "an emulator, which loses what it was told last when it dies" * local),
+            Fact("login", address.login, "" if local or address.key is None else key),
+            Fact("container", f"{options.container}, {len(await self.leases.names())} names in it"),
+            Fact(
+                "polling", "Azure tells of nothing", "followers look every retry_every, idle consumers ever less often"
+            ),
+        ]
 
     async def close(self) -> None:
         """Close every connection."""
         self.leases.close()
         self.broker.close()
         await self._account.close()
+        await self._queues.close()

@@ -71,6 +71,11 @@ class Address:
     key: str | None = field(default=None, repr=False)
     sas: str | None = field(default=None, repr=False)
 
+    @property
+    def login(self) -> str:
+        """What opens it, in a word."""
+        return "account key" if self.key else "shared access signature" if self.sas else "identity"
+
 
 def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
     """Return what *url* names.

@@ -1,0 +1,197 @@
+"""What Azure is told: names that can be read back, texts of messages, addresses without secrets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("azure.storage.blob")
+
+from tenure.backends.azure_storage import lease_id
+from tenure.backends.azure_storage.address import DEVELOPMENT_KEY, address_of, connected
+from tenure.backends.azure_storage.names import BLOB_MAX, DEAD, blob_of, name_of, queue_of, told, untold
+from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, written
+from tenure.errors import ConfigError
+from tenure.lease import Grant
+from tenure.queue.message import Attempt, Failure
+from tenure.url import Url
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+@given(NAMES)
+def test_a_blob_name_can_be_read_back(name: str) -> None:
+    blob = blob_of(name)
+    assert name_of(blob) in (name, None)
+    assert (name_of(blob) is None) == blob.startswith(".long/")
+    assert re.fullmatch(r"[\w.~/ -]{1,1024}", blob, re.ASCII)
+    assert not re.search(r"(^|/)[./ ]|[. ](/|$)|/$", blob.removeprefix("."))
+
+
+@pytest.mark.parametrize("name", ["leader", "MyLeaderCoordinatorTask", "jobs/nightly.v2/report_1", "two words"])
+def test_ordinary_names_stay_as_they_are(name: str) -> None:
+    assert blob_of(name) == name
+
+
+def test_long_names_are_hashed() -> None:
+    assert blob_of("x" * BLOB_MAX) == "x" * BLOB_MAX
+    assert blob_of("x" * (BLOB_MAX + 1)).startswith(".long/")
+    assert blob_of("~" * 400).startswith(".long/")
+
+
+@given(NAMES, NAMES)
+def test_queue_names_are_azures_and_differ(first: str, second: str) -> None:
+    names = queue_of(first), queue_of(second)
+    for name in names:
+        assert re.fullmatch(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", name + DEAD)
+    assert (names[0] == names[1]) == (first == second)
+
+
+@pytest.mark.parametrize("name", ["orders", "a1b", "nightly-report-2"])
+def test_ordinary_queues_stay_as_they_are(name: str) -> None:
+    assert queue_of(name) == name
+
+
+@pytest.mark.parametrize("name", ["Orders", "orders-poison", "a", "a--b", "orders/eu", "ä", "x" * 57])
+def test_other_queues_get_names_of_their_own(name: str) -> None:
+    made = queue_of(name)
+    assert made != name
+    assert queue_of(made) != made, "nobody else's queue may be called so"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_metadata_can_be_read_back(text: str) -> None:
+    value = told(text)
+    assert untold(value) == text
+    assert value.isascii()
+    assert value.isprintable()
+    assert value == value.strip()
+
+
+def test_a_lease_id_is_a_terms_own() -> None:
+    grant = Grant("chair", "ann#1", 3)
+    assert lease_id(grant) == lease_id(Grant("chair", "ann#1", 3))
+    others = [replace(grant, name="desk"), replace(grant, holder="bob#1"), replace(grant, token=4)]
+    assert len({lease_id(one) for one in [grant, *others]}) == 4
+
+
+# --- texts -------------------------------------------------------------------------------------------------------
+
+FAILURE = Failure("ValueError", "no such customer: 'Ünïcödé'", "Traceback …" * 1_000)
+
+
+@given(st.binary(max_size=300), st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.booleans()))
+def test_a_text_can_be_read_back(body: bytes, headers: dict[str, str | int | bool]) -> None:
+    note = Note("id", headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE)
+    got, back = read(written(body, note))
+    assert (got, replace(back, headers=dict(back.headers))) == (body, note)
+
+
+def test_a_plain_message_is_plain_base64() -> None:
+    assert written(b"Hello", Note()) == "SGVsbG8="
+    assert read("SGVsbG8=") == (b"Hello", Note())
+    assert read(None) == (b"", Note())
+
+
+@pytest.mark.parametrize("text", ["not base64!", "SGVsbG8=.{broken", 'SGVsbG8=.{"foreign": 1}', "a.b", "SGVsbG8=.7"])
+def test_what_others_wrote_is_a_body(text: str) -> None:
+    assert read(text) == (text.encode(), Note())
+
+
+@pytest.mark.parametrize("size", [0, 45_000, 48_000, 49_152])
+def test_a_note_is_cut_to_what_fits(size: int) -> None:
+    history = tuple(Attempt(number, 5.0, "abandoned", FAILURE) for number in range(50))
+    note = Note("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
+    text = fitted(b"x" * size, note)
+    assert len(text) <= TEXT_MAX
+    body, kept = read(text)
+    assert body == b"x" * size
+    assert kept.reason == ("bad" if size < 49_000 else None)
+
+
+# --- addresses ---------------------------------------------------------------------------------------------------
+
+SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
+
+
+def test_an_account_and_its_identity() -> None:
+    address, options = address_of(Url.parse("azure://mine?container=locks"), {})
+    assert (address.blobs, address.queues) == (
+        "https://mine.blob.core.windows.net",
+        "https://mine.queue.core.windows.net",
+    )
+    assert (address.login, options.container) == ("identity", "locks")
+    assert address_of(Url.parse("azure://mine.blob.core.chinacloudapi.cn"), {})[0].queues.endswith("chinacloudapi.cn")
+
+
+def test_azurite_has_its_ports() -> None:
+    address, _ = address_of(Url.parse("azurite://localhost:20000"), {})
+    assert (address.blobs, address.key) == ("http://localhost:20000/devstoreaccount1", DEVELOPMENT_KEY)
+    assert address.queues == "http://localhost:20001/devstoreaccount1"
+    assert ":7/" in address_of(Url.parse("azurite://localhost:20000?queue_port=7"), {})[0].queues
+
+
+STRING = f"DefaultEndpointsProtocol=https;AccountName=mine;AccountKey={SECRET};EndpointSuffix=core.windows.net"
+SAS = "sv=2024-08-04&ss=bq&srt=sco&sp=rwdlacup&se=2030-01-01T00:00:00Z&sig=" + SECRET.replace("=", "%3D")
+
+
+@pytest.mark.parametrize(
+    ("url", "env", "login"),
+    [
+        ("azure://?connection_string_env=MINE", {"MINE": STRING}, "account key"),
+        ("azure://mine?connection_string_env=MINE", {"MINE": STRING}, "account key"),
+        ("azure://", {"AZURE_STORAGE_CONNECTION_STRING": STRING}, "account key"),
+        ("azure://", {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": SECRET}, "account key"),
+        ("azure://", {"AZURE_STORAGE_ACCOUNT": "mine"}, "identity"),
+        ("azure://mine", {"AZURE_STORAGE_CONNECTION_STRING": STRING}, "identity"),
+        ("azure://mine?key_env=KEY", {"KEY": SECRET}, "account key"),
+        ("azure://mine?sas_env=SAS", {"SAS": f"?{SAS}"}, "shared access signature"),
+        (f"azure://mine?{SAS}&container=locks", {}, "shared access signature"),
+    ],
+)
+def test_secrets_are_found_and_never_shown(url: str, env: dict[str, str], login: str) -> None:
+    parsed = Url.parse(url)
+    address, options = address_of(parsed, env)
+    assert (address.account, address.login) == ("mine", login)
+    for shown in (repr(address), str(address), repr(options), str(parsed)):
+        assert SECRET.rstrip("=") not in shown
+    if login == "shared access signature":
+        assert address.sas == SAS
+
+
+@pytest.mark.parametrize(
+    ("url", "env", "hint"),
+    [
+        ("azure://", {}, "AZURE_STORAGE_CONNECTION_STRING"),
+        ("azure://mine?key_env=KEY", {}, "KEY is not set"),
+        ("azure://mine?key_env=A&sas_env=B", {}, "can't both"),
+        ("azure://mine?continer=x", {}, "container"),
+        ("azure://mine?container=NO", {}, "container=leases"),
+        ("azure://mine?timeout=0", {}, "timeout"),
+        ("azure://mine/path", {}, "path"),
+        ("azure://My_Account", {}, "3 to 24"),
+        ("azure://mine?queue_port=1", {}, "azurite"),
+        ("azure://other?connection_string_env=MINE", {"MINE": STRING}, "names the account"),
+        ("azure://?connection_string_env=MINE", {"MINE": f"AccountKey={SECRET}"}, "lacks"),
+        ("azure://?connection_string_env=MINE", {"MINE": SECRET.rstrip("=")}, "can't be read"),
+        ("azurite://", {}, "needs a host"),
+        ("azurite://host:port", {}, "no number"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str, env: dict[str, str], hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as raised:
+        address_of(Url.parse(url), env)
+    assert SECRET.rstrip("=") not in str(raised.value)
+
+
+def test_connection_strings_as_others_write_them() -> None:
+    assert connected("UseDevelopmentStorage=true").blobs == "http://127.0.0.1:10000/devstoreaccount1"
+    signed = connected(f"BlobEndpoint=https://mine.blob.core.windows.net/;SharedAccessSignature={SAS}")
+    assert (signed.account, signed.sas, signed.queues) == ("mine", SAS, "")
