@@ -1,0 +1,177 @@
+"""Fifty elections at once on a fast Azurite: leaders are killed, stopped past their lease, and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("azure.storage.blob")
+
+from tenure.testing.faultproxy import FaultProxy
+from tests.servers import Azurite, private
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+HERE = Path(__file__).parent
+SPEED = 10.0  # as in azure_candidate.py: a lease of 60 s ends after 6
+NAMES = [f"chair-{number}" for number in range(50)]
+PATIENCE = 100.0
+Line = tuple[str, str, int, int]  # what, name, token, process
+
+
+class Way:
+    """A proxy on a loop of its own, that this test tells what to do from outside."""
+
+    def __init__(self, port: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.proxy = FaultProxy("127.0.0.1", port)
+        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(10)
+
+    def tell(self, act: Callable[[], object]) -> None:
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(act)
+        self._loop.call_soon_threadsafe(done.set)
+        assert done.wait(10)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(None, None, None), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Stage:
+    """The folder in which all leave their traces, and who is in it."""
+
+    def __init__(self, folder: Path, server: Azurite) -> None:
+        self.folder = folder
+        self.server = server
+        self.way = Way(server.blob.port)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, port: int) -> subprocess.Popen[bytes]:
+        url = f"azurite://127.0.0.1:{port}?timeout=40"
+        with (self.folder / f"stderr-{len(self.processes)}").open("wb") as errors:
+            argv = [sys.executable, str(HERE / "azure_candidate.py"), url, str(self.folder), ",".join(NAMES)]
+            process = subprocess.Popen(argv, stderr=errors)
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+        self.way.close()
+
+    def lines(self) -> list[Line]:
+        path = self.folder / "acts"
+        rows = (line.split() for line in path.read_text().splitlines()) if path.exists() else ()
+        return [(what, name, int(token), int(pid)) for what, name, token, pid in rows]
+
+    def leaders(self) -> dict[str, tuple[int, int]]:
+        """Return for each name the newest token that has acted, and its process."""
+        return {name: max(rows) for name, rows in self._acts().items()}
+
+    def _acts(self) -> dict[str, list[tuple[int, int]]]:
+        acts = defaultdict(list)
+        for what, name, token, pid in self.lines():
+            if what == "act":
+                acts[name].append((token, pid))
+        return acts
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < give_up, f"it did not happen: {self.leaders()} {self.errors()}"
+            time.sleep(0.05)
+
+    def deposed(self, pid: int) -> None:
+        """Wait until others have acted for every name that *pid* leads."""
+        led = {name: token for name, (token, by) in self.leaders().items() if by == pid}
+        assert led
+        self.until(lambda: all(self.leaders()[name][0] > token for name, token in led.items()))
+
+    def errors(self) -> str:
+        return "".join(path.read_text()[-2_000:] for path in sorted(self.folder.glob("stderr-*")))
+
+    def busiest(self, *among: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        pids = [pid for _, pid in self.leaders().values()]
+        return max(among, key=lambda process: pids.count(process.pid))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with private(Azurite, speed=SPEED) as server:
+        stage = Stage(tmp_path, server)
+        try:
+            yield stage
+        finally:
+            stage.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_fifty_elections_through_kill_stop_and_cut(stage: Stage) -> None:
+    cut_off = stage.start(stage.way.proxy.port)
+    stage.until(lambda: len(stage.leaders()) == len(NAMES))
+    second, third = stage.start(stage.server.blob.port), stage.start(stage.server.blob.port)
+
+    stage.way.tell(stage.way.proxy.stall)  # a black hole: no answer, and no error either
+    stage.deposed(cut_off.pid)
+    stage.way.tell(stage.way.proxy.heal)
+
+    killed = stage.busiest(second, third)
+    left = third if killed is second else second
+    killed.kill()
+    killed.wait()
+    stage.deposed(killed.pid)
+    stage.start(stage.server.blob.port)
+
+    stopped = stage.busiest(left, cut_off)
+    stopped.send_signal(signal.SIGSTOP)
+    stage.deposed(stopped.pid)
+    stopped.send_signal(signal.SIGCONT)
+    seen = len(stage.lines())
+    stage.until(lambda: len(stage.lines()) > seen + 2 * len(NAMES))
+
+    judge(stage, stopped.pid)
+
+
+def judge(stage: Stage, stopped: int) -> None:
+    """Under the fence no write of an old term; without it none either, unless a process was stopped after its check."""
+    lines = stage.lines()
+    newest: dict[str, int] = {}
+    late = []
+    for what, name, token, pid in lines:
+        if what == "act":
+            if token < newest.get(name, 0):
+                late.append((name, token, pid))
+            newest[name] = max(newest.get(name, 0), token)
+    assert [one for one in late if one[2] != stopped] == []
+    with closing(sqlite3.connect(stage.folder / "resource.db")) as connection:
+        deeds = connection.execute("SELECT name, token FROM deed ORDER BY seq").fetchall()
+    accepted: dict[str, int] = {}
+    for name, token in deeds:
+        assert token >= accepted.get(name, 0), f"an old term of {name} was let through the fence"
+        accepted[name] = token
+    holders = {(name, token, pid) for what, name, token, pid in lines if what == "act"}
+    assert len(holders) == len({(name, token) for name, token, _ in holders}), "one token, two holders"
+    assert "Traceback" not in stage.errors()
+    terms = len({(name, token) for name, token, _ in holders})
+    assert terms >= 2 * len(NAMES)
+    print(f"{terms} terms, {len(deeds)} writes under the fence, {len(late)} unfenced acts of a stopped leader")
