@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +156,9 @@ async def test_the_service_fences_by_lease_id(
     metadata = (await blob.get_blob_properties()).metadata
     with pytest.raises(HttpResponseError):
         await blob.set_blob_metadata(metadata, lease=lease_id(old))
+    with pytest.raises(HttpResponseError):
+        await blob.set_blob_tags({"by": "ann"}, lease=lease_id(old))
+    await blob.set_blob_tags({"by": "bob"}, lease=lease_id(new))
     await blob.set_blob_metadata(metadata, lease=lease_id(new))
 
 
@@ -279,6 +285,39 @@ def lose(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], bool]:
 
     monkeypatch.setattr(AioHttpTransport, "send", lossy)
     return lambda: count >= step
+
+
+async def test_the_worker_of_the_sample(server: Azurite) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "azure_worker.py"
+    url = f"{server.url}&container=c{secrets.token_hex(6)}"
+
+    async def start() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(example),
+            env={**os.environ, "TENURE_URL": url},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    async def says(process: asyncio.subprocess.Process, what: str) -> str:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            while what not in (line := (await process.stdout.readline()).decode()):
+                assert line, "it has ended"
+        return line
+
+    first = await start()
+    term = await says(first, "is currently the leader")
+    second = await start()
+    assert str(first.pid) in await says(second, "sees that")
+    for process, heir in ((first, second), (second, None)):
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        await says(process, "is shutting down")
+        if heir is not None:
+            assert await says(heir, "is currently the leader") != term
+        assert await process.wait() == 0
 
 
 # --- without rights ----------------------------------------------------------------------------------------------
