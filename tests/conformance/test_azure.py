@@ -59,6 +59,14 @@ class Through:
         for proxy in self.proxies:
             proxy.heal()
 
+    @asynccontextmanager
+    async def stall(self) -> AsyncIterator[None]:
+        for proxy in self.proxies:
+            proxy.stall()
+        yield
+        for proxy in self.proxies:
+            proxy.heal()
+
     async def close(self) -> None:
         await self.backend.close()
         for proxy in self.proxies:
@@ -101,6 +109,18 @@ class TestAzureLeases(LeaseStoreSuite):
 
 class TestAzureLeaseFaults(LeaseFaultSuite):
     harness = AzureHarness
+
+
+class BlackHoleHarness(AzureHarness):
+    """Cut off without a word: no reset, no answer, and what was asked arrives when all is well again."""
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return next(way for way in self._ways if way.backend.leases is store.store).stall()
+
+
+class TestAzureLeasesInABlackHole(LeaseFaultSuite):
+    harness = BlackHoleHarness
 
 
 class AzureQueueHarness(QueueHarness):
