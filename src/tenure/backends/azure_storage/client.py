@@ -115,13 +115,27 @@ class Line:
             "connection_timeout": options.timeout + 1.0,  # a net below our own limit
             "read_timeout": options.timeout + 1.0,
         }
-        self._blobs = BlobServiceClient(address.blobs or address.queues, **settings)
-        self.queues: QueueServiceClient = QueueServiceClient(address.queues or address.blobs, **settings)
-        self.container: ContainerClient = self._blobs.get_container_client(options.container)
+        self._blobs = BlobServiceClient(address.blobs, **settings) if address.blobs else None
+        self._queues = QueueServiceClient(address.queues, **settings) if address.queues else None
+        self._container = options.container
+
+    @property
+    def container(self) -> ContainerClient:
+        """The container of the lease blobs."""
+        if self._blobs is None:
+            raise ConfigError("the connection string names no BlobEndpoint, and leases are kept in blobs")
+        return self._blobs.get_container_client(self._container)
+
+    @property
+    def queues(self) -> QueueServiceClient:
+        """The account's queues."""
+        if self._queues is None:
+            raise ConfigError("the connection string names no QueueEndpoint, so there are no queues")
+        return self._queues
 
     async def close(self) -> None:
         """Close every connection."""
-        for one in (self._blobs, self.queues, self._identity):
+        for one in (self._blobs, self._queues, self._identity):
             if one is not None:
                 with suppress(AzureError, OSError):
                     await one.close()
