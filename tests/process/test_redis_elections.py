@@ -1,4 +1,4 @@
-"""Fifty names, three processes and a Redis, killed, stopped, cut off, restarted: never two leaders, seldom none.
+"""Many names, three processes and a Redis, killed, stopped, cut off, restarted: never two leaders, seldom none.
 
 What a leader does is written down by a second Redis, which nobody hurts: every act after a ``term.check()``, in true
 order, and apart from them what it accepts under a fence. ``TENURE_FULL=1`` makes it long.
@@ -26,13 +26,12 @@ from tests.servers import Redis, private
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
-ROUNDS = 8 if FULL else 1
-NAMES = 50
-TTL = 2.0
+# A short lease is refused by a machine that is too busy to renew it, so the short run has longer ones.
+ROUNDS, NAMES, TTL = (8, 50, 2.0) if FULL else (1, 20, 4.0)
 BOUND = 60.0  # seconds in which every name is led again; long, for the machine may be busy
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, sys, traceback
 import redis.asyncio
 import tenure
 
@@ -51,7 +50,7 @@ async def main(url, resource, names, ttl):
         while True:
             term.check()
             await resource.eval(FENCED, 0, term.name, term.token, os.getpid())
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
     async def stand(backend, name):
         while True:  # a term that ends with an error is no reason to give up
@@ -59,6 +58,9 @@ async def main(url, resource, names, ttl):
                 await backend.election(name, ttl=ttl).run(work)
             except tenure.TermLost:
                 pass
+            except Exception:
+                print("UNEXPECTED", traceback.format_exc(), file=sys.stderr, flush=True)
+                await asyncio.sleep(0.5)
 
     async with tenure.connect(url) as backend:
         await asyncio.gather(*(stand(backend, f"name-{number}") for number in range(names)))
@@ -110,19 +112,19 @@ class Yard:
         process = self.one().process
         self.stopped.add(process.pid)
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(TTL * 1.5)
+        await asyncio.sleep(TTL * 1.25)
         process.send_signal(signal.SIGCONT)
 
     async def black_hole(self) -> None:
         way = self.one().way
         way.stall()
-        await asyncio.sleep(TTL * 1.5)
+        await asyncio.sleep(TTL * 1.25)
         way.heal()
 
     async def lose_answers(self) -> None:
         way = self.one().way
         way.lose_answers(by="stall")
-        await asyncio.sleep(TTL * 1.5)
+        await asyncio.sleep(TTL * 1.25)
         way.heal()
 
     async def reset(self) -> None:
@@ -170,11 +172,14 @@ async def test_never_two_and_never_nobody_for_long() -> None:
             for way in ways:
                 await way.__aexit__(None, None, None)
             await diary.aclose()
+            log = (resource.folder / "candidates.log").read_text()
+            print(log[log.find("UNEXPECTED") :][:3_000] if "UNEXPECTED" in log else log[-3_000:])
     terms = {(name, token) for name, token, _ in acts}
     print(
         f"{len(acts)} acts in {len(terms)} terms; late ones of stopped processes: "
         f"{len(late(acts)) - len(late(acts, but=yard.stopped))}"
     )
+    assert "UNEXPECTED" not in log
     assert late(accepted) == []
     assert late(acts, but=yard.stopped) == []  # who was stopped between check and act can't know; the fence does
     assert len({(name, token, pid) for name, token, pid in acts}) == len(terms)  # no token was given out twice
