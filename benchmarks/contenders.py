@@ -42,6 +42,8 @@ class Contender:
     remark = ""
     processes_max = 4
     sends_batches = True
+    waiting = 100_000
+    """How many wait when it begins to drain; fewer where more would take it minutes to send, or to find the first."""
 
     def send_singly(self, path: Path, give_up: float, count: int) -> int:
         """Send one after the other until *give_up*, at most *count*; return how many."""
@@ -295,6 +297,7 @@ class Huey(Contender):
     name = "huey"
     remark = "a task is removed before it runs: a crash loses it; no batches"
     sends_batches = False
+    waiting = 10_000
 
     def _open(self, path: Path, *, fsync: bool = True) -> tuple[Any, Any]:
         from huey import SqliteHuey
@@ -354,6 +357,7 @@ class LiteQueue(Contender):
 
     name = "litequeue"
     remark = "lock without end or token: a crash strands it; text only; polls every 1 ms"
+    waiting = 10_000
 
     def _open(self, path: Path) -> Any:
         from litequeue import LiteQueue as Package
@@ -416,29 +420,27 @@ class PersistQueue(Contender):
     """persist-queue's SQLiteAckQueue, which is durable by SQLite's own default."""
 
     name = "persist-queue"
-    remark = "one process only; a restart hands out again all that was not acknowledged"
+    remark = "one process only; a restart hands out again all that was not acknowledged; no batches"
     processes_max = 1
+    sends_batches = False
+    waiting = 10_000
 
-    def _open(self, path: Path, *, auto_commit: bool = True) -> Any:
+    def _open(self, path: Path) -> Any:
         from persistqueue import SQLiteAckQueue
 
-        return SQLiteAckQueue(str(path), auto_commit=auto_commit, multithreading=True, timeout=60)
-
-    def _send(self, queue: Any, size: int) -> None:
-        for _ in range(size):
-            queue.put(stamped())
-        if size > 1:
-            queue.task_done()
+        return SQLiteAckQueue(str(path), multithreading=True, timeout=60)
 
     def send_singly(self, path: Path, give_up: float, count: int) -> int:
         """Put one."""
         queue = self._open(path)
-        return until(give_up, count, 1, lambda size: self._send(queue, size))
+        return until(give_up, count, 1, lambda _: queue.put(stamped()))
 
-    def send_batches(self, path: Path, give_up: float, count: int, size: int) -> int:
-        """Put many, then commit."""
-        queue = self._open(path, auto_commit=False)
-        return until(give_up, count, size, lambda size: self._send(queue, size))
+    def fill(self, path: Path, count: int) -> None:
+        """Put one after the other, for once not durably."""
+        queue = self._open(path)
+        for connection in (queue._getter, queue._putter):
+            connection.execute("PRAGMA synchronous = OFF")
+        until(time.monotonic() + 3_600, count, 1, lambda _: queue.put(stamped()))
 
     def drain(self, path: Path, go: Callable[[], None], seconds: float) -> tuple[int, float, float]:
         """Get, acknowledge."""

@@ -163,9 +163,7 @@ class Course:
 
     def _drain(self, figures: Figures, processes: int) -> None:
         contender, path = figures.contender, self._file()
-        count = max(WAITING, int((figures.drained.get(1) or 0) * self._seconds * 1.5))
-        if not contender.sends_batches:
-            count = 20_000
+        count = max(contender.waiting, int((figures.drained.get(1) or 0) * self._seconds * 1.5))
         resident, size = apart(_fill, (contender, path, count))[0]
         if count == WAITING and figures.memory is None:
             figures.memory, figures.disk = resident / 2**20, size / 2**20
