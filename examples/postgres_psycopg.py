@@ -21,7 +21,8 @@ with tenure.sync.connect(URL) as backend, psycopg.connect(URL, autocommit=True) 
     with connection.transaction():
         connection.execute("INSERT INTO invoice VALUES (%s)", [int(message.body)])
         connection.execute("SELECT tenure.complete('purchases-psycopg', %s)", [message.lock_token])
-    print("invoiced", connection.execute("SELECT number FROM invoice").fetchone()[0], "and", queue.stats())
+    [(number,)] = connection.execute("SELECT number FROM invoice")
+    print("invoiced", number, "and", queue.stats())
 
     with backend.election("invoices-psycopg").campaign() as term, connection.transaction():
         connection.execute("SELECT tenure.fence('invoices-psycopg', %s)", [term.token])

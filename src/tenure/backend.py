@@ -180,8 +180,8 @@ class Backend:
     ) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
-        What is given holds for everybody who uses the queue, until somebody gives something else; if nothing is given,
-        nothing is changed.
+        What is given holds for everybody from its first use on, until somebody gives something else; what is not given
+        stays as it was, or is what stands in brackets below.
 
         Args:
             name: 1 to 200 printable characters, without ``$``. All instances that use it compete.
@@ -208,7 +208,7 @@ class Backend:
         settings = QueueSettings(**(fits | given))  # type: ignore[arg-type]
         settings.check(broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
-        desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, declared=not given)
+        desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, given)
         queue = Queue(desk, self._requests)
         self._queues_made += 1
         self._queues[self._queues_made] = queue

@@ -95,7 +95,7 @@ class Town:
                 QueueSettings(**settings),
                 "me",
                 self.events.append,
-                declared=False,
+                settings,
             )
         )
         self.queues.append(queue)

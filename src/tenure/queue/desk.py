@@ -6,9 +6,9 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
@@ -56,15 +56,20 @@ class Desk:
     settings: QueueSettings
     holder: str
     on_event: Callable[[Event], None] | None = None
-    declared: bool = True
-    """Whether the broker knows the settings; False until the first use."""
+    given: Mapping[str, Any] | None = None
+    """What is to hold for everybody from the first use on; None once it does."""
     dice: random.Random = field(default_factory=random.Random)
 
     async def ready(self) -> None:
-        """Make the settings known, once."""
-        if not self.declared:
-            await self.broker.declare(self.name, self.settings)
-            self.declared = True
+        """Make known what was given, and learn what others gave before; once."""
+        if self.given is None:
+            return
+        known = await self.broker.settings(self.name)
+        wanted = replace(known, **self.given)
+        if wanted != known:
+            await self.broker.declare(self.name, wanted)
+        self.settings = replace(wanted, body_max=min(wanted.body_max, self.broker.traits.body_max))
+        self.given = None
 
     def tell(self, event: Event) -> None:
         """Let the ears know."""

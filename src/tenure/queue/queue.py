@@ -209,6 +209,7 @@ class Queue:
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
         """
+        await self._desk.ready()
         consumer = self.consumer(handler, **options)
         self._consumers.append(consumer)
         task = asyncio.current_task()
