@@ -9,11 +9,23 @@ from tenure.backends.azure_storage.address import DEVELOPMENT_ACCOUNT, Options, 
 from tenure.backends.azure_storage.client import Account
 from tenure.backends.azure_storage.fence import Fence
 from tenure.backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, lease_id
+from tenure.backends.azure_storage.queue import TRAITS as QUEUE_TRAITS
 from tenure.backends.azure_storage.queue import AzureBroker
 from tenure.clock import Clock, SystemClock
 from tenure.url import Url
 
-__all__ = ["STRANGER", "TRAITS", "AzureBackend", "AzureBroker", "AzureLeases", "Fence", "Options", "lease_id", "open"]
+__all__ = [
+    "QUEUE_TRAITS",
+    "STRANGER",
+    "TRAITS",
+    "AzureBackend",
+    "AzureBroker",
+    "AzureLeases",
+    "Fence",
+    "Options",
+    "lease_id",
+    "open",
+]
 
 
 def open(url: Url, *, clock: Clock | None = None) -> AzureBackend:
