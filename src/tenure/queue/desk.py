@@ -62,10 +62,11 @@ class Desk:
 
     async def ready(self) -> None:
         """Make known what was given, and learn what others gave before; once."""
-        if self.given is None:
+        given = self.given
+        if given is None:
             return
         known = await self.broker.settings(self.name)
-        wanted = replace(known, **self.given)
+        wanted = replace(known, **given)
         if wanted != known:
             await self.broker.declare(self.name, wanted)
         self.settings = replace(wanted, body_max=min(wanted.body_max, self.broker.traits.body_max))
