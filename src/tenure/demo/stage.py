@@ -35,8 +35,6 @@ class Actor:
 
     def halt(self) -> None:
         """Stop it where it is."""
-        # Should we be killed now, the leash can't help. But it is in a group of its own, and such a group that is
-        # stopped and loses its parent gets a SIGHUP from the system.
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
