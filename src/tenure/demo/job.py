@@ -18,8 +18,8 @@ CHUNKS = 120
 """About so many chunks a large job is cut into: enough for all to compete for, few enough to be told of."""
 
 FILES_MAX = 100
-TEXT_MAX = 8_000  # characters of paths
-"""What one chunk has at most, so that its message and its result fit into any store's (the smallest take 48 kB)."""
+TEXT_MAX = 7_000  # characters of paths
+"""What one chunk has at most, so that its message and its result fit into any store's (the smallest take 45 kB)."""
 
 PACE_MAX = 1.0
 """Seconds for which a file is dwelt on at most."""

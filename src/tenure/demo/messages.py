@@ -20,7 +20,7 @@ MAX_DELIVERIES = 5
 LETTERS_MAX = 10_000
 """Dead letters that are looked at; one is expected."""
 
-BODY_MAX = 48_000
+BODY_MAX = 45_000
 """Bytes; every store takes as many."""
 
 
