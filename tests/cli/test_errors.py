@@ -59,7 +59,7 @@ def test_one_line_and_a_documented_code(line: list[str], code: int, says: str, c
 @pytest.mark.parametrize(
     "url",
     [
-        f"postgres://u:{SECRET}@host/db",
+        f"mysql://u:{SECRET}@host/db",
         f"sqlite://u:{SECRET}@host/x.db",
         f"sqlite:///x.db?password={SECRET}",
         f"sqlite:///x.db?busy=1&busy=2&token={SECRET}",

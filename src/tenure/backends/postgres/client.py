@@ -115,7 +115,7 @@ class Options:
 
     Args:
         schema: The PostgreSQL schema that tenure's tables and functions are in.
-        pool: How many connections each event loop may have open.
+        pool: How many connections each event loop may have open, besides one for renewals.
         listen: Whether to hear of changes on one more connection. It can't stand behind a transaction pooler.
         prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't follow them.
         timeout: For how many seconds at most to wait for an answer, and for a connection.
@@ -209,41 +209,72 @@ def statements(file: str, schema: str) -> dict[str, str]:
 
 
 class Client:
-    """A database in use: lines of connections, one for each loop that asks."""
+    """A database in use: lines of connections, for each loop that asks one, and one for what is urgent."""
 
     def __init__(self, url: Url, options: Options) -> None:
         self.url = url
         self.options = options
         self._dsn = dsn_of(url)
-        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._lines: dict[tuple[asyncio.AbstractEventLoop, bool], Line] = {}
         self._checked = False
         self._worked = False
         self._closed = False
 
-    async def ask(self, statement: str, *values: object, within: float | None = None) -> list[asyncpg.Record]:
+    async def ask(
+        self,
+        statement: str,
+        *values: object,
+        within: float | None = None,
+        queue_for: float | None = None,
+        urgent: bool = False,
+    ) -> list[asyncpg.Record]:
         """Return the rows that *statement* answers, in a transaction of its own.
+
+        Args:
+            statement: What is asked.
+            values: What stands for $1, $2, … in it.
+            within: How many seconds it may take, if fewer than the option timeout.
+            queue_for: How many of them to wait for a connection, if fewer.
+            urgent: Whether it has a connection to itself, and waits for nothing that is not.
 
         Raises:
             Unavailable: There was no answer within the time given: it may have been done or not.
             ConfigError: The database can't be used as it is.
         """
-        return await self.work(lambda connection: connection.fetch(statement, *values), within=within)
+        return await self.work(
+            lambda connection: connection.fetch(statement, *values), within=within, queue_for=queue_for, urgent=urgent
+        )
 
-    async def work(self, work: Callable[[Connection], Awaitable[T]], *, within: float | None = None) -> T:
+    async def work(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        *,
+        within: float | None = None,
+        queue_for: float | None = None,
+        urgent: bool = False,
+    ) -> T:
         """Return what *work* does on a connection; it must leave no transaction open. May raise as :meth:`ask`."""
         if not self._checked:
-            await self._check()
-        return await self.unchecked(work, within=within)
+            async with self._line().checking:  # one finds out for all
+                if not self._checked:
+                    await self._check()
+        return await self._unchecked(work, within, queue_for, urgent)
 
-    async def unchecked(self, work: Callable[[Connection], Awaitable[T]], *, within: float | None = None) -> T:
+    async def _unchecked(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        within: float | None = None,
+        queue_for: float | None = None,
+        urgent: bool = False,
+    ) -> T:
         """Do as :meth:`work`, on whatever schema there is, or none."""
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
         within = self.options.timeout if within is None else min(within, self.options.timeout)
-        line = self._line()
+        line = self._line(urgent)
         for attempt in (1, 2):
             try:
-                answer = await line.work(work, within)
+                answer = await line.work(work, within, within if queue_for is None else queue_for)
             except DRIVER_ERRORS as error:
                 if isinstance(error, InterfaceError) and isinstance(
                     error, ValueError
@@ -283,23 +314,23 @@ class Client:
     async def close(self) -> None:
         """Close every connection, of every loop."""
         self._closed = True
-        for loop, line in list(self._lines.items()):
+        for (loop, _), line in list(self._lines.items()):
             await on_loop(loop, line.close)
         self._lines.clear()
 
-    def _line(self) -> Line:
-        loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
+    def _line(self, urgent: bool = False) -> Line:
+        key = asyncio.get_running_loop(), urgent
+        line = self._lines.get(key)
         if line is None:
-            for old in [one for one in self._lines if one.is_closed()]:
+            for old in [one for one in self._lines if one[0].is_closed()]:
                 del self._lines[old]
-            line = self._lines[loop] = Line(self.connect, self.options.pool)
+            line = self._lines[key] = Line(self.connect, 1 if urgent else self.options.pool)
         return line
 
     async def _check(self) -> None:
         """Find the schema as this code knows it, once."""
         table = f"{self.options.schema}.migration"
-        rows = await self.unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
+        rows = await self._unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
         found: int = rows[0][0] or 0
         if found < VERSION:
             raise ConfigError(
@@ -319,32 +350,51 @@ class Line:
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
         self._connect = connect
+        self.checking = asyncio.Lock()
         self._free = asyncio.Semaphore(size)
         self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
         self._busy: set[Connection] = set()
 
-    async def work(self, work: Callable[[Connection], Awaitable[T]], within: float) -> T:
+    async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
         """Do *work* on a connection; waiting for one and opening one count, too."""
         limit = asyncio.timeout(within)
-        async with limit, self._free:
-            connection = self._next() or await self._connect()
-            self._busy.add(connection)
+        async with limit:
+            await self._turn(queue_for)
             try:
-                return await work(connection)
-            except asyncpg.PostgresError as error:
-                if error.sqlstate in _DROPPED:
-                    connection.terminate()
-                raise
-            except BaseException as error:
-                # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
-                connection.terminate()
-                if limit.expired() or not isinstance(error, asyncio.CancelledError):
-                    self._drop_idle()
-                raise
+                return await self._work(work, limit)
             finally:
-                self._busy.discard(connection)
-                if not connection.is_closed():
-                    self._idle.append(connection)
+                self._free.release()
+
+    async def _turn(self, queue_for: float) -> None:
+        """Wait for a turn. Where there is more to do than can be done, giving up here costs the server nothing."""
+        try:
+            async with asyncio.timeout(queue_for):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise Unavailable(
+                f"all connections were busy for {queue_for:g} s, so it was not even asked; if that happens often, "
+                "use a larger pool (option pool), a longer ttl, or a faster server"
+            ) from error
+
+    async def _work(self, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        connection = self._next() or await self._connect()
+        self._busy.add(connection)
+        try:
+            return await work(connection)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate in _DROPPED:
+                connection.terminate()
+            raise
+        except BaseException as error:
+            # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
+            connection.terminate()
+            if limit.expired() or not isinstance(error, asyncio.CancelledError):
+                self._drop_idle()
+            raise
+        finally:
+            self._busy.discard(connection)
+            if not connection.is_closed():
+                self._idle.append(connection)
 
     async def close(self) -> None:
         """Close the connections: politely if they are idle."""

@@ -50,7 +50,16 @@ class PostgresLeases:
         topic = f"lease:{name}"
         for _ in range(TRIES):
             rows = await self._client.ask(
-                self._sql["acquire"], name, holder, ttl, told, self._channel, f":{topic}", within=_patience(ttl)
+                self._sql["acquire"],
+                name,
+                holder,
+                ttl,
+                told,
+                self._channel,
+                f":{topic}",
+                within=_patience(ttl),
+                # Who asks has given up soon after; to ask late would take the name for nobody, and give it back.
+                queue_for=ttl / 8,
             )
             if not rows:
                 continue  # between our look and our claim, another took it; now it is there to be seen
@@ -68,7 +77,7 @@ class PostgresLeases:
             return []
         columns = zip(*((grant.name, grant.holder, grant.token) for grant in grants), strict=True)
         rows = await self._client.ask(
-            self._sql["renew"], *(list(column) for column in columns), ttl, within=_patience(ttl)
+            self._sql["renew"], *(list(column) for column in columns), ttl, within=_patience(ttl), urgent=True
         )
         return [
             Lost(grant) if resign_asked is None else Granted(grant, resign_asked)

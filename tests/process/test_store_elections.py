@@ -1,6 +1,6 @@
-"""Many names, three processes and a Redis, killed, stopped, cut off, restarted: never two leaders, seldom none.
+"""Many names, three processes and a store, killed, stopped, cut off, restarted: never two leaders, seldom none.
 
-What a leader does is written down by a second Redis, which nobody hurts: every act after a ``term.check()``, in true
+What a leader does is written down by a Redis, which nobody hurts: every act after a ``term.check()``, in true
 order, and apart from them what it accepts under a fence. ``TENURE_FULL=1`` makes it long.
 """
 
@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 from redis import asyncio as aioredis
 
+from tenure.backends import postgres
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tests.servers import Redis, private
+from tests.servers import Postgres, Redis, Server, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -72,14 +73,14 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
 class Candidate:
     """A process that stands for every name, and its own way to the server."""
 
-    def __init__(self, way: FaultProxy, resource: Redis) -> None:
+    def __init__(self, url: str, way: FaultProxy, resource: Redis) -> None:
         self.way = way
+        self._url = url
         self._resource = resource
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        url = f"redis://{self.way.host}:{self.way.port}?timeout=1"
-        argv = [sys.executable, "-c", PROGRAM, url, self._resource.url, str(NAMES), str(TTL)]
+        argv = [sys.executable, "-c", PROGRAM, self._url, self._resource.url, str(NAMES), str(TTL)]
         with open(self._resource.folder / "candidates.log", "ab") as log:
             return subprocess.Popen(argv, stderr=log)
 
@@ -95,7 +96,7 @@ class Candidate:
 class Yard:
     """The server, its candidates, and what they did."""
 
-    def __init__(self, server: Redis, candidates: list[Candidate], diary: aioredis.Redis, seed: int) -> None:
+    def __init__(self, server: Server, candidates: list[Candidate], diary: aioredis.Redis, seed: int) -> None:
         self.server = server
         self.candidates = candidates
         self.diary = diary
@@ -152,11 +153,15 @@ class Yard:
         return time.monotonic() - begun
 
 
-async def test_never_two_and_never_nobody_for_long() -> None:
-    with private(Redis) as server, private(Redis, options=[("appendonly", "no")]) as resource:
+@pytest.mark.parametrize("kind", [Redis, Postgres], ids=lambda kind: str(kind.__name__))
+async def test_never_two_and_never_nobody_for_long(kind: type[Redis] | type[Postgres]) -> None:
+    with private(kind) as server, private(Redis, options=[("appendonly", "no")]) as resource:
+        if isinstance(server, Postgres):
+            await postgres.migrate(server.url)
         ways = [await FaultProxy("127.0.0.1", server.port).__aenter__() for _ in range(3)]
         diary = aioredis.Redis.from_url(resource.url)
-        candidates = [Candidate(way, resource) for way in ways]
+        urls = [f"{server.url.replace(str(server.port), str(way.port))}?timeout=1" for way in ways]
+        candidates = [Candidate(url, way, resource) for url, way in zip(urls, ways, strict=True)]
         try:
             yard = Yard(server, candidates, diary, seed=4)
             await yard.all_lead()
