@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tenure.election.machine import Hint, Resign, Stop, Together
 from tenure.pacing import Timing
+from tenure.testing.sim.nemesis import Nemesis, rate
 
 if TYPE_CHECKING:
     from tenure.testing.sim.node import Node
@@ -96,8 +96,8 @@ def draw(dice: random.Random) -> Plan:
         hints_expiry=dice.random() < 0.5,
         watched=dice.random() < 0.25,
         tells_remaining=dice.random() < 0.7,
-        store_rate=_rate(dice, fastest, slowest),
-        rates=tuple(_rate(dice, slowest, fastest) for _ in range(nodes)),
+        store_rate=rate(dice, fastest, slowest),
+        rates=tuple(rate(dice, slowest, fastest) for _ in range(nodes)),
         offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(nodes)),
         latency=ttl * dice.choice((0.0003, 0.003, 0.02)),
         loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
@@ -114,44 +114,12 @@ def draw(dice: random.Random) -> Plan:
     )
 
 
-def _rate(dice: random.Random, worst: float, best: float) -> float:
-    # The ends of the range are where a promise breaks first.
-    kind = dice.random()
-    return worst if kind < 0.4 else best if kind < 0.6 else dice.uniform(min(worst, best), max(worst, best))
-
-
-class Nemesis:
-    """Break one thing after another, until :meth:`rest`."""
+class ElectionNemesis(Nemesis):
+    """Break what an election has: candidates, the road, the store."""
 
     def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
         self._simulation = simulation
-        self._world = simulation.world
-        self._dice = simulation.world.dice
-        self._plan = simulation.plan
-        self._resting = False
-        self._ways: dict[str, Callable[[Node], None]] = {
-            fault: getattr(self, f"_{fault}") for fault in simulation.plan.faults
-        }
-
-    def begin(self) -> None:
-        """Break the first thing soon."""
-        if self._plan.faults:
-            self._world.after(self._dice.expovariate(1.0) * self._plan.fault_every, self._strike)
-
-    def rest(self) -> None:
-        """Break nothing more. What was broken is mended by the simulation."""
-        self._resting = True
-
-    def _strike(self) -> None:
-        if self._resting:
-            return
-        self.begin()
-        victim = self._victim()
-        if victim is not None:
-            fault = self._dice.choice(self._plan.faults)
-            if self._world.traced:
-                self._world.note("fault", f"{fault.replace('_', ' ')} ({victim.name})")
-            self._ways[fault](victim)
 
     def _victim(self) -> Node | None:
         living = [node for node in self._simulation.nodes if node.alive]
@@ -160,18 +128,7 @@ class Nemesis:
             return self._dice.choice(leaders)
         return self._dice.choice(living) if living else None
 
-    def _for(self, longest: float) -> float:
-        return self._dice.random() * longest * self._plan.timing.ttl
-
     # --- to a candidate ---
-
-    def _pause(self, node: Node) -> None:
-        node.pause()
-        self._world.after(self._for(3.0), node.resume)
-
-    def _kill(self, node: Node) -> None:
-        node.die("killed")
-        self._world.after(self._for(1.5), self._simulation.rebirth, node.number)
 
     def _stop(self, node: Node) -> None:
         node.feed(Stop())
@@ -191,47 +148,7 @@ class Nemesis:
     def _together(self, node: Node) -> None:
         node.feed(Together())
 
-    # --- to the road ---
-
-    def _cut_up(self, node: Node) -> None:
-        network, host = self._simulation.network, node.number
-        network.cut_up.add(host)
-        self._world.after(self._for(2.0), network.cut_up.discard, host)
-
-    def _cut_down(self, node: Node) -> None:
-        network, host = self._simulation.network, node.number
-        network.cut_down.add(host)
-        self._world.after(self._for(2.0), network.cut_down.discard, host)
-
-    def _cut_off(self, node: Node) -> None:
-        self._cut_up(node)
-        self._cut_down(node)
-
-    def _lossy(self, node: Node) -> None:
-        network, before = self._simulation.network, self._plan.loss
-        network.loss = self._dice.uniform(0.2, 0.8)
-        self._world.after(self._for(1.0), self._loses, before)
-
-    def _loses(self, share: float) -> None:
-        if not self._resting:
-            self._simulation.network.loss = share
-
-    def _store_slow(self, node: Node) -> None:
-        network = self._simulation.network
-        network.usual = self._plan.timing.retry_every * self._dice.uniform(0.2, 2.0)
-        self._world.after(self._for(1.0), self._usual, self._plan.latency)
-
-    def _usual(self, delay: float) -> None:
-        if not self._resting:
-            self._simulation.network.usual = delay
-
     # --- to the store ---
-
-    def _store_down(self, node: Node) -> None:
-        self._simulation.site.go_down(self._for(1.5), refuses=self._dice.random() < 0.5)
-
-    def _store_frozen(self, node: Node) -> None:
-        self._simulation.site.freeze(self._for(1.0))
 
     def _store_forgets(self, node: Node) -> None:
         if self._dice.random() < 0.5:

@@ -1,15 +1,30 @@
-"""The simulated road between a candidate and its store: delay, loss, cuts in one direction or in both."""
+"""The simulated road between a process and its store: delay, loss, cuts in one direction or in both."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tenure.testing.sim.faults import Plan
+    from tenure.pacing import Timing
     from tenure.testing.sim.world import World
 
 CALM_SPREAD = 3.0
 """On a calm road, no message takes longer than this many times the usual delay."""
+
+
+class Weather(Protocol):
+    """What the plan of a run says about the road: usual delay, shares that are lost or slow, the slowest in ttls."""
+
+    @property
+    def timing(self) -> Timing: ...
+    @property
+    def latency(self) -> float: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def slow(self) -> float: ...
+    @property
+    def slowest(self) -> float: ...
 
 
 class Network:
@@ -18,7 +33,7 @@ class Network:
     Each direction is drawn anew, so that a question may arrive and its answer not.
     """
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: Weather) -> None:
         self._world = world
         self._plan = plan
         self.loss = plan.loss

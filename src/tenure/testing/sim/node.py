@@ -254,7 +254,7 @@ class Node:
             self.unanswered(question.ask)
         else:
             message = self.simulation.store.message(self, question, now)
-            self.world.after(delay, self.simulation.site.receive, self, question, message)
+            self.world.after(delay, self.simulation.site.receive, self, question.ask, question, message)
 
     def patience_ends(self, ask: int) -> float:
         """Return when, in true time, the adapter gives up on question *ask*."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +18,19 @@ class Violation:
         return f"{self.kind} at {self.at:.3f} s: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
     """The result of one seed.
 
-    ``recovery`` is how many seconds after the end of the faults a leader stood, ``bound`` how many it may take;
+    ``recovery`` is how many seconds after the end of the faults all was well, ``bound`` how many it may take;
     ``digest`` is equal for equal runs.
     """
+
+    options: ClassVar[str] = ""
 
     seed: int
     mutant: str | None
     setting: str
-    elections: int
     seconds: float
     steps: int
     recovery: float
@@ -43,13 +45,47 @@ class Report:
         return not self.violations
 
     @property
+    def counted(self) -> str:
+        """How much was done, in words."""
+        raise NotImplementedError
+
+    @property
     def replay(self) -> str:
         """The command that shows this run again."""
-        return f"tenure sim --seed {self.seed}" + (f" --mutant {self.mutant}" if self.mutant else "")
+        planted = f" --mutant {self.mutant}" if self.mutant else ""
+        return f"tenure sim {self.options}--seed {self.seed}{planted}"
 
     def __str__(self) -> str:
-        head = f"seed {self.seed}: {self.elections} elections in {self.seconds:.0f} virtual s ({self.setting})"
+        head = f"seed {self.seed}: {self.counted} in {self.seconds:.0f} virtual s ({self.setting})"
         if self.ok:
             return f"{head}, no violation"
         lines = [f"{head}, {len(self.violations)} violations; replay: {self.replay}"]
         return "\n  ".join(lines + [str(violation) for violation in self.violations])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Outcome):
+    """The result of one seed of elections; ``recovery`` tells how long nobody led after the faults."""
+
+    elections: int
+
+    @property
+    def counted(self) -> str:
+        """How many elections were held."""
+        return f"{self.elections} elections"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReport(Outcome):
+    """The result of one seed of a queue; ``recovery`` tells how long messages were unsettled after the faults."""
+
+    options: ClassVar[str] = "--queues "
+
+    messages: int
+    """How many were sent and acknowledged."""
+    deliveries: int
+
+    @property
+    def counted(self) -> str:
+        """How many messages there were."""
+        return f"{self.messages} messages, delivered {self.deliveries} times"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tenure.election.machine import Machine, Resign, State, Stop
 from tenure.pacing import Timing
 from tenure.testing.sim.checkers import Checkers
-from tenure.testing.sim.faults import Nemesis, Plan, draw
+from tenure.testing.sim.faults import ElectionNemesis, Plan, draw
 from tenure.testing.sim.network import CALM_SPREAD, Network
 from tenure.testing.sim.node import Node
 from tenure.testing.sim.report import Report
@@ -89,7 +89,7 @@ class Simulation:
         self.store = store_type(self.world, self.plan, clock, self.name)
         self.resource = Resource(self)
         self.site = Site(self)
-        self.nemesis = Nemesis(self)
+        self.nemesis = ElectionNemesis(self)
         self.calm = False
         self.closing = False
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
