@@ -46,7 +46,7 @@ from tenure.election.machine import (
 )
 from tenure.events import Reason, TermEnded
 from tenure.lease import Grant, Granted, Lost, Released
-from tenure.testing.sim.report import Violation
+from tenure.testing.sim.report import Findings
 from tenure.testing.sim.world import BLUR
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from tenure.testing.sim.stores import Question
     from tenure.testing.sim.world import World
 
-VIOLATIONS_KEPT = 20
 TICKS_MAX = 15
 """How often a candidate may wake by itself within one ``retry_every``; the worst honest case needs about four."""
 
@@ -68,13 +67,12 @@ REACHABLE: dict[State, frozenset[State]] = {
 """Where one input may lead: at most two changes of state, the passing of time and then the input itself."""
 
 
-class Checkers:
+class Checkers(Findings):
     """Watch one run. Every method is told of something that happened, and notes what should not have."""
 
     def __init__(self, world: World, plan: Plan) -> None:
-        self.world = world
+        super().__init__(world)
         self.timing = plan.timing
-        self.violations: list[Violation] = []
         self.elections = 0
         self._beliefs: dict[Node, float] = {}
         self._acquired: dict[tuple[str, int], int] = {}
@@ -84,13 +82,6 @@ class Checkers:
         self._began: dict[int, Node] = {}
         self._newest_write = -1
         self._newest_act = -1
-
-    def violated(self, kind: str, what: str) -> None:
-        """Note that a promise was broken."""
-        if len(self.violations) < VIOLATIONS_KEPT:
-            self.violations.append(Violation(kind, self.world.now, what))
-        if self.world.traced:
-            self.world.note("CHECK", f"{kind}: {what}")
 
     # --- at the store ---
 

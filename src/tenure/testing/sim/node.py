@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +26,8 @@ from tenure.election.machine import (
 )
 from tenure.events import Reason, TermEnding
 from tenure.lease import Grant
+from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.stores import Question
-from tenure.testing.sim.world import BLUR
 
 if TYPE_CHECKING:
     from tenure.testing.sim.simulation import Simulation
@@ -55,28 +54,19 @@ class Work:
     busy_until: float = 0.0  # in true time: an act that has begun is not over before
 
 
-class Node:
+class Node(Process):
     """One process of one candidate. After a kill, its host gets another one, with a new identity."""
 
     def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation.world, number, name, clock)
         self.simulation = simulation
-        self.world = simulation.world
         self.checkers = simulation.checkers
         self.plan = simulation.plan
-        self.number = number
-        self.name = name
-        self.clock = clock
-        self.alive = True
-        self.paused = False
         self.stalled = False
         self.stalled_since = 0.0
         self.work: Work | None = None
         self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
         self.asked: dict[int, Asked] = {}
-        self._latest = -math.inf
-        self._woke_late = False
-        self._wake_due: float | None = None
-        self._inbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         # What the checkers remember of this process.
         self.told_to_stop = False
         self.last_ask = 0
@@ -90,7 +80,8 @@ class Node:
         self.ticks = 0
         self.ticks_since = -math.inf
         self.machine = self._machine()
-        self._plan_wake()
+        self._alarm = Alarm(self, lambda: self.machine.wake_at, self.do, lambda: self._handle(Tick()))
+        self._alarm.set()
 
     def _machine(self) -> Machine:
         return self.simulation.machine_type(
@@ -102,79 +93,12 @@ class Node:
             now=self.now(),
         )
 
-    # --- time ---
-
-    def now(self) -> float:
-        """Return the time by this candidate's clock."""
-        reading = self.clock.offset + self.clock.rate * self.world.now
-        if reading > self._latest:
-            self._latest = reading
-        return self._latest
-
-    def after(self, seconds: float, call: Callable[..., object], *args: Any) -> None:
-        """Call *call* in *seconds* of this candidate's time, or when its pause is over."""
-        self.world.after(seconds / self.clock.rate, self.do, call, *args)
-
-    def do(self, call: Callable[..., object], *args: Any) -> None:
-        """Call *call* now, or when the pause is over; never in a dead process."""
-        if self.paused:
-            self._inbox.append((call, args))
-        elif self.alive:
-            call(*args)
-
-    def _plan_wake(self) -> None:
-        wake_at = self.machine.wake_at
-        if wake_at == math.inf:
-            return
-        when = max(self.world.now, self.clock.moment(wake_at))
-        if self._wake_due is None or when < self._wake_due:
-            self._wake_due = when
-            self.world.at(when, self._wake, when)
-
-    def _wake(self, when: float) -> None:
-        if when == self._wake_due:
-            self._wake_due = None
-            self.do(self._tick)
-
-    def _tick(self) -> None:
-        wake_at = self.machine.wake_at
-        if wake_at <= self.now() + BLUR / 1000:
-            self._latest = max(self._latest, min(wake_at, self._latest + BLUR))
-            self._handle(Tick())
-        else:
-            self._plan_wake()
-
     # --- faults ---
-
-    def pause(self) -> None:
-        """Stop the process; its clock goes on."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Let the process go on: what came meanwhile comes now, timers first or answers first."""
-        if not self.paused:
-            return
-        self.paused = False
-        self._woke_late = self._overslept()
-        inbox, self._inbox = self._inbox, []
-        if self.world.dice.random() < 0.5:
-            self.world.dice.shuffle(inbox)
-        for call, args in inbox:
-            self.do(call, *args)
-        self._woke_late = False
 
     def _overslept(self) -> bool:
         return self.machine.wake_at < self.now()
 
-    def die(self, why: str) -> None:
-        """End the process at once, and its work with it."""
-        if not self.alive:
-            return
-        if self.world.traced:
-            self.world.note(self.name, why)
-        self.alive = False
-        self.paused = False
-        self._inbox.clear()
+    def _died(self) -> None:
         self.work = None
         self.checkers.left(self)
 
@@ -213,7 +137,7 @@ class Node:
         work = self.work
         if work is not None and work.until != self.machine.trusted_until:
             self.checkers.disagrees(self, work)
-        self._plan_wake()
+        self._alarm.set()
 
     def _perform(self, effect: Effect, event: Input) -> None:
         match effect:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.world import World
+
+VIOLATIONS_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,21 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.at:.3f} s: {self.what}"
+
+
+class Findings:
+    """Collect violations. Nothing is raised: an exception would end the one who caused it, and nobody would know."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[Violation] = []
+
+    def violated(self, kind: str, what: str) -> None:
+        """Note that a promise was broken."""
+        if len(self.violations) < VIOLATIONS_KEPT:
+            self.violations.append(Violation(kind, self.world.now, what))
+        if self.world.traced:
+            self.world.note("CHECK", f"{kind}: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,186 @@
+"""What one seed draws for a queue: the setting of a run, what its messages are like, and how long all may take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure.pacing import Timing
+from tenure.queue.machine import Habits
+from tenure.queue.retry import RetryPolicy
+from tenure.testing.sim.nemesis import rate
+
+TIMINGS: tuple[Timing, ...] = (
+    Timing(30.0),
+    Timing(10.0),
+    Timing(2.0),
+    Timing(60.0),
+    Timing(10.0, drift=0.2, margin=0.5, grace=1.0, renew_every=2.0, retry_every=0.5),
+    Timing(15.0, drift=0.0, margin=0.0),  # equal clocks: only counting from the question keeps it safe
+    Timing(9.0, drift=0.0, margin=0.0, grace=0.0, renew_every=1.0, retry_every=3.0),
+    Timing(5.0, drift=0.02, margin=0.1, grace=0.1, renew_every=1.0, retry_every=0.25),
+)
+"""Settings a run may have; every one is valid, some just so."""
+
+NATURES: tuple[str, ...] = ("fine", "fine", "fine", "flaky", "slow", "poison", "reject", "deadly", "blocking")
+"""What handling a message is like; most are fine whatever is drawn."""
+
+FAULTS: tuple[str, ...] = (
+    "pause",
+    "kill",
+    "block",
+    "cut_up",
+    "cut_down",
+    "cut_off",
+    "store_down",
+    "store_frozen",
+    "store_restarts",
+    "store_slow",
+    "lossy",
+    "drain",
+    "stop",
+    "pause_claims",
+    "lie",
+)
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+
+IGNORES_MAX = 1.5
+"""A handler that ignores its cancellation does so for this many locks at most."""
+LONGEST = 4.0
+"""A slow handler takes this many locks at most."""
+BLOCKS_MAX = 2.0
+"""User code blocks the loop for this many locks at most."""
+DELAY_MAX = 1.5
+"""A message is sent with a delay of this many locks at most, and a handler asks for no longer one."""
+CALM_WORK = 0.02
+"""Once the faults are over, a handler takes this share of a lock at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
+
+    consumers: int
+    producers: int
+    habits: Habits
+    max_deliveries: int
+    retry: RetryPolicy
+    grace: float
+    """How long a drain lets handlers finish."""
+    messages: int
+    burst: int
+    natures: tuple[str, ...]
+    pace: float
+    """How long a usual handler takes at most, in locks."""
+    named: float
+    """The share of messages that are sent with an id, and again until acknowledged."""
+    broker_rate: float
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+    latency: float
+    loss: float
+    slow: float
+    slowest: float
+    duplicate: float
+    patience: float
+    ignores: float
+    interleaves: float
+    """How often the other thread comes in between two steps of the one."""
+    faults: tuple[str, ...]
+    fault_every: float
+    seconds: float
+
+    @property
+    def timing(self) -> Timing:
+        """The times of a lock."""
+        return self.habits.timing
+
+    def __str__(self) -> str:
+        habits = self.habits
+        return (
+            f"{self.producers} producers, {self.consumers} consumers of {habits.concurrency}, lock "
+            f"{habits.timing.ttl:g} s, {self.max_deliveries} deliveries, {'hints' if habits.hints else 'no hints'}"
+        )
+
+
+def draw(dice: random.Random) -> Plan:
+    """Draw the setting of a run."""
+    timing = dice.choice(TIMINGS)
+    lock = timing.ttl
+    consumers = dice.randint(2, 6)
+    # Any two clocks keep the promise: neither runs slower than the other by more than drift.
+    slowest = dice.uniform(0.9, 1.0)
+    fastest = slowest / (1.0 - timing.drift)
+    faulty = dice.random() < 0.9
+    return Plan(
+        consumers=consumers,
+        producers=dice.randint(1, 3),
+        habits=_habits(dice, timing),
+        max_deliveries=dice.choice((1, 2, 3, 5)),
+        retry=RetryPolicy(first=0.02 * lock, longest=dice.choice((0.05, 0.3)) * lock),
+        grace=dice.choice((0.0, 0.2, 1.5)) * lock,
+        messages=dice.choice((20, 60, 120)),
+        burst=dice.choice((1, 5, 40)),
+        natures=tuple(sorted({"fine", *dice.sample(NATURES, dice.randint(1, 4))})),
+        pace=dice.choice((0.001, 0.02, 0.3)),
+        named=dice.choice((0.5, 1.0)),
+        broker_rate=rate(dice, fastest, slowest),
+        rates=tuple(rate(dice, slowest, fastest) for _ in range(consumers)),
+        offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(consumers)),
+        latency=lock * dice.choice((0.0003, 0.003, 0.02)),
+        loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
+        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
+        slowest=dice.choice((0.5, 1.2, 3.0)),
+        duplicate=dice.choice((0.0, 0.02)),
+        patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
+        ignores=dice.choice((0.0, 0.1, 0.4)),
+        interleaves=dice.choice((0.0, 0.0, 0.3)),
+        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else (),
+        fault_every=lock * dice.choice((0.15, 0.3, 0.8)),
+        seconds=8.0 * lock,
+    )
+
+
+def _habits(dice: random.Random, timing: Timing) -> Habits:
+    lock = timing.ttl
+    return Habits(
+        timing,
+        concurrency=dice.choice((1, 2, 4, 10)),
+        prefetch=dice.choice((0, 5, 100, 500)),
+        max_hold=lock * dice.choice((0.5, 2.5, 100.0)),
+        poll_every=min(5.0, 0.5 * lock),
+        hints=dice.random() < 0.7,
+    )
+
+
+def settled_within(plan: Plan, *, latency: float, tries: Sequence[float], consumers: int) -> float:
+    """Return within how many seconds after the last fault every acknowledged message is completed or dead.
+
+    The sum of what may have to happen one after the other, each at its worst:
+
+    1. Who is busy comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores that.
+    2. A lock runs out: of a delivery that nobody heard of, or that was given back without an answer.
+    3. Every question under way ends (``patience``), and its asker asks again, after the longest pause between
+       unanswered questions.
+    4. A delay ends.
+    5. The tries that the unluckiest message has left: each is picked up when the consumers look, waits for the
+       messages before it, is handled, and waits its turn to be tried again.
+
+    Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
+
+    Args:
+        latency: The longest that a message on the road takes once the faults are over.
+        tries: For each delivery that a message may still need, how long the work before it in the queue takes one
+            worker.
+        consumers: How many are there to do it.
+    """
+    habits, timing = plan.habits, plan.timing
+    lock = timing.ttl
+    handler = min(max(LONGEST, plan.pace) * lock, habits.max_hold) + IGNORES_MAX * lock
+    busy = BLOCKS_MAX * lock + handler
+    asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
+    looks = 1.2 * habits.poll_every + 4.0 * latency
+    again = max(plan.retry.longest, 0.0)
+    turns = sum(looks + again + CALM_WORK * lock + work / (consumers * habits.concurrency) for work in tries)
+    return (busy + lock + asks_again + DELAY_MAX * lock + turns) / (1.0 - timing.drift) / 0.9
