@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tenure.pacing import Timing
@@ -120,10 +119,10 @@ def draw(dice: random.Random) -> Plan:
         max_deliveries=dice.choice((1, 2, 3, 5)),
         retry=RetryPolicy(first=0.02 * lock, longest=dice.choice((0.05, 0.3)) * lock),
         grace=dice.choice((0.0, 0.2, 1.5)) * lock,
-        messages=dice.choice((20, 60, 120)),
-        burst=dice.choice((1, 5, 40)),
+        messages=dice.choice((30, 100, 300)),
+        burst=dice.choice((1, 10, 60)),
         natures=tuple(sorted({"fine", *dice.sample(NATURES, dice.randint(1, 4))})),
-        pace=dice.choice((0.001, 0.02, 0.3)),
+        pace=dice.choice((0.0005, 0.005, 0.2)),
         named=dice.choice((0.5, 1.0)),
         broker_rate=rate(dice, fastest, slowest),
         rates=tuple(rate(dice, slowest, fastest) for _ in range(consumers)),
@@ -154,7 +153,7 @@ def _habits(dice: random.Random, timing: Timing) -> Habits:
     )
 
 
-def settled_within(plan: Plan, *, latency: float, tries: Sequence[float], consumers: int) -> float:
+def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int) -> float:
     """Return within how many seconds after the last fault every acknowledged message is completed or dead.
 
     The sum of what may have to happen one after the other, each at its worst:
@@ -164,23 +163,21 @@ def settled_within(plan: Plan, *, latency: float, tries: Sequence[float], consum
     3. Every question under way ends (``patience``), and its asker asks again, after the longest pause between
        unanswered questions.
     4. A delay ends.
-    5. The tries that the unluckiest message has left: each is picked up when the consumers look, waits for the
-       messages before it, is handled, and waits its turn to be tried again.
+    5. The tries that the unluckiest message has left, all of them after the first: each time the consumers look,
+       handle all that is before it, and it waits its turn to be tried again.
 
     Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
 
     Args:
         latency: The longest that a message on the road takes once the faults are over.
-        tries: For each delivery that a message may still need, how long the work before it in the queue takes one
-            worker.
+        messages: How many are not settled yet.
         consumers: How many are there to do it.
     """
     habits, timing = plan.habits, plan.timing
     lock = timing.ttl
-    handler = min(max(LONGEST, plan.pace) * lock, habits.max_hold) + IGNORES_MAX * lock
-    busy = BLOCKS_MAX * lock + handler
+    busy = BLOCKS_MAX * lock + min(max(LONGEST, plan.pace) * lock, habits.max_hold) + IGNORES_MAX * lock
     asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
-    looks = 1.2 * habits.poll_every + 4.0 * latency
-    again = max(plan.retry.longest, 0.0)
-    turns = sum(looks + again + CALM_WORK * lock + work / (consumers * habits.concurrency) for work in tries)
-    return (busy + lock + asks_again + DELAY_MAX * lock + turns) / (1.0 - timing.drift) / 0.9
+    handling = CALM_WORK * lock + 4.0 * latency
+    turn = 1.2 * habits.poll_every + handling * (1.0 + messages / (consumers * habits.concurrency))
+    tries = plan.max_deliveries * (turn + plan.retry.longest)
+    return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9

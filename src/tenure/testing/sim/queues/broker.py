@@ -1,0 +1,161 @@
+"""The simulated broker: the memory backend's, on a skewed clock, behind a network; the book looks over its shoulder."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenure.backends.memory.client import Memory
+from tenure.backends.memory.queue import MemoryBroker
+from tenure.queue.broker import EVERYTHING, Claim, QueueSettings
+from tenure.queue.machine import NoAnswer, Receive, Renew, Settle
+from tenure.queue.message import DeadMessage, Outgoing, Stats
+from tenure.testing.sim.server import Server
+from tenure.testing.sim.world import SkewedClock, World
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.queues.simulation import Simulation
+
+QUEUE = "q"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Keep these messages."""
+
+    ask: int
+    messages: Sequence[Outgoing]
+
+
+class BrokerClock:
+    """The broker's clock, as the door wants it."""
+
+    def __init__(self, world: World, clock: SkewedClock) -> None:
+        self._world = world
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the time by the broker's clock."""
+        return self._clock.reading(self._world.now)
+
+
+class SimulatedBroker(MemoryBroker):
+    """The memory broker without a loop: it does at once what it is asked for."""
+
+    def __init__(self, simulation: Simulation, clock: BrokerClock) -> None:
+        memory = Memory()
+        memory.epoch = 0.0  # the wall clock has no part in a run
+        super().__init__(clock, memory)
+        self._simulation = simulation
+
+    def _ring(self, name: str) -> None:
+        if name == QUEUE:
+            self._simulation.site.hint()
+
+
+def at_once(asking: Coroutine[Any, Any, T]) -> T:
+    """Return what *asking* comes to, which waits for nothing."""
+    try:
+        asking.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+    raise RuntimeError("a simulated broker must not wait")
+
+
+class Site(Server):
+    """The process that answers for the broker, and sends hints out."""
+
+    def __init__(self, simulation: Simulation, clock: SkewedClock) -> None:
+        plan = simulation.plan
+        super().__init__(simulation.world, simulation.network, plan.duplicate, NoAnswer("connection refused"))
+        self._simulation = simulation
+        self._book = simulation.book
+        self._lock = plan.timing.ttl
+        self._hinted: set[int] = set()
+        self.clock = BrokerClock(simulation.world, clock)
+        self.broker = simulation.parts.broker(simulation, self.clock)
+        settings = QueueSettings(
+            lock=self._lock, max_deliveries=plan.max_deliveries, dedupe_window=1_000.0 * self._lock
+        )
+        at_once(self.broker.declare(QUEUE, settings))
+
+    def perform(self, caller: Any, question: Any, message: Any) -> Any:
+        """Let the broker do what *question* asks for."""
+        now = self.clock.now()
+        answer: Any
+        match question:
+            case Receive(limit=limit):
+                answer = at_once(self.broker.receive(QUEUE, limit, self._lock))
+                self._book.claimed(answer, self._lock, now)
+                self._simulation.checkers.locked(caller.process, answer.deliveries)
+            case Settle(settlements=settlements):
+                answer = at_once(self.broker.settle(settlements))
+                self._book.settled(settlements, answer, now)
+            case Renew(held=held):
+                answer = at_once(self.broker.renew(held, self._lock))
+                self._book.renewed(held, answer, self._lock, now)
+                self._simulation.checkers.locked(caller.process, held)
+            case Send(messages=messages):
+                answer = at_once(self.broker.send(QUEUE, messages))
+                self._book.kept(messages, now)
+        if self._world.traced:
+            self._world.note("broker", f"{caller.process.name}: {told(question)} → {told(answer)}")
+        return answer
+
+    # --- hints ---
+
+    def hint(self) -> None:
+        """Tell the consumers that there may be messages; for each, what comes together is one hint."""
+        if not self._simulation.plan.habits.hints:
+            return
+        for consumer in self._simulation.consumers:
+            number = consumer.number
+            if number in self._hinted:
+                continue
+            delay = self._network.down(number)
+            if delay is not None:
+                self._hinted.add(number)
+                self._world.after(delay, self._hint_arrives, number)
+
+    def _hint_arrives(self, number: int) -> None:
+        self._hinted.discard(number)
+        self._simulation.consumers[number].hint()
+
+    # --- looking on ---
+
+    def stats(self) -> Stats:
+        """Count what is there."""
+        return at_once(self.broker.stats(QUEUE))
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Return the dead letters."""
+        return at_once(self.broker.peek_dead(QUEUE, EVERYTHING, 10_000))
+
+
+def told(what: Any) -> str:
+    """Return a question or an answer in few words, for the log."""
+    match what:
+        case Receive(ask, limit):
+            return f"receive #{ask}, up to {limit}"
+        case Settle(ask, settlements):
+            verdicts = " ".join(f"{type(verdict).__name__}:{name(one)}" for one, verdict in settlements)
+            return f"settle #{ask} {verdicts}"
+        case Renew(ask, held):
+            return f"renew #{ask} {' '.join(map(name, held))}"
+        case Send(ask, messages):
+            return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
+        case Claim(deliveries, due_in):
+            return f"{' '.join(map(name, deliveries)) or 'nothing'}" + (f", due {due_in:.3f}" if due_in else "")
+        case NoAnswer(why):
+            return f"no answer ({why})"
+        case [*answers]:
+            return " ".join(type(answer).__name__.lower() for answer in answers)
+    return str(what)
+
+
+def name(delivery: Any) -> str:
+    """Return what a delivery is called in the log: its body, which delivery it is, and its token."""
+    return f"{delivery.body.decode()}/{delivery.delivery_count}@{delivery.token}"

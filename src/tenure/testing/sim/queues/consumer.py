@@ -1,0 +1,435 @@
+"""A simulated consumer: the real Pump and the real Locks, and what stands for driver, adapters, threads and handlers.
+
+The pump lives on the caller's loop, which handlers may block; the locks live on the keeper's, which nothing blocks.
+A pause stops both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import LockLost
+from tenure.queue.broker import Claim
+from tenure.queue.machine import (
+    Answered,
+    CancelAll,
+    CancelHandler,
+    Claimed,
+    Drain,
+    Effect,
+    Hint,
+    Hold,
+    LocksInput,
+    NoAnswer,
+    PumpInput,
+    Receive,
+    Renew,
+    Serve,
+    Settle,
+    State,
+    Tick,
+)
+from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Token, Verdict
+from tenure.queue.retry import verdict_on_failure
+from tenure.testing.sim.process import Alarm, Process
+from tenure.testing.sim.queues.handlers import Work, fails, length
+from tenure.testing.sim.queues.line import Asked, Line
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.queues.simulation import Simulation
+    from tenure.testing.sim.world import SkewedClock
+
+
+class Place(Enum):
+    """Where a delivery stands, seen from outside."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"  # its handler has, with a verdict that is to be passed, or without
+    PASSED = "passed"  # a verdict was passed, and is not answered yet
+    LOST = "lost"  # a renewal said no
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """A delivery in the hand of a consumer, as it looks from outside."""
+
+    delivery: Delivery
+    place: Place = Place.WAITING
+    verdict: Verdict | None = None
+    began: float = 0.0
+    told_until: float | None = None
+    """Until when its lock was believed when its handler was told to stop; None before."""
+
+
+class Consumer(Process):
+    """One process of one consumer. After a kill, its host gets another one, with a new name."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation.world, number, name, clock)
+        self.simulation = simulation
+        self.plan = simulation.plan
+        self.checkers = simulation.checkers
+        self.ended = False
+        self.draining = False
+        self.works: dict[tuple[Token, int], Work] = {}
+        self.hands: dict[Token, dict[int, Hand]] = {}
+        self.holds: dict[Token, Hold] = {}
+        self._blocked_until = 0.0
+        self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._turning = False
+        self._deciding = self._keeping = False  # which threads are in the middle of a step
+        parts, habits = simulation.parts, self.plan.habits
+        args = ("q", name, habits, self.world.dice, self.holds)
+        self.pump = parts.pump(*args, now=self.now())
+        self.locks = parts.locks(*args, now=self.now())
+        road = (simulation.network, simulation.site, self.plan.patience)
+        self._pump_line = Line(self, *road, self._pump_hears)
+        self._locks_line = Line(self, *road, self._locks_hear)
+        self._pump_alarm = Alarm(self, lambda: self.pump.wake_at, self._loop_soon, self._pump_rings)
+        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self.do, self._locks_ring)
+        self._pump_alarm.set()
+        self._locks_alarm.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is alive and has not ended."""
+        return self.alive and not self.ended
+
+    def overslept(self) -> bool:
+        """Tell whether it has just come out of a pause in which it should have woken."""
+        return self._woke_late
+
+    def _overslept(self) -> bool:
+        return self.locks.wake_at < self.now()
+
+    def _died(self) -> None:
+        self._on_loop.clear()
+        self.works.clear()
+
+    # --- the caller's loop ---
+
+    def _loop_soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* on the caller's loop: now, or when it is not blocked any more."""
+        self.do(self._loop, call, *args)
+
+    def _loop(self, call: Callable[..., object], *args: Any) -> None:
+        if self.ended:
+            return
+        if self.world.now < self._blocked_until:
+            self._on_loop.append((call, args))
+        else:
+            call(*args)
+
+    def block(self, seconds: float) -> None:
+        """Let user code block the caller's loop for *seconds*; the keeper's goes on."""
+        until = self.world.now + seconds
+        if until > self._blocked_until:
+            self._blocked_until = until
+            self.world.at(until, self.do, self._unblock)
+
+    def _unblock(self) -> None:
+        if self.world.now < self._blocked_until:
+            return
+        waiting, self._on_loop = self._on_loop, []
+        for call, args in waiting:
+            self._loop_soon(call, *args)
+
+    # --- the pump's driver ---
+
+    def hint(self) -> None:
+        """Take in a hint of the broker."""
+        self.checkers.hinted(self)
+        self.feed(Hint())
+
+    def feed(self, event: PumpInput) -> None:
+        """Give *event* to the pump as soon as its loop is free."""
+        self._loop_soon(self._decide, event)
+
+    def _pump_rings(self) -> None:
+        self.checkers.woke(self)
+        self._decide(Tick())
+
+    def _decide(self, event: PumpInput) -> None:
+        if self.ended:
+            return
+        was = self.pump.state
+        self._deciding = True
+        try:
+            effects = self.pump.handle(event, self.now())
+        except Exception as error:  # whatever it is, it is a finding
+            self.checkers.raised(self, event, error)
+            self.die("broken")
+            return
+        finally:
+            self._deciding = False
+        self._log(event, effects)
+        self.checkers.decided(self, event, was, effects)
+        for effect in effects:
+            match effect:
+                case Serve():
+                    self.world.after(0.0, self._loop_soon, self._serve)
+                case Settle(ask) | Receive(ask):
+                    self._pump_line.ask(ask, effect)
+                case CancelAll():
+                    for work in list(self.works.values()):
+                        self._cancel(work, "drain")
+        if self.pump.state is State.STOPPED:
+            self.checkers.stopped(self)
+            self._end()
+        else:
+            self._pump_alarm.set()
+
+    def _pump_hears(self, ask: int, asked: Asked, answer: Any) -> None:
+        self._loop(self._pump_takes, ask, asked, answer)
+
+    def _pump_takes(self, ask: int, asked: Asked, answer: Any) -> None:
+        if isinstance(answer, NoAnswer):
+            self._decide(Answered(ask, answer))
+        elif isinstance(asked.question, Receive):
+            self._claims(ask, asked, answer)
+        else:
+            self.checkers.answered(self, asked.question.settlements, answer)
+            self._decide(Answered(ask, answer))
+
+    def _claims(self, ask: int, asked: Asked, claim: Claim) -> None:
+        deliveries = claim.deliveries
+        if not deliveries:
+            self._decide(Claimed(ask, deliveries, claim.due_in))
+            return
+        token = deliveries[0].token
+        self.hands[token] = {delivery.sequence: Hand(delivery) for delivery in deliveries}
+        self._decide(Claimed(ask, deliveries, claim.due_in))
+        self.checkers.claimed(self, asked, token)
+        hold = self.holds.get(token)
+        if hold is not None and self.plan.interleaves:
+            hold.waiting = Interleaved(hold.waiting, self._other_thread)
+
+    def hand(self, delivery: Delivery) -> Hand | None:
+        """Return how *delivery* stands here; None if it was settled, or never came."""
+        return self.hands.get(delivery.token, {}).get(delivery.sequence)
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self.world.after(0.0, self._loop_soon, self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        self._decide(Tick())
+
+    # --- the keeper's driver ---
+
+    def _locks_ring(self) -> None:
+        self.checkers.woke(self)
+        self._keep(Tick())
+
+    def _keep(self, event: LocksInput) -> None:
+        self._keeping = True
+        try:
+            effects = self.locks.handle(event, self.now())
+        except Exception as error:  # whatever it is, it is a finding
+            self.checkers.raised(self, event, error)
+            self.die("broken")
+            return
+        finally:
+            self._keeping = False
+        self._log(event, effects)
+        for effect in effects:
+            match effect:
+                case Renew(ask) | Settle(ask):
+                    if isinstance(effect, Settle):
+                        self.checkers.passes(self, effect.settlements)
+                    self._locks_line.ask(ask, effect)
+                case CancelHandler(held, why):
+                    self.checkers.told_to_stop(self, held, why)
+                    self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
+        if self.running:
+            self.checkers.kept(self)
+            self._locks_alarm.set()
+
+    def _locks_hear(self, ask: int, asked: Asked, answer: Any) -> None:
+        question = asked.question
+        is_answered = not isinstance(answer, NoAnswer)
+        if isinstance(question, Renew):
+            if is_answered:
+                self.checkers.hears(self, question.held, answer)
+            self._keep(Answered(ask, answer))
+            self.checkers.renewed(self, asked, answered=is_answered)
+        else:
+            if is_answered:
+                self.checkers.answered(self, question.settlements, answer)
+            self._keep(Answered(ask, answer))
+
+    def _other_thread(self) -> None:
+        """Between two steps of one thread, let the other one do what it has to do."""
+        dice = self.world.dice
+        if not self.running or dice.random() >= self.plan.interleaves:
+            return
+        if self._deciding and not self._keeping:
+            self._keep(Tick())
+        elif self._keeping and not self._deciding:
+            self._serve()
+
+    def _log(self, event: PumpInput | LocksInput, effects: list[Effect]) -> None:
+        if self.world.traced and effects:
+            self.world.note(self.name, f"{type(event).__name__} → {', '.join(map(shown, effects))}")
+
+    # --- handlers ---
+
+    def _serve(self) -> None:
+        """Let idle workers take what waits."""
+        while self.running and len(self.works) < self.plan.habits.concurrency:
+            if self.world.now < self._blocked_until:
+                break
+            self._deciding = True
+            delivery = self.pump.take(self.now())
+            self._deciding = False
+            if delivery is None:
+                break
+            self._begin(delivery)
+        self._turn_soon()
+
+    def _begin(self, delivery: Delivery) -> None:
+        work = Work(delivery)
+        self.checkers.began(self, delivery)
+        self.works[delivery.token, delivery.sequence] = work
+        seconds = length(self.simulation, delivery)
+        nature = work.nature
+        if nature == "blocking" and not self.simulation.calm:
+            self.block(seconds / self.clock.rate)
+        if nature == "deadly" and not self.simulation.calm and self.world.dice.random() < 0.7:
+            self.after(seconds, self._killed, work)
+        elif seconds == 0.0 and nature == "fine":
+            self._finish(work)
+        else:
+            self.after(seconds, self._loop, self._end_work, work)
+
+    def _killed(self, work: Work) -> None:
+        if self.simulation.calm:
+            self._end_work(work)
+        elif not work.ended:
+            self.die("killed by a message")
+            self.simulation.reborn_later(self.number)
+
+    def _end_work(self, work: Work) -> None:
+        if not work.ended and self.running:
+            self._finish(work)
+            self._serve()
+
+    def _finish(self, work: Work) -> None:
+        """The handler of *work* has ended: say what becomes of its message."""
+        work.ended = True
+        delivery = work.delivery
+        del self.works[delivery.token, delivery.sequence]
+        verdict = self._judge(work)
+        self.checkers.ends(self, delivery, verdict)
+        self.pump.done(delivery, verdict)
+
+    def _judge(self, work: Work) -> Verdict | None:
+        error: BaseException | None
+        if work.is_cancelled:
+            if work.why == "drain":
+                return GIVE_BACK
+            if work.why == "leave":  # a thread that runs on: its lock is left to run out
+                self.pump.settled(work.delivery)
+                return None
+            error = LockLost(f"cancelled: {work.why}")
+        else:
+            error = fails(self.simulation, work)
+        if error is None:
+            return COMPLETE
+        if work.why == "denied":
+            return None
+        return verdict_on_failure(error, work.delivery.delivery_count, self.plan.retry, self.world.dice)
+
+    def _cancel_handler(self, held: Delivery | SessionLock, why: str) -> None:
+        assert isinstance(held, Delivery)
+        work = self.works.get((held.token, held.sequence))
+        if work is not None:
+            self._cancel(work, why)
+
+    def _cancel(self, work: Work, why: str) -> None:
+        first = work.why is None
+        if first or why == "leave":
+            work.why = why
+        if why == "leave":
+            work.is_cancelled = True
+            self._finish(work)
+        elif first:
+            self._tell(work)
+
+    def _tell(self, work: Work) -> None:
+        dice, timing = self.world.dice, self.plan.timing
+        if dice.random() < self.plan.ignores:
+            work.is_cancelled = dice.random() < 0.6  # the others end as if nothing had been said
+            seconds = self.simulation.ignores_max * dice.random()
+        else:
+            work.is_cancelled = True
+            seconds = 0.9 * timing.grace * dice.random()
+        self.after(seconds, self._loop, self._end_work, work)
+
+    # --- beginning and end ---
+
+    def drain(self, grace: float) -> None:
+        """Stop as on SIGTERM: let handlers finish for *grace* seconds, then cancel them, and then leave."""
+        self._loop_soon(self._drain, grace)
+
+    def _drain(self, grace: float) -> None:
+        self.draining = True
+        patience = self.plan.timing.grace
+        self.after(grace + patience, self._loop, self._leave_behind)
+        self.after(grace + 2 * patience, self._loop, self._give_up)
+        self._decide(Drain(self.now() + grace))
+
+    def _leave_behind(self) -> None:
+        for work in list(self.works.values()):
+            self._cancel(work, "leave")
+        self._turn_soon()
+
+    def _give_up(self) -> None:
+        if not self.simulation.closing:
+            self._end()
+
+    def _end(self) -> None:
+        """The consumer has returned; its process may go on to something else."""
+        self.ended = True
+        self._died()
+
+
+class Interleaved(deque[Delivery]):
+    """The waiting messages of a hold, between whose steps another thread may come in."""
+
+    def __init__(self, waiting: Iterable[Delivery], other_thread: Callable[[], None]) -> None:
+        super().__init__(waiting)
+        self._other_thread = other_thread
+
+    def popleft(self) -> Delivery:
+        """Take the first, if the other thread leaves it to us."""
+        self._other_thread()
+        return super().popleft()
+
+    def pop(self, *_: Any) -> Delivery:
+        """Take the last, if the other thread leaves it to us."""
+        self._other_thread()
+        return super().pop()
+
+
+def shown(effect: Effect) -> str:
+    """Return an effect in few words, for the log."""
+    match effect:
+        case Receive(ask, limit):
+            return f"receive #{ask}, up to {limit}"
+        case Settle(ask, settlements):
+            return f"settle #{ask}, {len(settlements)} verdicts"
+        case Renew(ask, held):
+            return f"renew #{ask}, {len(held)} locks"
+        case CancelHandler(held, why):
+            return f"cancel {held[1]}: {why}"
+    return type(getattr(effect, "event", effect)).__name__
+
+

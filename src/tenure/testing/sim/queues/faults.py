@@ -1,0 +1,57 @@
+"""The hand that breaks consumers, their road, and the broker at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenure.queue.machine import Hint, Pause, Resume
+from tenure.testing.sim.nemesis import Nemesis
+from tenure.testing.sim.queues.plan import BLOCKS_MAX
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.queues.consumer import Consumer
+    from tenure.testing.sim.queues.simulation import Simulation
+
+
+class QueueNemesis(Nemesis):
+    """Break what a queue has: consumers, the road, the broker."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self._simulation = simulation
+
+    def _victim(self) -> Consumer | None:
+        living = [consumer for consumer in self._simulation.consumers if consumer.running]
+        for busy in ([one for one in living if one.pump.waiting], [one for one in living if one.works]):
+            if busy and self._dice.random() < 0.5:
+                return self._dice.choice(busy)
+        return self._dice.choice(living) if living else None
+
+    # --- to a consumer ---
+
+    def _block(self, consumer: Consumer) -> None:
+        consumer.block(self._for(BLOCKS_MAX))
+
+    def _drain(self, consumer: Consumer) -> None:
+        consumer.drain(self._simulation.plan.grace)
+        self._simulation.reborn_later(consumer.number)
+
+    def _stop(self, consumer: Consumer) -> None:
+        consumer.drain(0.0)
+        self._simulation.reborn_later(consumer.number)
+
+    def _pause_claims(self, consumer: Consumer) -> None:
+        consumer.feed(Pause())
+        self._world.after(self._for(2.0), consumer.feed, Resume())
+
+    def _lie(self, consumer: Consumer) -> None:
+        for _ in range(self._dice.randint(1, 5)):
+            self._simulation.checkers.hinted(consumer)
+            consumer.feed(Hint())
+
+    # --- to the broker ---
+
+    def _store_restarts(self, consumer: Consumer) -> None:
+        seconds = self._for(0.3)
+        self._simulation.site.go_down(seconds, refuses=True)
+        self._world.after(seconds, self._simulation.site.hint)  # who subscribed must do so again, and looks

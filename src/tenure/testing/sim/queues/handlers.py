@@ -1,0 +1,64 @@
+"""What handling a message is like in a simulation: how long it takes, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tenure.queue.message import Delivery
+from tenure.queue.retry import Reject, Retry
+from tenure.testing.sim.queues.plan import BLOCKS_MAX, CALM_WORK, LONGEST
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.queues.simulation import Simulation
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A handler that runs."""
+
+    delivery: Delivery
+    why: str | None = None
+    """Why it was told to stop."""
+    is_cancelled: bool = False
+    """Whether it ends because of that."""
+    ended: bool = False
+
+    @property
+    def nature(self) -> str:
+        """What handling its message is like; the label tells."""
+        return nature_of(self.delivery)
+
+
+def nature_of(delivery: Delivery) -> str:
+    """Return what handling this message is like."""
+    return delivery.body.decode().rpartition(".")[2]
+
+
+def length(simulation: Simulation, delivery: Delivery) -> float:
+    """Draw how many seconds the handler runs."""
+    dice, plan = simulation.world.dice, simulation.plan
+    lock = plan.timing.ttl
+    if simulation.calm:
+        return min(CALM_WORK, plan.pace) * lock * dice.random()
+    match nature_of(delivery):
+        case "slow":
+            return LONGEST * lock * dice.random()
+        case "blocking":
+            return BLOCKS_MAX * lock * dice.random()
+    if dice.random() < 0.2:
+        return 0.0  # it never suspends
+    return plan.pace * lock * dice.random()
+
+
+def fails(simulation: Simulation, work: Work) -> Exception | None:
+    """Draw how a handler ends that was left to itself."""
+    dice, plan = simulation.world.dice, simulation.plan
+    match work.nature:
+        case "poison":
+            return ValueError("nobody can handle this")
+        case "reject":
+            return Reject("unwanted", f"at delivery {work.delivery.delivery_count}")
+        case "flaky" if dice.random() < 0.5:
+            return Retry(plan.retry.longest * dice.random()) if dice.random() < 0.5 else OSError("not now")
+    return None
