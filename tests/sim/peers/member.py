@@ -1,0 +1,215 @@
+"""A simulated member: the real machine of the fleet, and over it the real machines of its candidates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tenure.election import machine as election
+from tenure.lease import Grant
+from tenure.peers import machine as peers
+from tenure.peers.rounds import NoAnswer
+
+if TYPE_CHECKING:
+    from tests.sim.peers.simulation import Simulation
+
+NAME = "chair"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """The work of one term, and until when its candidate trusts it."""
+
+    grant: Grant
+    until: float
+    told: bool = False
+
+
+class Candidate:
+    """An election's machine with its work, in the process of a member."""
+
+    def __init__(self, member: Member, number: int) -> None:
+        self.member = member
+        self.work: Work | None = None
+        self.name = f"{member.name}/{number}"
+        hints = member.world.dice.random() < 0.8
+        self.machine = election.Machine(
+            NAME, self.name, member.plan.timing, member.world.dice, hints=hints, now=member.now()
+        )
+        self.wake_due: float | None = None
+
+    def feed(self, event: election.Input) -> None:
+        for effect in self.machine.handle(event, self.member.now()):
+            self._perform(effect)
+        self.member.arm(self)
+
+    def _perform(self, effect: election.Effect) -> None:
+        member, plan = self.member, self.member.plan
+        match effect:
+            case election.Acquire(ask, holder):
+                member.ask(self, ask, lambda n: peers.Acquire(n, NAME, holder, plan.timing.ttl, {}))
+            case election.Renew(ask, grant):
+                member.ask(self, ask, lambda n: peers.Renew(n, grant, plan.timing.ttl))
+            case election.Release(ask, grant):
+                if self.work is not None and self.work.grant == grant:
+                    member.checkers.violated("late release", f"{grant} was handed back while its work ran")
+                member.ask(self, ask, lambda n: peers.Release(n, grant))
+            case election.StartWork(grant, until):
+                self.work = Work(grant, until)
+                member.checkers.began(self, self.work)
+            case election.Trust(token, until) if self.work is not None and self.work.grant.token == token:
+                self.work.until = until
+                member.checkers.believes(self, self.work)
+            case election.CancelWork(token, _) if self.work is not None and self.work.grant.token == token:
+                self._cancel(self.work)
+
+    def _cancel(self, work: Work) -> None:
+        if work.told:
+            return
+        work.told = True
+        plan, dice = self.member.plan, self.member.world.dice
+        longest = plan.timing.ttl if dice.random() < plan.ignores else 0.9 * plan.timing.grace
+        self.member.after(longest * dice.random(), self._end, work)
+
+    def _end(self, work: Work) -> None:
+        if self.work is work:
+            self.work = None
+            self.member.checkers.left(self)
+            self.feed(election.WorkEnded(work.grant.token, True))
+
+
+class Member:
+    """One process of one member. After a kill, its host gets another one, which knows nothing."""
+
+    def __init__(self, simulation: Simulation, number: int, birth: int) -> None:
+        self.simulation = simulation
+        self.world = simulation.world
+        self.plan = simulation.plan
+        self.checkers = simulation.checkers
+        self.number = number
+        self.name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{birth}"
+        self.clock = simulation.clocks[number]
+        self.alive = True
+        self.paused = False
+        self._latest = -math.inf
+        self._inbox: list[tuple[Any, tuple[Any, ...]]] = []
+        self._asks = 0
+        self._waiting: dict[int, tuple[Candidate | None, int]] = {}
+        self.wake_due: float | None = None
+        floor = int(1_000_000 + (self.world.now + self.plan.skews[number]) * 1000)
+        nonce = self.world.dice.getrandbits(50)
+        self.machine: peers.Machine = simulation.make_machine(number, floor, nonce, self.now())
+        self.candidates: list[Candidate] = []
+        self.candidates += [Candidate(self, each) for each in range(self.plan.candidates[number])]
+        for each in self.candidates:
+            self.after(self.plan.timing.ttl * 0.01 * self.world.dice.random(), each.feed, election.Tick())
+        self.arm(self)
+
+    # --- time ---
+
+    def now(self) -> float:
+        self._latest = max(self._latest, self.clock.reading(self.world.now))
+        return self._latest
+
+    def after(self, seconds: float, call: Any, *args: Any) -> None:
+        self.world.after(seconds / self.clock.rate, self.do, call, *args)
+
+    def do(self, call: Any, *args: Any) -> None:
+        """Call *call* now, or when the pause is over; never in a dead process."""
+        if self.paused:
+            self._inbox.append((call, args))
+        elif self.alive:
+            try:
+                call(*args)
+            except Exception as error:  # whatever it is, it is a finding
+                self.checkers.violated("machine", f"{self.name}: {call.__name__}{args} raised {error!r}")
+                self.die()
+
+    def arm(self, who: Member | Candidate) -> None:
+        """Wake *who* when its machine wants it."""
+        wake_at = who.machine.wake_at
+        if wake_at == math.inf:
+            return
+        when = max(self.world.now, self.clock.moment(wake_at)) + 1e-9
+        if who.wake_due is None or when < who.wake_due:
+            who.wake_due = when
+            self.world.at(when, self.do, self._wake, who, when)
+
+    def _wake(self, who: Member | Candidate, when: float) -> None:
+        if who.wake_due != when:
+            return
+        who.wake_due = None
+        self._latest = max(self._latest, min(who.machine.wake_at, self._latest + 1e-6))
+        if isinstance(who, Candidate):
+            who.feed(election.Tick())
+        else:
+            self.feed(peers.Tick())
+
+    # --- the fleet's machine ---
+
+    def feed(self, event: peers.Input) -> None:
+        effects = self.machine.handle(event, self.now())
+        if self.world.traced and not isinstance(event, peers.Tick):
+            self.world.note(self.name, f"{event} → {', '.join(map(str, effects))}")
+        answers = []
+        for effect in effects:
+            match effect:
+                case peers.Send(to, message):
+                    self.simulation.network.send(self.number, to, message)
+                case peers.Answer(ask, answer):
+                    answers.append((ask, answer))
+                case peers.Hint():
+                    self.simulation.hinted(self)
+                    for each in self.candidates:
+                        self.world.after(0.0, self.do, each.feed, election.Hint())
+        self.arm(self)
+        for ask, answer in answers:
+            self._answered(ask, answer)
+
+    def ask(self, candidate: Candidate | None, number: int, question: Any) -> None:
+        self._asks += 1
+        self._waiting[self._asks] = (candidate, number)
+        self.feed(question(self._asks))
+
+    def _answered(self, ask: int, answer: Any) -> None:
+        waiting = self._waiting.pop(ask, None)
+        if waiting is None:
+            self.checkers.violated("machine", f"{self.name} answered question {ask} twice")
+            return
+        candidate, number = waiting
+        if candidate is None:
+            return
+        if isinstance(answer, NoAnswer):
+            answer = election.NoAnswer(answer.why)
+        self.world.after(0.0, self.do, candidate.feed, election.Answered(number, answer))
+
+    # --- faults ---
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        if not self.paused:
+            return
+        self.paused = False
+        inbox, self._inbox = self._inbox, []
+        if self.world.dice.random() < 0.5:
+            self.world.dice.shuffle(inbox)
+        for call, args in inbox:
+            self.do(call, *args)
+
+    def die(self) -> None:
+        self.world.note(self.name, "dies")
+        self.alive = self.paused = False
+        self._inbox.clear()
+        for each in self.candidates:
+            each.work = None
+            self.checkers.left(each)
+
+    def leader(self) -> Work | None:
+        """Return the work of the candidate here that leads and has no reason to leave."""
+        for each in self.candidates:
+            if each.work is not None and not each.work.told and each.work.until > self.now():
+                return each.work
+        return None

@@ -1,0 +1,151 @@
+"""A discrete-event world under one seed, and what one seed draws: a fleet, its clocks, its network, its misfortunes."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.pacing import Timing
+from tenure.peers.fleet import Fleet, Quorum, Strategy
+
+TIMINGS = (
+    Timing(ttl=15.0),
+    Timing(ttl=6.0),
+    Timing(ttl=10.0, renew_every=2.0, retry_every=0.5, drift=0.2, margin=0.5, grace=1.0),
+    Timing(ttl=15.0, drift=0.0, margin=0.0),  # equal clocks: only counting from the question keeps it safe
+    Timing(ttl=5.0, renew_every=1.0, retry_every=0.25, drift=0.02, margin=0.1, grace=0.0),
+)
+FAULTS = (
+    "pause",
+    "kill",
+    "kill_all",
+    "cut_one_way",
+    "cut_off",
+    "partition",
+    "lossy",
+    "slow",
+    "resign",
+    "ask_to_resign",
+    "stop",
+)
+
+
+class World:
+    """True time, and what is to happen when. Nothing else knows a clock or draws a number."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.dice = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.traced = trace
+        self.lines: list[str] = []
+        self._heap: list[tuple[float, float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def at(self, when: float, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* at *when*; what falls on the same moment comes in an order drawn from the seed."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(when, self.now), self.dice.random(), self._count, call, args))
+
+    def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
+        self.at(self.now + delay, call, *args)
+
+    def run(self, until: float) -> None:
+        """Let everything happen that is due up to *until*."""
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, _, call, args = heapq.heappop(self._heap)
+            self.steps += 1
+            call(*args)
+        self.now = max(self.now, until)
+
+    def note(self, who: str, what: str) -> None:
+        if self.traced:
+            self.lines.append(f"{self.now:10.3f}  {who:<6} {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A monotonic clock that reads ``offset + rate × true time``."""
+
+    rate: float
+    offset: float
+
+    def reading(self, moment: float) -> float:
+        return self.offset + self.rate * moment
+
+    def moment(self, reading: float) -> float:
+        return (reading - self.offset) / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The setting of one run."""
+
+    size: int
+    strategy: Strategy
+    quorum: Quorum
+    timing: Timing
+    ttl_max: float
+    heartbeat: float
+    patience: float
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+    skews: tuple[float, ...]  # of the wall clocks
+    candidates: tuple[int, ...]  # how many each member has
+    late: tuple[bool, ...]  # which members join later
+    latency: float
+    loss: float
+    slow: float
+    duplicate: float
+    ignores: float
+    faults: tuple[str, ...]
+    fault_every: float
+    seconds: float
+
+    def fleet(self, me: int | None) -> Fleet:
+        members = tuple(f"m{number}:7000" for number in range(self.size))
+        return Fleet(members, me, self.strategy, self.quorum, self.ttl_max, self.heartbeat, self.patience)
+
+    def __str__(self) -> str:
+        return f"{self.size} members, {self.strategy}, quorum {self.quorum}, ttl {self.timing.ttl:g} s"
+
+
+def draw(
+    dice: random.Random, *, strategy: Strategy | None = None, quorum: Quorum | None = None, size: int | None = None
+) -> Plan:
+    """Draw the setting of a run; what is given is not drawn."""
+    timing = dice.choice(TIMINGS)
+    ttl = timing.ttl
+    size = size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
+    quorum = quorum or dice.choice(("majority", "majority", "majority", "none"))
+    heartbeat = ttl / dice.choice((5, 10, 15))
+    slowest = dice.uniform(0.9, 1.0)
+    fastest = slowest / (1.0 - timing.drift)  # any two clocks keep the promise, some just so
+    candidates = [dice.choice((0, 1, 1, 1, 1, 2)) for _ in range(size)]
+    candidates[dice.randrange(size)] = 1
+    faulty = dice.random() < 0.9
+    return Plan(
+        size=size,
+        strategy=strategy or dice.choice(("lowest", "bully", "ring")),
+        quorum=quorum,
+        timing=timing,
+        ttl_max=ttl * dice.choice((1.0, 1.0, 2.0)),
+        heartbeat=heartbeat,
+        patience=heartbeat / dice.choice((2, 4)),
+        rates=tuple(dice.choice((slowest, fastest, dice.uniform(slowest, fastest))) for _ in range(size)),
+        offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(size)),
+        skews=tuple(dice.uniform(0.0, 0.2 * ttl) for _ in range(size)),
+        candidates=tuple(candidates),
+        late=tuple(dice.random() < 0.15 for _ in range(size)),
+        latency=ttl * dice.choice((0.0003, 0.003)),
+        loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
+        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
+        duplicate=dice.choice((0.0, 0.02, 0.1)),
+        ignores=dice.choice((0.0, 0.1, 0.3)),
+        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else (),
+        fault_every=ttl * dice.choice((0.2, 0.4, 1.0)),
+        seconds=14.0 * ttl,
+    )
