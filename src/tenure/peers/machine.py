@@ -583,7 +583,7 @@ class Machine:
 
     def _release(self, ask: int, grant: Grant, now: float, effects: list[Effect]) -> None:
         if self._own(grant, now) is None:
-            effects.append(Answer(ask, Lost(grant)))
+            self._release_again(ask, grant, effects)
             return
         assert self.fleet.me is not None
         for voting in [each for each in self._rounds.values() if isinstance(each, ClaimRound)]:
@@ -595,6 +595,14 @@ class Machine:
         effects.append(Hint(grant.name))
         free = Free(self._next_round(), grant.name, grant.holder, grant.token)
         self._begin(FreeRound(self.fleet, free, [ask], now + self.fleet.question_lasts), now, effects)
+
+    def _release_again(self, ask: int, grant: Grant, effects: list[Effect]) -> None:
+        """The claim is over, or is just being handed back: then wait for that."""
+        for asked in self._rounds.values():
+            if isinstance(asked, FreeRound) and not asked.is_settled and asked.grant == grant:
+                asked.asks.append(ask)
+                return
+        effects.append(Answer(ask, Lost(grant)))
 
     # --- questions that change nothing ---
 
@@ -629,6 +637,7 @@ class Machine:
     def _begin(self, asked: Round, now: float, effects: list[Effect]) -> None:
         number = asked.question.round
         self._rounds[number] = asked
+        asked.sent(now)
         if isinstance(asked, ClaimRound):
             assert self.fleet.me is not None
             own = self.voter.vouch(self.fleet.me, asked.question, now)
@@ -638,7 +647,6 @@ class Machine:
         if number not in self._rounds:
             return
         self._send(asked, effects)
-        asked.resend_at = now + self.fleet.answer_within
         self._at(min(asked.resend_at, asked.ends_at), "round", number)
 
     def _send(self, asked: Round, effects: list[Effect]) -> None:
@@ -672,7 +680,7 @@ class Machine:
             return
         if now >= asked.resend_at:
             self._send(asked, effects)
-            asked.resend_at = now + self.fleet.answer_within
+            asked.sent(now)
         self._at(min(asked.resend_at, asked.ends_at), "round", number)
 
     def _look_at_answers(self, asked: Round, now: float, effects: list[Effect]) -> None:
@@ -682,8 +690,8 @@ class Machine:
             case ClaimRound():
                 self._look_at_votes(asked, now, effects)
             case FreeRound():
-                if asked.is_done:
-                    self._settle(asked, Released, effects)
+                if asked.is_done(awaited if now < asked.begun + self.fleet.answer_within else ()):
+                    self._settle(asked, Released(asked.grant), effects)
             case LookRound():
                 if (found := asked.outcome(awaited)) is not None:
                     self._settle(asked, found, effects)
@@ -703,17 +711,10 @@ class Machine:
             return len(asked.answers) >= self.fleet.majority
         return bool(asked.answers) and not asked.missing.intersection(awaited)
 
-    def _settle(self, asked: Round, answer: Found | type[Released], effects: list[Effect]) -> None:
-        if asked.is_settled:
-            return
-        asked.is_settled = True
-        for ask in asked.asks:
-            if isinstance(answer, type):
-                assert isinstance(asked.question, Free)
-                grant = Grant(asked.question.name, asked.question.holder, asked.question.token)
-                effects.append(Answer(ask, Released(grant)))
-            else:
-                effects.append(Answer(ask, answer))
+    def _settle(self, asked: Round, answer: Found, effects: list[Effect]) -> None:
+        if not asked.is_settled:
+            asked.is_settled = True
+            effects.extend(Answer(ask, answer) for ask in asked.asks)
 
     def _end(self, asked: Round, now: float, effects: list[Effect]) -> None:
         """No further answer is waited for."""

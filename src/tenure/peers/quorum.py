@@ -90,6 +90,10 @@ class Voter:
         self.awake = True
         self._floor = self.newest
 
+    def is_awake(self) -> bool:
+        """Return whether we vouch for anybody."""
+        return self.awake
+
     def learn(self, token: int) -> None:
         """Take note of a token that was given somewhere."""
         self.newest = max(self.newest, token)
@@ -146,7 +150,7 @@ class Voter:
             return Deny(claim.round, max(record.newest, self._floor), standing.held(now))
         if not self._is_new(record, member, claim):
             return Deny(claim.round, max(record.newest, self._floor), None)
-        record.newest = claim.token
+        record.newest = max(record.newest, claim.token)
         record.promise = Promise(member, claim.holder, claim.token, now + claim.ttl, claim.metadata)
         self.learn(claim.token)
         return Vouch(claim.round, resign_asked=False)
@@ -169,7 +173,7 @@ class Voter:
         if last is not None and last.is_of(member, claim.holder, claim.token):
             return True  # it ran out here, and we have vouched for nobody since
         # Without a quorum there may be two terms of one number: a leader that renews is believed.
-        return self._fleet.quorum == "none" and claim.renewal and claim.token >= record.newest
+        return self._fleet.quorum == "none" and claim.renewal
 
     def free(self, name: str, member: int, holder: str, token: int) -> bool:
         """Forget the promise for this claim, and that it ever may be renewed; return whether that is news."""
@@ -189,12 +193,12 @@ class Voter:
         if self._fleet.quorum == "majority" or held.member == self._fleet.me:
             return False
         record = self._record(name)
-        if record is None or held.token <= record.closed or held.token < record.newest:
+        if record is None or held.token <= record.closed:
             return False
         standing = self.promise(name, now)
         if standing is not None and (held.token, held.member) <= (standing.token, standing.member):
             return False
-        record.newest = held.token
+        record.newest = max(record.newest, held.token)
         record.promise = Promise(held.member, held.holder, held.token, now + held.remaining, held.metadata)
         self.learn(held.token)
         return True

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tenure.lease import HeldBy, Lost, Vacant
+from tenure.lease import Grant, HeldBy, Lost, Vacant
 from tenure.peers.fleet import Fleet
 from tenure.peers.quorum import Poll
-from tenure.peers.wire import Asked, Claim, Deny, Freed, Held, List, Listed, Question, Reply, Seen, Vouch
+from tenure.peers.wire import Asked, Claim, Deny, Free, Freed, Held, List, Listed, Question, Reply, Seen, Vouch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,18 @@ class Round(ABC):
         self.question = question
         self.asks = list(asks)
         self.ends_at = ends_at
-        self.resend_at = 0.0
+        self.begun = self.resend_at = 0.0
+        self._resends = 0
         self.missing: set[int] = set(fleet.others)
         self.is_settled = False
         """Whether its outcome has been told; it may go on, so that all hear of it."""
+
+    def sent(self, now: float) -> None:
+        """Plan to ask again, later each time: who is slow is not helped by more to do."""
+        if not self._resends:
+            self.begun = now
+        self.resend_at = now + self.fleet.answer_within * 2**self._resends
+        self._resends += 1
 
     @abstractmethod
     def take(self, member: int, reply: Reply) -> None:
@@ -107,9 +115,16 @@ class ClaimRound(Round):
 class FreeRound(Round):
     """Who has let go of us."""
 
-    def __init__(self, fleet: Fleet, question: Question, asks: Sequence[int], ends_at: float) -> None:
+    question: Free
+
+    def __init__(self, fleet: Fleet, question: Free, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self.freed = 1  # we ourselves
+
+    @property
+    def grant(self) -> Grant:
+        """The claim that is handed back."""
+        return Grant(self.question.name, self.question.holder, self.question.token)
 
     def take(self, member: int, reply: Reply) -> None:
         """Count who has."""
@@ -117,10 +132,9 @@ class FreeRound(Round):
             self.missing.discard(member)
             self.freed += 1
 
-    @property
-    def is_done(self) -> bool:
-        """Whether so many have that the name is free."""
-        return self.freed >= self.fleet.needed
+    def is_done(self, awaited: Collection[int]) -> bool:
+        """Return whether so many have that the name is free; *awaited* are those who should hear of it at once."""
+        return self.freed >= self.fleet.needed and not self.missing.intersection(awaited)
 
 
 class LookRound(Round):

@@ -120,7 +120,8 @@ def draw(
     timing = dice.choice(TIMINGS)
     ttl = timing.ttl
     size = size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
-    quorum = quorum or dice.choice(("majority", "majority", "majority", "none"))
+    quorums: tuple[Quorum, ...] = ("majority", "majority", "majority", "none")
+    strategies: tuple[Strategy, ...] = ("lowest", "bully", "ring")
     heartbeat = ttl / dice.choice((5, 10, 15))
     slowest = dice.uniform(0.9, 1.0)
     fastest = slowest / (1.0 - timing.drift)  # any two clocks keep the promise, some just so
@@ -129,8 +130,8 @@ def draw(
     faulty = dice.random() < 0.9
     return Plan(
         size=size,
-        strategy=strategy or dice.choice(("lowest", "bully", "ring")),
-        quorum=quorum,
+        strategy=strategy or dice.choice(strategies),
+        quorum=quorum or dice.choice(quorums),
         timing=timing,
         ttl_max=ttl * dice.choice((1.0, 1.0, 2.0)),
         heartbeat=heartbeat,

@@ -1,0 +1,216 @@
+"""What a ``peers://`` URL says: members, who we are, the rule, the times, the key."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import random
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tenure.election.store import LeaseTraits
+from tenure.errors import ConfigError, Unavailable
+from tenure.pacing import DERIVED
+from tenure.peers.fleet import Fleet
+from tenure.peers.seal import Secret
+from tenure.peers.tcp import TcpTransport, address
+from tenure.url import Url
+
+KEY_VARIABLE = "TENURE_PEERS_KEY"
+KEY_MIN = 16
+TTLS_OF_HEARTBEATS = 3
+"""A lease must outlast so many heartbeats, or an election takes longer than what is won by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``peers://`` URL."""
+
+    me: str = ""
+    """Which of the members this is: its address, or its host or port if only one has it. Without: only look on."""
+    strategy: Literal["lowest", "bully", "ring"] = "lowest"
+    quorum: Literal["majority", "none"] | None = None
+    ttl_max: float = 15.0
+    heartbeat: float | None = None
+    patience: float | None = None
+    key_file: str = ""
+    insecure: bool = False
+    """Do without a key, though the members are not all on this machine."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    dns: int = 0
+    """The URL names one host, and DNS tells so many addresses for it: those are the members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A URL, understood."""
+
+    written: str
+    addresses: tuple[str, ...]
+    options: Options
+    key: Secret
+
+    @classmethod
+    def of(cls, url: Url) -> Settings:
+        """Understand *url*.
+
+        Raises:
+            ConfigError: It names no members, or an option is unknown or doesn't fit.
+        """
+        options = url.options(Options)
+        if url.path.strip("/"):
+            raise ConfigError(f"{str(url)!r} has a path, {url.path!r}, which means nothing in a fleet; leave it out")
+        addresses = tuple(_member(each, url) for each in url.netloc.split(","))
+        if len(set(addresses)) != len(addresses):
+            raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
+        if options.dns and len(addresses) != 1:
+            raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.netloc!r} has several")
+        settings = cls(str(url), addresses, options, _key(options, addresses))
+        if options.dns:
+            settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
+        else:
+            settings._fleet(addresses, settings._me(addresses))
+        settings._tls(ssl.Purpose.SERVER_AUTH)
+        return settings
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What such a fleet can do."""
+        ttl_max = self.options.ttl_max
+        heartbeat = self.options.heartbeat or ttl_max / 15
+        return LeaseTraits(
+            ttl_min=TTLS_OF_HEARTBEATS * heartbeat,
+            ttl_max=ttl_max,
+            fencing="emulated",
+            expiry="store clock",
+            hints=True,
+            survives_restart=False,
+        )
+
+    async def fleet(self) -> Fleet:
+        """Return the fleet; with ``dns``, after having asked who its members are.
+
+        Raises:
+            Unavailable: DNS does not tell as many addresses as there are members.
+            ConfigError: We are none of them.
+        """
+        if not self.options.dns:
+            return self._fleet(self.addresses, self._me(self.addresses))
+        host, port = address(self.addresses[0])
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise Unavailable(f"the members' name {host!r} can't be resolved: {error}") from error
+        # By number, not as text: all members must come to the same order.
+        hosts = sorted({ipaddress.ip_address(each[4][0]) for each in found}, key=lambda ip: (ip.version, int(ip)))
+        if len(hosts) != self.options.dns:
+            raise Unavailable(f"{host!r} has {len(hosts)} addresses, and the fleet has {self.options.dns} members")
+        members = tuple(f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}" for ip in hosts)
+        return self._fleet(members, self._me_of_these(members) if self.options.me == "auto" else self._me(members))
+
+    def transport(self, fleet: Fleet) -> TcpTransport:
+        """Return the way to the members of *fleet*."""
+        return TcpTransport(
+            fleet,
+            Secret.of(self.key.key, fleet.terms),
+            random.Random(),
+            server_tls=self._tls(ssl.Purpose.CLIENT_AUTH),
+            client_tls=self._tls(ssl.Purpose.SERVER_AUTH),
+        )
+
+    def _fleet(self, members: tuple[str, ...], me: int | None) -> Fleet:
+        given = self.options
+        heartbeat = DERIVED if given.heartbeat is None else given.heartbeat
+        patience = DERIVED if given.patience is None else given.patience
+        return Fleet(members, me, given.strategy, given.quorum, given.ttl_max, heartbeat, patience)
+
+    def _me(self, members: tuple[str, ...]) -> int | None:
+        me = self.options.me
+        if not me:
+            return None
+        fits = [n for n, member in enumerate(members) if me in (member, *_parts(member))]
+        if len(fits) != 1:
+            trouble = "is none of the members" if not fits else "is more than one of the members"
+            raise ConfigError(f"me={me} {trouble} {', '.join(members)}; write the whole address of this one")
+        return fits[0]
+
+    def _me_of_these(self, members: tuple[str, ...]) -> int | None:
+        """Return which of *members* has an address of this machine: one that can be bound."""
+        for number, member in enumerate(members):
+            host, _ = address(member)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind((host, 0))
+                return number
+        raise ConfigError(f"me=auto: none of the members {', '.join(members)} has an address of this machine")
+
+    def _tls(self, purpose: ssl.Purpose) -> ssl.SSLContext | None:
+        cert, key, ca = self.options.tls_cert, self.options.tls_key, self.options.tls_ca
+        if not (cert or key or ca):
+            return None
+        if not (cert and ca):
+            raise ConfigError("TLS between members needs tls_cert and tls_ca (and tls_key, if it is a file of its own)")
+        try:
+            context = ssl.create_default_context(purpose, cafile=ca)
+            context.load_cert_chain(cert, key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the files for TLS can't be used: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED  # both sides show who they are
+        return context
+
+
+def _member(written: str, url: Url) -> str:
+    try:
+        host, port = address(written)
+    except ValueError:
+        host, port = "", 0
+    if not host or not 0 < port < 65_536:
+        raise ConfigError(
+            f"{written!r} in {str(url)!r} is no member's address; write peers://a:7000,b:7000,c:7000?me=a"
+        )
+    return written
+
+
+def _parts(member: str) -> tuple[str, str]:
+    host, port = address(member)
+    return host, str(port)
+
+
+def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
+    key = os.environ.get(KEY_VARIABLE, "").encode()
+    where = f"the environment variable {KEY_VARIABLE}"
+    if options.key_file:
+        where = "the key file"
+        try:
+            key = Path(options.key_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"the key file can't be read: {error.strerror}") from error
+    if key or options.key_file:
+        if len(key) < KEY_MIN:
+            raise ConfigError(
+                f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: openssl rand -hex 32"
+            )
+        return Secret(key)
+    if not options.insecure and not all(_is_loopback(address(each)[0]) for each in addresses):
+        raise ConfigError(
+            "members on several machines need a shared key, or whoever reaches their ports could vote: "
+            "openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
+            f"{KEY_VARIABLE}); insecure=true does without"
+        )
+    return Secret(b"no key")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,111 @@
+"""Five members over TCP on this machine, before the suites: to a candidate, a fleet is a store of leases."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import AbstractAsyncContextManager
+
+from tenure.clock import SystemClock
+from tenure.election.store import LeaseStore, LeaseTraits
+from tenure.lease import Granted, HeldBy
+from tenure.peers.fleet import Fleet, Strategy
+from tenure.peers.member import Member
+from tenure.peers.seal import Secret
+from tenure.peers.tcp import TcpTransport
+from tenure.testing import until
+from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.conformance.leases import claim
+
+SIZE = 5
+TRAITS = LeaseTraits(
+    ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
+)
+
+
+class TurnedClock:
+    """The machine's clock, and what it was turned forward."""
+
+    def __init__(self) -> None:
+        self.turned = 0.0
+        self._clock = SystemClock()
+
+    def now(self) -> float:
+        return self._clock.now() + self.turned
+
+
+class PeersHarness(LeaseHarness):
+    traits = TRAITS
+    ttl = 60.0  # longer than any test takes: the clock is turned, not waited for
+    faults = frozenset({"lose_answer"})
+    strategy: Strategy = "lowest"
+
+    async def start(self) -> None:
+        self._clock = TurnedClock()
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(SIZE)]
+        addresses = tuple(f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners)
+        self._members = [self._member(addresses, number, listener) for number, listener in enumerate(listeners)]
+        self._opened = 0
+        for member in self._members:
+            await member._open()
+        for member in self._members:
+            await until(member._running()[1].voter.is_awake, what="the end of the silence")
+
+    def _member(self, addresses: tuple[str, ...], me: int, listener: socket.socket) -> Member:
+        fleet = Fleet(addresses, me, self.strategy, ttl_max=TRAITS.ttl_max, heartbeat=2.0, patience=0.05)
+
+        async def find_fleet() -> Fleet:
+            return fleet
+
+        def make_transport(fleet: Fleet) -> TcpTransport:
+            return TcpTransport(fleet, Secret.of(b"secret", fleet.terms), random.Random(me), listener=listener)
+
+        return Member(find_fleet, make_transport, self._clock, traits=TRAITS)
+
+    async def open(self) -> Lossy:
+        self._opened += 1
+        return Lossy(self._members[self._opened % SIZE])
+
+    async def close(self) -> None:
+        for member in self._members:
+            await member.close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.turned += seconds
+
+    def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return store.lose_answer()
+
+
+class BullyHarness(PeersHarness):
+    strategy: Strategy = "bully"
+
+
+class RingHarness(PeersHarness):
+    strategy: Strategy = "ring"
+
+
+class PeersSuite(LeaseStoreSuite):
+    async def test_who_asks_again_gets_the_same_grant(self, house: LeaseHarness, name: str) -> None:
+        # Asked again through the same member only: who leads is a member, so another one is another claimant.
+        store, other = await house.open(), await house.open()
+        grant = await claim(store, name, "ann#1", house.ttl)
+        assert await store.acquire(name, "ann#1", house.ttl) == Granted(grant)
+        assert isinstance(await other.acquire(name, "ann#1", house.ttl), HeldBy)
+
+
+class TestLowestLeases(PeersSuite):
+    harness = PeersHarness
+
+
+class TestBullyLeases(PeersSuite):
+    harness = BullyHarness
+
+
+class TestRingLeases(PeersSuite):
+    harness = RingHarness
+
+
+class TestPeersLeaseFaults(LeaseFaultSuite):
+    harness = PeersHarness
