@@ -1,21 +1,70 @@
-"""Show one run, or many: ``python -m tests.sim.peers --seed 17 [--mutant NAME]``, ``… --seeds 0:2000``."""
+"""Show one run, try many, or count messages.
+
+::
+
+    python -m tests.sim.peers --seed 17 [--mutant half_is_enough]
+    python -m tests.sim.peers --seeds 0:2000 [--strategy ring] [--quorum none]
+    python -m tests.sim.peers --messages
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
+from typing import Any
 
-from tests.sim.peers.simulation import Simulation
+from tests.sim.peers.mutants import MUTANTS
+from tests.sim.peers.simulation import Simulation, failover
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.peers")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutant")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", help="FROM:TO")
+    parser.add_argument("--mutant", choices=MUTANTS)
+    parser.add_argument("--strategy", choices=["lowest", "bully", "ring"])
+    parser.add_argument("--quorum", choices=["majority", "none"])
+    parser.add_argument("--messages", action="store_true", help="count the messages of elections in calm")
     args = parser.parse_args()
-    report = Simulation(args.seed, mutant=args.mutant, trace=True).run()
+    given: dict[str, Any] = {"strategy": args.strategy, "quorum": args.quorum}
+    if args.mutant:
+        machine, confined = MUTANTS[args.mutant]
+        given |= confined | {"machine": machine, "mutant": args.mutant}
+    if args.messages:
+        return messages()
+    if args.seeds:
+        first, _, last = args.seeds.partition(":")
+        return many(range(int(first), int(last)), given)
+    report = Simulation(args.seed or 0, trace=True, **given).run()
     print("\n".join(report.trace))
     print(report)
     return bool(report.violations)
+
+
+def many(seeds: range, given: dict[str, Any]) -> int:
+    begun, elections, wrong, worst = time.monotonic(), 0, 0, 0.0
+    for seed in seeds:
+        report = Simulation(seed, **given).run()
+        elections += report.elections
+        worst = max(worst, report.recovery / report.bound)
+        if report.violations:
+            wrong += 1
+            print(report, flush=True)
+    print(
+        f"{len(seeds)} seeds, {elections} elections, {wrong} with violations; slowest recovery {worst:.0%} of its "
+        f"bound; {time.monotonic() - begun:.0f} s"
+    )
+    return bool(wrong)
+
+
+def messages() -> int:
+    print(f"{'strategy':<10}{'members':>8}{'to choose':>12}{'claim+votes':>13}{'seconds':>10}")
+    for strategy in ("lowest", "bully", "ring"):
+        for size in (3, 5, 9, 25):
+            found = [failover(seed, strategy, size) for seed in range(5)]
+            choose, claim, seconds = (sorted(each[n] for each in found)[2] for n in range(3))
+            print(f"{strategy:<10}{size:>8}{choose:>12.0f}{claim:>13.0f}{seconds:>10.2f}")
+    return 0
 
 
 if __name__ == "__main__":

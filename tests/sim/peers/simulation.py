@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tenure.election import machine as election
+from tenure.pacing import Timing
 from tenure.peers import machine as peers
 from tenure.peers.fleet import Quorum, Strategy
 from tenure.peers.wire import Message, decode, encode
@@ -362,3 +363,47 @@ class Simulation:
             member.do(each.feed, election.Stop())
             member.do(each.feed, election.Resign())
         self._kill(member)
+
+
+def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, float]:
+    """Kill a leader in calm; return the messages to choose a successor, those to claim and vote, and the seconds."""
+    timing = Timing(ttl=15.0)
+    same = (1.0,) * size
+    plan = Plan(
+        size=size,
+        strategy=strategy,
+        quorum="majority",
+        timing=timing,
+        ttl_max=timing.ttl,
+        heartbeat=timing.ttl / 15,
+        patience=timing.ttl / 60,
+        rates=same,
+        offsets=same,
+        skews=same,
+        candidates=(1,) * size,
+        late=(False,) * size,
+        latency=0.001,
+        loss=0.0,
+        slow=0.0,
+        duplicate=0.0,
+        ignores=0.0,
+        faults=(),
+        fault_every=1.0,
+        seconds=0.0,
+    )
+    simulation = Simulation(seed, plan=plan)
+    simulation.network.calm = True
+    world, network = simulation.world, simulation.network
+    while not simulation._leaders():
+        world.run(world.now + 0.05)
+    world.run(world.now + timing.ttl * (1 + world.dice.random()))
+    simulation._leaders()[0].die()
+    killed = world.now
+    network.by_kind.clear()
+    while not simulation._leaders():
+        world.run(world.now + 0.01)
+    elected = world.now
+    world.run(world.now + 1.0)  # what is said after it is won
+    choose = sum(network.by_kind.get(kind, 0) for kind in ("Election", "Okay", "Elect", "Elected"))
+    votes = sum(network.by_kind.get(kind, 0) for kind in ("Claim", "Vouch", "Deny", "Free", "Freed"))
+    return choose, votes, elected - killed

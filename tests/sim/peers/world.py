@@ -122,6 +122,7 @@ def draw(
     size = size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
     quorums: tuple[Quorum, ...] = ("majority", "majority", "majority", "none")
     strategies: tuple[Strategy, ...] = ("lowest", "bully", "ring")
+    drawn_strategy, drawn_quorum = dice.choice(strategies), dice.choice(quorums)
     heartbeat = ttl / dice.choice((5, 10, 15))
     slowest = dice.uniform(0.9, 1.0)
     fastest = slowest / (1.0 - timing.drift)  # any two clocks keep the promise, some just so
@@ -130,8 +131,8 @@ def draw(
     faulty = dice.random() < 0.9
     return Plan(
         size=size,
-        strategy=strategy or dice.choice(strategies),
-        quorum=quorum or dice.choice(quorums),
+        strategy=strategy or drawn_strategy,
+        quorum=quorum or drawn_quorum,
         timing=timing,
         ttl_max=ttl * dice.choice((1.0, 1.0, 2.0)),
         heartbeat=heartbeat,

@@ -1,0 +1,72 @@
+"""Bully and Ring over the votes of a majority, gone through by spin, state by state."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).with_name("peers.pml")
+pytestmark = [pytest.mark.timeout(900), pytest.mark.process]
+
+
+@pytest.fixture(autouse=True)
+def tools() -> None:
+    missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
+    if missing:
+        trouble = f"{' and '.join(missing)} not installed (Debian: apt-get install spin gcc libc6-dev)"
+        if os.environ.get("TENURE_REQUIRE"):
+            pytest.fail(trouble)
+        pytest.skip(trouble)
+
+
+def errors(folder: Path, *defines: str) -> tuple[int, int]:
+    """Go through the model; return how many errors were found, and how many states there are."""
+    flags = [f"-D{each}" for each in defines]
+    subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, capture_output=True)
+    compile_it = ["gcc", "-O2", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000", "-o", "pan", "pan.c"]
+    subprocess.run(compile_it, cwd=folder, check=True, capture_output=True)
+    # -E: when everything is said and done, nothing can happen any more, and that is no error.
+    done = subprocess.run(["./pan", "-E", "-m1000000"], cwd=folder, check=True, capture_output=True, text=True)
+    found = re.search(r"errors: (\d+)", done.stdout)
+    states = re.search(r"(\d+) states, stored", done.stdout)
+    assert found, done.stdout
+    assert states, done.stdout
+    assert "max search depth too small" not in done.stdout
+    if found[1] == "0":
+        assert "Search not completed" not in done.stdout
+    return int(found[1]), int(states[1])
+
+
+@pytest.mark.parametrize("strategy", ["BULLY", "RING"])
+def test_no_two_lead_and_tokens_rise(strategy: str, tmp_path: Path) -> None:
+    found, states = errors(tmp_path, strategy, "TOKENS=1", "RESTARTS=0")
+    assert found == 0
+    assert states > 10_000
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_no_two_lead_and_tokens_rise_whoever_claims_and_whenever(restarts: int, tmp_path: Path) -> None:
+    found, states = errors(tmp_path, "TOKENS=2", f"RESTARTS={restarts}")
+    assert found == 0
+    assert states > 40_000
+
+
+@pytest.mark.parametrize("strategy", ["BULLY", "RING"])
+def test_in_calm_only_the_highest_that_wants_it_claims(strategy: str, tmp_path: Path) -> None:
+    assert errors(tmp_path, strategy, "CALM")[0] == 0
+
+
+@pytest.mark.parametrize("strategy", ["BULLY", "RING"])
+@pytest.mark.parametrize("weather", [["CALM"], ["RESTARTS=0"]])
+def test_somebody_can_lead(strategy: str, weather: list[str], tmp_path: Path) -> None:
+    assert errors(tmp_path, strategy, "REACHED", "TOKENS=1", *weather)[0] == 1
+
+
+@pytest.mark.parametrize("bug", ["FORGETFUL", "TWICE"])
+def test_a_planted_bug_is_found(bug: str, tmp_path: Path) -> None:
+    assert errors(tmp_path, bug, "TOKENS=2")[0] == 1

@@ -1,0 +1,395 @@
+"""Fleets on this machine through the public face: connect, election, term, observe, threads, and onlookers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure.clock import SystemClock
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import Leader
+from tenure.peers.machine import Machine
+from tenure.peers.member import Member
+from tenure.peers.settings import KEY_VARIABLE, Settings
+from tenure.testing import until
+from tenure.url import Url
+
+Work = Callable[[tenure.Term], Awaitable[None]]
+
+
+def fleet_of(count: int) -> list[str]:
+    """Return so many addresses of this machine that nobody listens on."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in taken]
+    for each in taken:
+        each.close()
+    return addresses
+
+
+def urls(count: int = 3, options: str = "ttl_max=3") -> list[str]:
+    addresses = fleet_of(count)
+    return [f"peers://{','.join(addresses)}?me={me}&{options}" for me in addresses]
+
+
+def without_me(url: str) -> str:
+    before, _, after = url.partition("me=")
+    return before + after.partition("&")[2]
+
+
+async def forever(term: tenure.Term) -> None:
+    await asyncio.Event().wait()
+
+
+def machine_of(backend: tenure.Backend) -> Machine:
+    assert backend._opened is not None
+    member = backend._opened.leases
+    assert isinstance(member, Member)
+    return member._running()[1]
+
+
+@pytest.mark.parametrize("strategy", ["lowest", "bully", "ring"])
+async def test_one_leads_and_another_follows(strategy: str) -> None:
+    began: asyncio.Queue[tuple[int, tenure.Term]] = asyncio.Queue()
+
+    def work_of(number: int) -> Work:
+        async def work(term: tenure.Term) -> None:
+            await began.put((number, term))
+            await forever(term)
+
+        return work
+
+    async with AsyncExitStack() as stack:
+        backends = [
+            await stack.enter_async_context(tenure.connect(u)) for u in urls(3, f"ttl_max=3&strategy={strategy}")
+        ]
+        elections = [backend.election("chair", ttl=3) for backend in backends]
+        tasks = [asyncio.create_task(each.run(work_of(number))) for number, each in enumerate(elections)]
+        first, term = await asyncio.wait_for(began.get(), 20)
+        term.check()
+        assert began.empty()
+        for each in elections:
+            leader = await each.leader()
+            assert leader is not None
+            assert (leader.holder, leader.token) == (term.holder, term.token)
+        tasks[first].cancel()
+        await asyncio.wait({tasks[first]})
+        second, next_term = await asyncio.wait_for(began.get(), 20)
+        assert second != first
+        assert next_term.token > term.token
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_leader_without_a_majority_steps_down_and_nobody_leads() -> None:
+    lost = asyncio.Event()
+    began = asyncio.Event()
+
+    async def work(term: tenure.Term) -> None:
+        began.set()
+        try:
+            await forever(term)
+        finally:
+            assert term.remaining() > 0.0  # told before it was over
+            lost.set()
+
+    async with AsyncExitStack() as stack:
+        fleet = urls()
+        leading = await stack.enter_async_context(tenure.connect(fleet[0]))
+        rest = await stack.enter_async_context(AsyncExitStack())
+        others = [await rest.enter_async_context(tenure.connect(url)) for url in fleet[1:]]
+        election = leading.election("chair", ttl=3)
+        task = asyncio.create_task(election.run(work))
+        for each in others:
+            await each.leaders()
+        await asyncio.wait_for(began.wait(), 20)
+        await rest.aclose()
+        await asyncio.wait_for(lost.wait(), 20)
+        with pytest.raises(Unavailable, match="1 of 3 members answered"):
+            await election.leader()
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_whoever_looks_on_sees_the_leader_and_may_ask_it_to_resign() -> None:
+    began: asyncio.Queue[int] = asyncio.Queue()
+
+    async def work(term: tenure.Term) -> None:
+        await began.put(term.token)
+        await forever(term)
+
+    async with AsyncExitStack() as stack:
+        fleet = urls()
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
+        for each in backends:
+            await each.leaders()
+        election = backends[1].election("chair", ttl=3, metadata={"url": "http://b"})
+        task = asyncio.create_task(election.run(work))
+        token = await asyncio.wait_for(began.get(), 20)
+        onlooker = await stack.enter_async_context(tenure.connect(without_me(fleet[0])))
+        (leader,) = (await onlooker.leaders()).values()
+        assert leader is not None
+        assert (leader.token, dict(leader.metadata)) == (token, {"url": "http://b"})
+        again = await stack.enter_async_context(tenure.connect(fleet[1]))  # its address is taken: it looks on
+        assert await again.election("chair", ttl=3).leader() == leader
+        seen: list[Leader | None] = []
+        watching = asyncio.create_task(collect(onlooker.election("chair", ttl=3), seen))
+        await until(lambda: seen == [leader])
+        assert await onlooker.election("chair", ttl=3).ask_to_resign() is True
+        assert await asyncio.wait_for(began.get(), 20) > token  # nobody else wants it
+        await until(lambda: seen[-1] is not None and seen[-1].token > token)
+        with pytest.raises(ConfigError, match="me="):
+            await onlooker.election("chair", ttl=3).run(work)
+        assert any(fact.name == "quorum" for fact in (await onlooker.diagnose()).facts)
+        assert "alive" in {fact.name for fact in (await backends[0].diagnose()).facts}
+        task.cancel()
+        watching.cancel()
+        await asyncio.wait({task, watching})
+
+
+async def collect(election: tenure.Election, seen: list[Leader | None]) -> None:
+    async for leader in election.observe():
+        seen += [leader]
+
+
+async def test_two_leaders_that_meet_become_one() -> None:
+    """Without a quorum: each half has its leader; once they meet, the older term ends."""
+    fleet = urls(2, "ttl_max=3&quorum=none")
+    began: asyncio.Queue[tuple[int, tenure.Term]] = asyncio.Queue()
+    ended: asyncio.Queue[int] = asyncio.Queue()
+
+    def work_of(number: int) -> Work:
+        async def work(term: tenure.Term) -> None:
+            await began.put((number, term))
+            try:
+                await forever(term)
+            finally:
+                await ended.put(term.token)
+
+        return work
+
+    async with AsyncExitStack() as stack:
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
+        for each in backends:
+            await each.leaders()
+        for each in backends:  # cut both off: what is sent is lost
+            member = each._opened.leases  # type: ignore[union-attr]
+            assert isinstance(member, Member)
+            member._running()[2].send = lambda to, message: None  # type: ignore[method-assign]
+        tasks = []
+        for number, each in enumerate(backends):
+            tasks.append(asyncio.create_task(each.election("chair", ttl=3).run(work_of(number))))
+        terms = dict([await asyncio.wait_for(began.get(), 20), await asyncio.wait_for(began.get(), 20)])
+        assert set(terms) == {0, 1}
+        for each in backends:
+            transport = each._opened.leases._running()[2]  # type: ignore[union-attr]
+            del transport.send
+        assert await asyncio.wait_for(ended.get(), 20) == min((term.token, number) for number, term in terms.items())[0]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def test_threads_lead_as_well() -> None:
+    fleet = urls(1, "ttl_max=3&quorum=majority")
+    tokens: list[int] = []
+
+    def work(term: tenure.sync.Term) -> None:
+        term.check()
+        tokens.append(term.token)
+
+    with tenure.sync.connect(fleet[0]) as backend:
+        backend.election("chair", ttl=3).run(work)
+        backend.election("chair", ttl=3).run(work)
+    assert tokens[1] > tokens[0]
+
+
+async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads() -> None:
+    async with AsyncExitStack() as stack:
+        fleet = urls()
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet[:2]]
+        rest = await stack.enter_async_context(AsyncExitStack())
+        late = await rest.enter_async_context(tenure.connect(fleet[2]))
+        for each in [*backends, late]:
+            await each.leaders()
+        began = asyncio.Event()
+
+        async def work(term: tenure.Term) -> None:
+            began.set()
+            await forever(term)
+
+        task = asyncio.create_task(backends[0].election("chair", ttl=3).run(work))
+        await asyncio.wait_for(began.wait(), 20)
+        await rest.aclose()
+        newcomer = await stack.enter_async_context(tenure.connect(fleet[2]))
+        leaders = await newcomer.leaders()
+        voter = machine_of(newcomer).voter
+        started = voter.silent_until - 3.0
+        assert leaders["chair"] is not None
+        await until(voter.is_awake, within=20)
+        assert SystemClock().now() >= started + 3.0
+        task.cancel()
+        await asyncio.wait({task})
+
+
+# --- what a stranger can do ---
+
+
+async def test_rubbish_on_the_port_changes_nothing() -> None:
+    async with AsyncExitStack() as stack:
+        fleet = urls()
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
+        for each in backends:
+            await each.leaders()
+        member = backends[0]._opened.leases  # type: ignore[union-attr]
+        assert isinstance(member, Member)
+        settled, machine, transport = member._running()
+        host, _, port = settled.members[0].rpartition(":")
+        before = machine.voter.newest
+        for rubbish in (b"GET / HTTP/1.1\r\n\r\n" * 3, os.urandom(4096), b"\xff" * 70_000):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(rubbish)
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+        # Right greeting, wrong key: the first frame is refused.
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"tenure\x00\x01" + os.urandom(16) + (100).to_bytes(4, "big") + os.urandom(100))
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert transport.counts.dropped.get("stranger", 0) >= 3
+        assert transport.counts.dropped.get("forged") == 1
+        assert machine.voter.newest == before
+        assert await backends[1].leaders() == {}
+
+
+async def test_members_with_another_key_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("r" * 32)
+    wrong.write_text("w" * 32)
+    fleet = urls()
+    async with AsyncExitStack() as stack:
+        keys = (right, right, wrong)
+        backends = [
+            await stack.enter_async_context(tenure.connect(f"{url}&key_file={key}"))
+            for url, key in zip(fleet, keys, strict=True)
+        ]
+        assert await backends[2].leaders() == {}  # names: known here, none
+        for each in backends[:2]:
+            await each.leaders()
+        dropped = backends[0]._opened.leases._running()[2].counts.dropped  # type: ignore[union-attr]
+        await until(lambda: dropped.get("forged", 0) > 0)
+        with pytest.raises(Unavailable, match="of 3 members answered"):
+            await backends[2].election("chair", ttl=3).leader()
+        assert not machine_of(backends[2]).voter.awake
+
+
+async def test_members_may_speak_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    try:
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+                *("-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=127.0.0.1"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    fleet = urls(3, f"ttl_max=3&tls_cert={cert}&tls_key={key}&tls_ca={cert}")
+    async with AsyncExitStack() as stack:
+        backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
+        for each in backends:
+            await each.leaders()
+        async with backends[0].election("chair", ttl=3).campaign() as term:
+            term.check()
+            leader = await backends[1].election("chair", ttl=3).leader()
+            assert leader is not None
+            assert leader.token == term.token
+        clear = tenure.connect(f"peers://{fleet[0].partition('//')[2].partition('?')[0]}?ttl_max=3")
+        onlooker = await stack.enter_async_context(clear)
+        with pytest.raises(Unavailable):
+            await onlooker.election("chair", ttl=3).leader()
+    with pytest.raises(ConfigError, match="can't be used"):
+        Settings.of(Url.parse(f"{urls()[0]}&tls_cert=/nowhere&tls_ca=/nowhere"))
+    assert issubclass(ssl.SSLError, OSError)
+
+
+# --- what a URL may say ---
+
+
+@pytest.mark.parametrize(
+    ("url", "trouble"),
+    [
+        ("peers://127.0.0.1:1", "can't lose one and still be a majority"),
+        ("peers://127.0.0.1:1,127.0.0.1:2", "quorum=none"),
+        ("peers://127.0.0.1", "no member's address"),
+        ("peers://", "no member's address"),
+        ("peers://127.0.0.1:x", "no member's address"),
+        ("peers://127.0.0.1:1,127.0.0.1:1,127.0.0.1:2", "twice"),
+        ("peers://a:1,b:1,c:1", "shared key"),
+        ("peers://a:1,b:1,c:1/path?insecure=yes", "path"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=d", "none of the members"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=1", "more than one"),
+        ("peers://a:1,b:1,c:1?insecure=yes&strategy=bulli", "bully"),
+        ("peers://a:1,b:1,c:1?insecure=yes&quorum=most", "majority"),
+        ("peers://a:1,b:1,c:1?insecure=yes&heartbeat=9", "at most a third of ttl_max"),
+        ("peers://a:1,b:1,c:1?insecure=yes&patience=5", "patience"),
+        ("peers://a:1,b:1,c:1?insecure=yes&ttl_max=0", "ttl_max"),
+        ("peers://a:1,b:1,c:1?key_file=/nowhere", "key file can't be read"),
+        ("peers://a:1,b:1?dns=3&insecure=yes", "one host name"),
+        ("peers://a:1?dns=2&insecure=yes", "quorum=none"),
+        ("peers://a:1,b:1,c:1?insecure=yes&tls_cert=x", "tls_ca"),
+        ("peers://a:1,b:1,c:1?insecure=yes&mee=a", "'me'"),
+    ],
+)
+def test_a_url_that_can_not_work_is_refused(url: str, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(tenure.ConfigError, match=trouble):
+        Settings.of(Url.parse(url))
+
+
+def test_a_short_key_is_refused_and_no_key_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "hunter2")
+    with pytest.raises(tenure.ConfigError, match="16 bytes") as caught:
+        Settings.of(Url.parse("peers://a:1,b:1,c:1"))
+    assert "hunter2" not in str(caught.value)
+    monkeypatch.setenv(KEY_VARIABLE, "hunter2-hunter2-hunter2")
+    settings = Settings.of(Url.parse("peers://a:1,b:1,c:1?me=b"))
+    assert "hunter2" not in repr(settings)
+
+
+async def test_who_we_are_may_be_said_by_host_or_port() -> None:
+    for me, place in (("a:1", 0), ("b", 1), ("3", 2), ("", None)):
+        settings = Settings.of(Url.parse(f"peers://a:1,b:2,c:3?insecure=yes&me={me}"))
+        assert (await settings.fleet()).me == place
+    ipv6 = Settings.of(Url.parse("peers://[::1]:1,[::1]:2,[::1]:3?me=2"))
+    assert (await ipv6.fleet()).me == 1
+
+
+async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    told = ["127.0.0.10", "127.0.0.9", "127.0.0.2"]
+
+    async def getaddrinfo(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in told * 2]
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    fleet = await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes&me=127.0.0.9")).fleet()
+    assert fleet.members == ("127.0.0.2:7000", "127.0.0.9:7000", "127.0.0.10:7000")
+    assert fleet.me == 1
+    assert (await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes&me=auto")).fleet()).me == 0
+    told.pop()
+    with pytest.raises(Unavailable, match="has 2 addresses"):
+        await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes")).fleet()
