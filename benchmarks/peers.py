@@ -1,0 +1,167 @@
+"""Fleets on this machine: from kill -9 of the leader to its successor's first line, and what is said when all is calm.
+
+Run by hand: ``python -m benchmarks.peers [--sizes 3,5,9,25] [--heartbeats 0.1,0.2] [--trials 5] [--quorum majority]``.
+Prints figures, judges nothing. A fleet's members share this machine's cores, so that large ones are slower here than on
+machines of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MEMBER = """
+import asyncio, sys, time
+import tenure
+
+async def main(url, ttl):
+    async with tenure.connect(url) as backend:
+        async def work(term):
+            print("elected", time.monotonic(), flush=True)
+            await asyncio.Event().wait()
+
+        async def count():
+            loop = asyncio.get_running_loop()
+            while await loop.run_in_executor(None, sys.stdin.readline):
+                counts = backend._opened.leases._running()[2].counts
+                print("sent", counts.sent, flush=True)
+
+        counting = asyncio.create_task(count())
+        await backend.election("chair", ttl=ttl).run(work)
+
+asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+"""
+TTL_OF_HEARTBEATS = 15
+"""As it is if nothing is said: a lease of 15 s, a heartbeat of 1 s."""
+
+
+class Fleet:
+    """Members as processes, which say when they are elected."""
+
+    def __init__(self, size: int, strategy: str, heartbeat: float, quorum: str) -> None:
+        taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
+        self.addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in taken]
+        for each in taken:
+            each.close()
+        self.ttl = heartbeat * TTL_OF_HEARTBEATS
+        self.options = f"strategy={strategy}&heartbeat={heartbeat}&ttl_max={self.ttl}&quorum={quorum}"
+        self.processes = [self.start(number) for number in range(size)]
+
+    def start(self, number: int) -> subprocess.Popen[str]:
+        url = f"peers://{','.join(self.addresses)}?me={self.addresses[number]}&{self.options}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, url, str(self.ttl)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        return process
+
+    def said(self, number: int) -> list[str]:
+        """Return a line that this member has said meanwhile, taken apart; nothing if it has said none."""
+        stdout = self.processes[number].stdout
+        assert stdout is not None
+        try:
+            return (stdout.readline() or "").split()
+        except (OSError, TypeError):
+            return []
+
+    def elected(self, but: int | None = None) -> tuple[int, float]:
+        """Wait for the next leader; return who it is, and since when."""
+        give_up = time.monotonic() + 120
+        while time.monotonic() < give_up:
+            for number in range(len(self.processes)):
+                if number != but and (line := self.said(number)) and line[0] == "elected":
+                    return number, float(line[1])
+            time.sleep(0.005)
+        raise RuntimeError("nobody was elected for two minutes")
+
+    def sent(self) -> int:
+        """Return how many messages all members have sent."""
+        total = 0
+        for number, process in enumerate(self.processes):
+            assert process.stdin is not None
+            process.stdin.write("count\n")
+            process.stdin.flush()
+            while not (line := self.said(number)) or line[0] != "sent":
+                time.sleep(0.005)
+            total += int(line[1])
+        return total
+
+    def kill(self, number: int) -> float:
+        at = time.monotonic()
+        self.processes[number].send_signal(signal.SIGKILL)
+        self.processes[number].communicate()
+        return at
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+
+
+@contextmanager
+def fleet(size: int, strategy: str, heartbeat: float, quorum: str) -> Iterator[Fleet]:
+    members = Fleet(size, strategy, heartbeat, quorum)
+    try:
+        yield members
+    finally:
+        members.close()
+
+
+def failover(size: int, strategy: str, heartbeat: float, quorum: str, trials: int, calm: float) -> str:
+    """Kill leaders, and count what is said between two kills; return a line of the table."""
+    times, rates = [], []
+    with fleet(size, strategy, heartbeat, quorum) as members:
+        leader, _ = members.elected()
+        for trial in range(trials):
+            time.sleep(members.ttl / 2 + members.ttl * (trial % 4) / 4)
+            before, since = members.sent(), time.monotonic()
+            time.sleep(calm)
+            rates.append((members.sent() - before) / (time.monotonic() - since))
+            killed_at = members.kill(leader)
+            heir, elected_at = members.elected(but=leader)
+            times.append(elected_at - killed_at)
+            members.processes[leader] = members.start(leader)
+            leader = heir
+            time.sleep(2 * members.ttl)  # the new process is silent for one lease, and is then one of them again
+    middle, worst = statistics.median(times), max(times)
+    return (
+        f"{strategy:<9}{size:>8}{heartbeat:>11g}{members.ttl:>8.1f}{middle:>11.2f}{worst:>8.2f}"
+        f"{statistics.median(rates):>13.0f}{size * (size - 1) / heartbeat:>13.0f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Measure fleets on this machine.")
+    parser.add_argument("--sizes", default="3,5,9,25")
+    parser.add_argument("--heartbeats", default="0.1,0.2")
+    parser.add_argument("--strategies", default="lowest,bully,ring")
+    parser.add_argument("--quorum", default="majority", choices=["majority", "none"])
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--calm", type=float, default=3.0)
+    args = parser.parse_args()
+    print(f"quorum={args.quorum}, {args.trials} kills each, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{'strategy':<9}{'members':>8}{'heartbeat':>11}{'ttl':>8}{'elected s':>11}{'worst':>8}", end="")
+    print(f"{'idle msgs/s':>13}{'beats alone':>13}")
+    for strategy in args.strategies.split(","):
+        for size in map(int, args.sizes.split(",")):
+            for heartbeat in map(float, args.heartbeats.split(",")):
+                print(failover(size, strategy, heartbeat, args.quorum, args.trials, args.calm), flush=True)
+
+
+if __name__ == "__main__":
+    main()

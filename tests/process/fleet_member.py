@@ -1,0 +1,39 @@
+"""A member as a process: leads when it may, and writes down when it does. ``fleet_member.py URL TTL LOG``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import tenure
+from tenure.clock import SystemClock
+
+
+async def main(url: str, ttl: float, log: str) -> None:
+    clock = SystemClock()
+    place = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(at: float, what: str, term: tenure.Term) -> None:
+        os.write(place, f"{at:.6f} {what} {term.token} {term.holder}\n".encode())
+
+    async def work(term: tenure.Term) -> None:
+        write(clock.now(), "in", term)
+        try:
+            while True:
+                at = clock.now()
+                try:
+                    term.check()
+                except tenure.TermLost:
+                    return
+                write(at, "act", term)  # at this moment, it was trusted; when the line is written doesn't count
+                await asyncio.sleep(0.02)
+        finally:
+            write(clock.now(), "out", term)
+
+    async with tenure.connect(url) as backend:
+        await backend.election("chair", ttl=ttl, label=url.partition("me=")[2].partition(":")[0]).run(work, again=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

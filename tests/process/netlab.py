@@ -1,0 +1,118 @@
+"""Hosts in network namespaces: each its own network, joined by a bridge that hangs in a namespace too. Needs root.
+
+Everything is named after this process, so that two runs don't meet, and is removed at the end whatever happens.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+
+def why_not() -> str | None:
+    """Return why hosts can't be made here, or None."""
+    missing = [tool for tool in ("ip", "nft") if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed (Debian: apt-get install iproute2 nftables)"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    trial = f"tn{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    counted = ["ip", "netns", "exec", trial, "nft", "add table inet t"]
+    filtered = subprocess.run(counted, capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", trial], check=False)
+    return f"nft does not work here: {filtered.stderr.strip()}" if filtered.returncode else None
+
+
+class NetLab:
+    """So many hosts, at 10.77.0.1 and following, that nobody outside can reach."""
+
+    def __init__(self, hosts: int) -> None:
+        self.hosts = hosts
+        self.processes: list[subprocess.Popen[str]] = []
+        self._prefix = f"tn{os.getpid()}"
+        self._made: list[str] = []
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def __enter__(self) -> NetLab:
+        try:
+            hub = self._space("hub")
+            _run("ip", "-n", hub, "link", "add", "br0", "type", "bridge")
+            _run("ip", "-n", hub, "link", "set", "br0", "up")
+            for host in range(self.hosts):
+                space = self._space(str(host))
+                port = f"v{host}"
+                _run("ip", "-n", space, "link", "set", "lo", "up")
+                pair = ("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+                _run("ip", "-n", hub, *pair)
+                _run("ip", "-n", hub, "link", "set", port, "master", "br0", "up")
+                _run("ip", "-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+                _run("ip", "-n", space, "link", "set", "eth0", "up")
+                self._filter(host, "add table inet t; add chain inet t in { type filter hook input priority 0; }")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # a session of its own: only what was started here
+                process.wait()
+        for space in self._made:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+    def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start *command* on *host*."""
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", f"{self._prefix}-{host}", *command], start_new_session=True, text=True, **options
+        )
+        self.processes.append(process)
+        return process
+
+    def cut(self, source: int, to: int) -> None:
+        """Let every packet that *source* sends to *to* vanish; the other way stays open."""
+        self._filter(to, f"add rule inet t in ip saddr {self.address(source)} drop")
+
+    def cut_off(self, host: int, *, ways: str) -> None:
+        """Cut *host* off from all others: what it sends (``out``), what it is sent (``in``), or ``both``."""
+        rules = [f"add rule inet t in ip saddr {self.address(other)} drop" for other in self._others(host)]
+        if ways in ("in", "both"):
+            self._filter(host, "; ".join(rules))
+        if ways in ("out", "both"):
+            for other in self._others(host):
+                self.cut(host, other)
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        for host in range(self.hosts):
+            self._filter(host, "flush chain inet t in")
+
+    def _others(self, host: int) -> list[int]:
+        return [other for other in range(self.hosts) if other != host]
+
+    def _space(self, name: str) -> str:
+        space = f"{self._prefix}-{name}"
+        _run("ip", "netns", "add", space)
+        self._made.append(space)
+        return space
+
+    def _filter(self, host: int, rules: str) -> None:
+        _run("ip", "netns", "exec", f"{self._prefix}-{host}", "nft", rules)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
