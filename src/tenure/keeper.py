@@ -65,9 +65,13 @@ class Keeper:
         """Run the coroutine that *start* makes on the keeper's loop, and return its result on ours."""
         if asyncio.get_running_loop() is self.loop:
             return await start()
+        return await asyncio.wrap_future(self.submit(start))
+
+    def submit(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run the coroutine that *start* makes on the keeper's loop; cancel the future to cancel it."""
         if self.loop.is_closed():
             raise Unavailable("the backend is closed, and its keeper with it; connect again")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(start(), self.loop))
+        return asyncio.run_coroutine_threadsafe(start(), self.loop)
 
     def call_blocking(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run the coroutine that *start* makes on the keeper's loop, and block this thread until it has ended.

@@ -17,6 +17,7 @@ import signal
 import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import tenure
@@ -105,6 +106,11 @@ class Candidate:
         if where == "stop-before-write":
             term.check()  # on a slow machine the term may be over by now: then the next one is stopped
         self.mode = "good"
+        # Stopped in the middle of a renewal, we would hold the file's write lock, and nobody could get on: a limit of
+        # SQLite, and not what is looked at here. To get the lock is to know that no renewal is under way.
+        with closing(sqlite3.connect(self.folder / "leases.db", isolation_level=None, timeout=10)) as leases:
+            leases.execute("BEGIN IMMEDIATE")
+            leases.execute("ROLLBACK")
         self.diary.note("stopping", term.token)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.diary.note("continued", term.token)

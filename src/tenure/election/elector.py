@@ -22,7 +22,7 @@ from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.election.store import require_name
-from tenure.errors import ConfigError, TermLost, Unavailable
+from tenure.errors import ConfigError, TermLost
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
@@ -224,18 +224,24 @@ class Election:
         While the store can't be reached, nothing is yielded: what was said last is the last that is known. Changes that
         follow one another within a round trip may be told as one.
         """
-        watch = self._driver.watch(self.name, self.timing.retry_every)
-        if asyncio.get_running_loop() is self._keeper.loop:
-            async with aclosing(watch) as seen:
-                async for found in seen:
-                    yield leader_of(found)
-            return
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Queue[HeldBy | Vacant | Exception] = asyncio.Queue()
+
+        async def watch() -> None:  # on the keeper's loop, to its end: a generator can't be closed from another
+            try:
+                async with aclosing(self._driver.watch(self.name, self.timing.retry_every)) as changes:
+                    async for found in changes:
+                        loop.call_soon_threadsafe(seen.put_nowait, found)
+            except Exception as error:
+                loop.call_soon_threadsafe(seen.put_nowait, error)
+
+        watching = self._keeper.submit(watch)
         try:
-            while True:
-                yield leader_of(await self._keeper.call(lambda: _next(watch)))
+            while not isinstance(found := await seen.get(), Exception):
+                yield leader_of(found)
+            raise found
         finally:
-            with suppress(Unavailable):  # the backend was closed meanwhile, and the watch with it
-                await self._keeper.call(lambda: _close(watch))
+            watching.cancel()
 
     async def resign(self, *, wait: bool = True) -> bool:
         """End our own term: the work is cancelled, and the lease handed back once it has ended.
@@ -578,14 +584,6 @@ def leader_of(found: HeldBy | Vacant) -> Leader | None:
 async def _stop_when(stop: asyncio.Event, seat: Seat) -> None:
     await stop.wait()
     seat.stop(at_once=False)
-
-
-async def _next(watch: AsyncGenerator[HeldBy | Vacant, None]) -> HeldBy | Vacant:
-    return await anext(watch)
-
-
-async def _close(watch: AsyncGenerator[HeldBy | Vacant, None]) -> None:
-    await watch.aclose()
 
 
 def _named(work: object) -> str:

@@ -176,9 +176,7 @@ class Book:
         if entry.count > self._max_deliveries:
             self._violated("tries", f"{name} was handed out {entry.count} times, {self._max_deliveries} are allowed")
 
-    def renewed(
-        self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed], lock: float, now: float
-    ) -> None:
+    def renewed(self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed], lock: float, now: float) -> None:
         """The broker has answered a renewal."""
         for one, answer in zip(held, answers, strict=True):
             entry = self._locked(one, not isinstance(answer, Lapsed), "renewed", now)

@@ -431,5 +431,3 @@ def shown(effect: Effect) -> str:
         case CancelHandler(held, why):
             return f"cancel {held[1]}: {why}"
     return type(getattr(effect, "event", effect)).__name__
-
-

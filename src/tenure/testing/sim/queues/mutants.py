@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from tenure.backends.memory.queue import Locks as LockedRows
 from tenure.backends.memory.queue import Place, Queue, Row, Shelf
+from tenure.pacing import Dice
 from tenure.queue.machine import (
     NEVER,
     Effect,
@@ -23,7 +24,6 @@ from tenure.queue.machine import (
     State,
     _Question,
 )
-from tenure.pacing import Dice
 from tenure.queue.message import (
     Abandon,
     Complete,
@@ -415,9 +415,7 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "renews-from-answer": Mutant(
             "a renewal is counted from when the answer came", Parts(locks=_RenewsFromAnswer), "outlives lock"
         ),
-        "no-answer-is-yes": Mutant(
-            "no answer to a renewal counts as yes", Parts(locks=_NoAnswerIsYes), "two sure"
-        ),
+        "no-answer-is-yes": Mutant("no answer to a renewal counts as yes", Parts(locks=_NoAnswerIsYes), "two sure"),
         "ignores-no": Mutant("a no to a renewal is ignored", Parts(locks=_IgnoresNo), "late result"),
         "buffer-outlives-locks": Mutant(
             "what waits is neither renewed nor given back",
@@ -444,16 +442,12 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "serves-while-paused": Mutant(
             "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "unsure start"
         ),
-        "claims-without-pause": Mutant(
-            "an empty queue is asked in a loop", Parts(pump=_ClaimsWithoutPause), "busy"
-        ),
+        "claims-without-pause": Mutant("an empty queue is asked in a loop", Parts(pump=_ClaimsWithoutPause), "busy"),
         "waits-for-hints": Mutant("nobody looks unless told to", Parts(pump=_WaitsForHints), "not drained"),
         "gives-up-asking": Mutant(
             "a claim without an answer is the last one", Parts(pump=_GivesUpAsking), "not drained"
         ),
-        "completes-failures": Mutant(
-            "a failed message is completed", Parts(consumer=_CompletesFailures), "verdict"
-        ),
+        "completes-failures": Mutant("a failed message is completed", Parts(consumer=_CompletesFailures), "verdict"),
         "settles-by-id": Mutant("a verdict needs no token", Parts(broker=_SettlesById), "stale verb"),
         "settles-after-the-end": Mutant(
             "a verdict is taken after the lock has ended", Parts(broker=_SettlesAfterTheEnd), "stale verb"
