@@ -17,7 +17,7 @@ from tenure.backends import Fact, Opened
 from tenure.clock import Clock, SystemClock
 from tenure.driver import Driver
 from tenure.election.elector import Election, Health, MakeTerm, Term, leader_of
-from tenure.election.store import LeaseTraits
+from tenure.election.store import LeaseTraits, require_ttl
 from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.keeper import Keeper
@@ -134,7 +134,7 @@ class Backend:
         """Return an election for *name*, in which this object is one candidate.
 
         Args:
-            name: What to lead: 1 to 1,024 printable characters. All instances that use it compete.
+            name: What to lead: 1 to 1,024 characters. All instances that use it compete.
             ttl: Length of a lease in seconds. A dead leader's name is free after this time.
             renew_every, retry_every, drift, margin, grace: See :class:`tenure.Timing`; unset, they follow from *ttl*.
             stall_after: Renew only while ``term.beat()`` was called within so many seconds.
@@ -150,11 +150,7 @@ class Backend:
         """
         keeper, driver, opened = self._connected()
         timing = Timing(ttl, renew_every, retry_every, drift, margin, grace)
-        traits = opened.leases.traits
-        if not traits.ttl_min <= timing.ttl <= traits.ttl_max:
-            raise ConfigError(
-                f"ttl ({timing.ttl:g} s) must be between {traits.ttl_min:g} and {traits.ttl_max:g} s on {self.url}"
-            )
+        require_ttl(timing.ttl, opened.leases.traits)
         return Election(
             name,
             timing,

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 from tenure.clock import Clock
 from tenure.election.machine import (
@@ -143,6 +142,7 @@ class Candidacy:
         if grant := self.machine.grant:
             self.office.trust(grant.token, -NEVER)
             self.office.cancel(grant.token, "stopped")
+            self.office.overran(grant.token)  # nobody will look at the deadline any more: if it is to exit, it is now
         self.office.failed(error)
         self._finish()
 
@@ -226,7 +226,9 @@ class Driver:
         self.candidacies: set[Candidacy] = set()
         self._due: list[_Due] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pulses: WeakKeyDictionary[asyncio.AbstractEventLoop, Pulse] = WeakKeyDictionary()
+        self._pulses: dict[asyncio.AbstractEventLoop, Pulse] = {}
+        self._watches: set[asyncio.Event] = set()
+        self._is_closing = False
         self._lag = self._clock_lag()
         self._suspend_watch: asyncio.TimerHandle | None = None
 
@@ -241,6 +243,9 @@ class Driver:
 
     async def close(self) -> None:
         """End every candidacy that is left, then everything that is under way."""
+        self._is_closing = True
+        for woken in self._watches:
+            woken.set()
         for candidacy in list(self.candidacies):
             candidacy.feed(Stop())
             candidacy.feed(Resign())
@@ -252,7 +257,8 @@ class Driver:
             except TimeoutError:
                 pass  # said below, to each that is left
         for candidacy in list(self.candidacies):
-            candidacy.fail(TenureError("the backend was closed while work was still running in its name"))
+            what = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
+            candidacy.fail(Unavailable(f"the backend was closed while {what}; the lease is left to run out"))
         if self._suspend_watch:
             self._suspend_watch.cancel()
         for task in self._tasks:
@@ -267,7 +273,10 @@ class Driver:
 
     def pulse_of(self, loop: asyncio.AbstractEventLoop) -> Pulse:
         """Return the one pulse of *loop*, so that all who work there share its questions."""
-        return self._pulses.setdefault(loop, Pulse(loop))
+        if loop not in self._pulses:
+            self._pulses = {known: pulse for known, pulse in self._pulses.items() if not known.is_closed()}
+            self._pulses[loop] = Pulse(loop)
+        return self._pulses[loop]
 
     # --- renewals travel together ---
 
@@ -294,6 +303,13 @@ class Driver:
                 self.spawn(self._renew(group[start : start + BATCH_MAX], ttl))
 
     async def _renew(self, group: list[_Due], ttl: float) -> None:
+        try:
+            await self._ask_to_renew(group, ttl)
+        except asyncio.CancelledError:
+            _answer_alike(group, NoAnswer("the renewal was cancelled"))  # every question comes back
+            raise
+
+    async def _ask_to_renew(self, group: list[_Due], ttl: float) -> None:
         office = group[0].candidacy.office
         # Half of the time that the machine waits, so that it hears "withheld" and not "no answer".
         within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
@@ -340,12 +356,17 @@ class Driver:
     # --- observing ---
 
     async def watch(self, name: str, poll: float) -> AsyncGenerator[HeldBy | Vacant, None]:
-        """Yield who holds *name*, at first and at every change that is seen."""
+        """Yield who holds *name*, at first and at every change that is seen.
+
+        Raises:
+            Unavailable: The driver was closed.
+        """
         woken = asyncio.Event()
+        self._watches.add(woken)
         listener = self.spawn(self._wake(name, woken.set, poll)) if self.store.traits.hints else None
         seen: int | None = -1  # the token of the leader last told of; None for a vacancy
         try:
-            while True:
+            while not self._is_closing:
                 woken.clear()
                 wait = poll
                 try:
@@ -364,7 +385,9 @@ class Driver:
                         await woken.wait()
                 except TimeoutError:
                     pass
+            raise Unavailable("the backend was closed, so nothing more can be seen there; connect again")
         finally:
+            self._watches.discard(woken)
             if listener:
                 listener.cancel()
 

@@ -408,6 +408,39 @@ async def test_stop_lets_the_work_finish(town: Town) -> None:
 
 
 @in_town
+async def test_stopped_before_or_while_it_wins_it_does_not_begin(town: Town) -> None:
+    stop = asyncio.Event()
+    began: list[int] = []
+
+    async def work(term: Term) -> None:
+        began.append(term.token)
+
+    stop.set()
+    await town.candidate().run(work, stop=stop)
+    stop.clear()
+
+    def stop_at_the_win(event: Event) -> None:
+        if isinstance(event, TermBegan):
+            stop.set()
+
+    await town.candidate(on_event=stop_at_the_win).run(work, stop=stop)
+    assert not began
+    assert isinstance(await town.store.inspect("chair"), Vacant)
+
+
+@in_town
+async def test_a_health_callback_that_is_cancelled_counts_as_unwell(town: Town) -> None:
+    async def cancelled() -> bool:
+        raise asyncio.CancelledError
+
+    task = asyncio.create_task(town.candidate(health=cancelled).run(forever))
+    await elected(town, 2)
+    assert town.told(TermEnding)[0].reason == "stalled"
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@in_town
 async def test_observe_tells_every_change_and_is_silent_while_it_knows_nothing(town: Town) -> None:
     road, driver = town.road()
     watcher = town.candidate(driver)
@@ -601,6 +634,7 @@ async def test_bad_settings_are_refused_when_built(town: Town) -> None:
         ({"health": 3}, "health must be a function"),
         ({"overrun": "ignore"}, "overrun must be 'report' or 'exit', not 'ignore'"),
         ({"metadata": {"port": 80}}, "metadata must map text to text"),
+        ({"metadata": {"port": "\udcff"}}, "metadata must hold no NUL and no lone surrogate"),
     ]:
         with pytest.raises(ConfigError, match=message):
             town.candidate(**options)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -250,6 +251,93 @@ def test_a_forked_child_has_a_keeper_of_its_own(url: str) -> None:
         assert os.read(read, 5) == b"alive"
         os.close(read)
         os.waitpid(child, 0)
+
+
+def test_a_forked_child_is_told_that_its_parents_backend_is_not_its_own(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair")
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                election.leader()
+            except tenure.ConfigError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        assert b"connect again after the fork" in os.read(read, 1000)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_calls_while_the_last_backend_closes_end(url: str) -> None:
+    for _ in range(10):
+        ended: list[BaseException | None] = []
+
+        def ask(election: tenure.sync.Election, ended: list[BaseException | None] = ended) -> None:
+            try:
+                while True:
+                    election.leader()
+            except tenure.TenureError as error:
+                ended.append(error)
+
+        with tenure.sync.connect(url) as backend:
+            threads = [threading.Thread(target=ask, args=(backend.election("chair"),)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert len(ended) == 4
+
+
+def test_an_exit_in_a_callback_does_not_end_the_keeper(url: str) -> None:
+    def leave(*_: object) -> Any:
+        raise SystemExit(1)
+
+    with tenure.sync.connect(url, on_event=leave) as backend:
+        with backend.election("chair", ttl=TTL).campaign() as term:
+            term.check()
+        with pytest.raises(tenure.TermLost), backend.election("chair", ttl=TTL, health=leave).campaign() as term:
+            wait_until(lambda: term.remaining() == 0.0)
+            term.check()
+        wait_until(lambda: backend.election("chair").leader() is None)
+
+
+def test_an_async_health_callback_for_threads_runs_on_a_thread(url: str) -> None:
+    threads: set[str] = set()
+
+    async def healthy() -> bool:
+        threads.add(threading.current_thread().name)
+        return True
+
+    with (
+        tenure.sync.connect(url) as backend,
+        backend.election("chair", ttl=TTL, health=healthy).campaign() as term,
+    ):
+        wait_until(lambda: threads)
+        term.check()
+    assert "tenure-keeper" not in threads
+
+
+def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
+    with tenure.sync.connect(url), tenure.sync.connect(url) as backend:  # the first keeps the keeper
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+        failed: list[BaseException] = []
+
+        def listen() -> None:
+            try:
+                next(changes)
+            except tenure.Unavailable as error:
+                failed.append(error)
+
+        hearing = threading.Thread(target=listen)
+        hearing.start()
+    hearing.join(PATIENCE)
+    assert not hearing.is_alive()
+    assert len(failed) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import random
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
@@ -28,6 +29,9 @@ from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
+
+LAST_WORDS = 0.2
+"""Seconds that a process which is to exit takes to say why."""
 
 EXIT_OVERRUN = 70
 """With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
@@ -182,11 +186,16 @@ class Election:
 
             await election.run(coordinate)
         """
+        if stop is not None and stop.is_set():
+            return
         async with self._stand() as seat:
             stopping = asyncio.create_task(_stop_when(stop, seat)) if stop else None
             try:
                 while (term := await seat.elected()) is not None:
-                    await self._serve(seat, term, work, again)
+                    if stop is not None and stop.is_set():  # it was set while we won
+                        seat.ended(term, again=False)
+                    else:
+                        await self._serve(seat, term, work, again)
             finally:
                 if stopping:
                     stopping.cancel()
@@ -311,6 +320,7 @@ class Campaign:
     def __init__(self, election: Election, cancel: bool) -> None:
         self._election = election
         self._cancel = cancel
+        self._is_entered = False
 
     async def __aenter__(self) -> Any:  # a Term; in tenure.sync its own
         self._seat = seat = self._election._stand()
@@ -336,13 +346,21 @@ class Campaign:
                 task.cancel()
 
         seat.occupy(term, interrupt)
+        self._is_entered = True
         return term
+
+    async def withdraw(self) -> None:
+        """Leave, if entered: for a caller who was interrupted on the way in, and doesn't know."""
+        if self._is_entered:
+            await self.__aexit__(None, None, None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_entered = False
         self._seat.vacate(self._term)
         over = self._term.remaining() == 0.0
+        also_cancelled = False
         if self._interrupted:
             if kind is not asyncio.CancelledError:
                 # Our cancel() may still be on its way to the next await. That is ours: take it here.
@@ -351,8 +369,11 @@ class Campaign:
             # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
             ours = self._interrupted.uncancel() <= self._cancelling
             over = ours and (over or kind is asyncio.CancelledError)
+            also_cancelled = not ours and kind is not asyncio.CancelledError
         self._seat.ended(self._term, again=False)
         await self._seat.__aexit__(kind, error, trace)
+        if also_cancelled and error is None:
+            raise asyncio.CancelledError
         if over and (error is None or kind is asyncio.CancelledError):
             raise TermLost(self._term.obituary()) from error
 
@@ -491,11 +512,14 @@ class Seat:
 
     def overran(self, token: int) -> None:
         if self._election.overrun == "exit":
-            sys.stderr.write(
+            said = (
                 f"tenure: work of term {token} of {self._election.name!r} still runs although its lease ends now; "
                 f"overrun='exit' ends this process with code {EXIT_OVERRUN}\n"
             )
-            sys.stderr.flush()
+            # Whoever reads our stderr may be stuck, or the work may hold its lock: that must not keep us alive.
+            saying = threading.Thread(target=_say, args=(said,), daemon=True)
+            saying.start()
+            saying.join(LAST_WORDS)
             os._exit(EXIT_OVERRUN)
 
     def stalled(self) -> str | None:
@@ -521,11 +545,18 @@ class Seat:
     async def _ask_health(self) -> str | None:
         assert self._election.health is not None
         try:
-            # tenure.sync works on the keeper's own loop, where no user code may run.
-            well = await asyncio.to_thread(self._election.health) if self._inline else self._election.health()
-            if inspect.isawaitable(well):
-                well = await well
-        except Exception as error:
+            if self._inline:  # tenure.sync works on the keeper's own loop, where no user code may run
+                well: bool | Awaitable[bool] = await asyncio.to_thread(_in_its_own_loop, self._election.health)
+            else:
+                well = self._election.health()
+                if inspect.isawaitable(well):
+                    well = await well
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return "the health callback was cancelled"
+        except (Exception, SystemExit) as error:
             return f"the health callback raised {type(error).__name__}: {error}"
         return None if well else "the health callback said no"
 
@@ -537,11 +568,12 @@ class Seat:
 
     def tell(self, event: Event) -> None:
         if isinstance(event, Overrun):
-            log_event(event)  # here and now: the loop where the work runs may be what is stuck
+            # Now, as the loop where the work runs may be what is stuck; and not here, as the log may be, too.
+            threading.Thread(target=log_event, args=(event,), name="tenure-overrun", daemon=True).start()
         elif is_logged(event):
             self._post(log_event, event)  # a log that blocks must not block the keeper
         if self._election._on_event:
-            self._post(self._election._on_event, event)
+            self._post(self._on_event, event)
 
     def _post(self, callback: Callable[..., object], *args: Any) -> None:
         try:
@@ -552,6 +584,14 @@ class Seat:
                 self._election._keeper.loop.call_soon(self._candidacy.feed, WorkEnded(grant.token, again=False))
 
     # --- what the keeper's side posts here ---
+
+    def _on_event(self, event: Event) -> None:
+        assert self._election._on_event is not None
+        try:
+            self._election._on_event(event)
+        except (Exception, SystemExit) as error:
+            # In tenure.sync we are on the keeper's thread, which is everybody's.
+            self._loop.call_exception_handler({"message": "on_event of tenure failed", "exception": error})
 
     def _on_begun(self, term: Tenancy[Any]) -> None:
         self._waiting = term
@@ -586,6 +626,23 @@ async def _stop_when(stop: asyncio.Event, seat: Seat) -> None:
     seat.stop(at_once=False)
 
 
+def _say(what: str) -> None:
+    sys.stderr.write(what)
+    sys.stderr.flush()
+
+
+def _in_its_own_loop(health: Health) -> bool:
+    """Ask a health callback on a thread that has no loop, whether it is async or not."""
+    well = health()
+    if not inspect.isawaitable(well):
+        return well
+
+    async def ask() -> bool:
+        return await well
+
+    return asyncio.run(ask())
+
+
 def _named(work: object) -> str:
     return getattr(work, "__qualname__", repr(work))
 
@@ -596,7 +653,13 @@ def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"metadata must map text to text, and has {key!r}: {value!r}")
+        if any("\0" in text or (not text.isascii() and _has_surrogates(text)) for text in (key, value)):
+            raise ConfigError(f"metadata must hold no NUL and no lone surrogate, and has {key!r}: {value!r}")
     return MappingProxyType(dict(metadata))
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _check_gates(stall_after: object, health: object, overrun: object) -> None:

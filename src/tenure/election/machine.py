@@ -358,8 +358,8 @@ class Machine:
             self._leave("stalled" if office.stalled else "unanswered", now, effects)
         if office.work_runs and not office.overran and now >= office.stop_by:
             office.overran = True
+            effects.append(WorkOverran(office.grant.token))  # first: who tells of it may be what is stuck
             effects.append(Tell(Overrun(now, self.name, office.grant.holder, office.grant.token)))
-            effects.append(WorkOverran(office.grant.token))
 
     def _tick(self, now: float, effects: list[Effect]) -> None:
         office = self._office

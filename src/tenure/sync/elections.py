@@ -61,7 +61,11 @@ class Election:
             TermLost: The term ended before the block did.
         """
         campaign = self._behind.campaign(cancel=False)
-        term: Term = self._keeper.call_blocking(campaign.__aenter__)
+        try:
+            term: Term = self._keeper.call_blocking(campaign.__aenter__)
+        except BaseException:
+            self._keeper.call_blocking(campaign.withdraw)  # interrupted, we may have won all the same
+            raise
         self._worker = threading.current_thread()
         failure: BaseException | None = None
         try:
