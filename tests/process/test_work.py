@@ -136,6 +136,25 @@ def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: 
     stage.wait(lambda: stage.stats() == tenure.Stats())
 
 
+def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -> None:
+    stage.send("one", "two", "three")
+    script = """
+        body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $$" >> said
+        until [ -e go ]; do sleep 0.05; done; echo "$body done" >> said
+    """
+    stage.work("-c", "3", "--", "sh", "-c", script)
+    stage.wait(lambda: len(stage.said()) == 3)
+    [pid] = [line.split()[2] for line in stage.said() if line.startswith("one 1 ")]
+    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    stage.wait(lambda: any(line.startswith("one 2 ") for line in stage.said()))
+    assert not Path(f"/proc/{pid}").exists()
+    (stage.folder / "go").touch()
+    stage.wait(lambda: stage.stats() == tenure.Stats())
+    assert sorted(line.rpartition(" ")[0] for line in stage.said()) == sorted(
+        ["one 1", "one 2", "one", "two 1", "two", "three 1", "three"]
+    )
+
+
 def test_a_function_of_this_folder(stage: Stage) -> None:
     (stage.folder / "shop.py").write_text("async def sell(message):\n    print(message.body, file=open('said', 'a'))\n")
     stage.send("one", "two")

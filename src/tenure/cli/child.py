@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tenure.cli import guard
 from tenure.cli.exits import Exit, Failure
@@ -31,8 +32,12 @@ class Outcome:
 class Child:
     """A command under guard. Everything here belongs to the event loop it was started on."""
 
+    _guards: ClassVar[set[int]] = set()
+    """The guards that have not ended, of all commands: what is below one is its own business, not ours."""
+
     def __init__(self, process: subprocess.Popen[bytes], control: int, report: int, grace: float) -> None:
         self._process = process
+        self._guards.add(process.pid)
         self._control = control
         self._report = report
         self._grace = grace
@@ -122,9 +127,11 @@ class Child:
         words = [line.split() for line in self._said.decode().splitlines()]
         said = {verb: int(argument) for verb, argument in words}
         command = said.pop("running", 0)
+        self._guards.discard(self._process.pid)
         if not said:
             guard.send(9, group=command)
-            while left := guard.living(os.getpid(), self._process.pid):
+            # What it held has come to us, but so have the guards of other commands, which go on.
+            while left := guard.living(os.getpid(), self._process.pid, self._guards):
                 guard.send(9, processes=left)
                 await asyncio.sleep(LOOK_AGAIN)
         self._process.wait()

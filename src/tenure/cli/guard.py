@@ -86,10 +86,10 @@ def _prctl(option: int, argument: int) -> None:
         ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
 
 
-def living(root: int, session: int | None = None) -> dict[int, int]:
+def living(root: int, session: int | None = None, spared: Iterable[int] = ()) -> dict[int, int]:
     """Return every live descendant of *root*, and who else is in *session*: process id → process group.
 
-    Zombies have ended, and don't count. Empty where there is no /proc.
+    Not those *spared*, nor what is below them. Zombies have ended, and don't count. Empty where there is no /proc.
     """
     children: dict[int, list[int]] = {}
     alive: dict[int, int] = {}
@@ -112,7 +112,7 @@ def living(root: int, session: int | None = None) -> dict[int, int]:
                     found.add(pid)
     frontier = [root]
     while frontier:
-        below = children.get(frontier.pop(), [])
+        below = set(children.get(frontier.pop(), [])).difference(spared)
         found.update(below)
         frontier += below
     return {pid: alive[pid] for pid in found if pid in alive and pid != root}
