@@ -14,32 +14,34 @@ from tenure.cli.exits import Exit
 
 Captured = pytest.CaptureFixture[str]
 SECRET = "hunter2"
+STORE = "sqlite:///work.db"
 
 
 @pytest.fixture(autouse=True)
-def no_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENURE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
 
 
 WRONG = [
     (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
     (["status"], 2, "give --on URL or set TENURE_URL, for example --on sqlite:///work.db"),
     (["doctor"], 2, "tenure doctor sqlite:///work.db"),
-    (["status", "--on", "memory:", "--jsno"], 2, "'--json'"),
-    (["lead", "job", "--on", "memory:", "--agian", "--", "true"], 2, "Did you mean '--again'?"),
-    (["lead", "job", "--on", "memory:"], 2, "Missing argument '-- CMD [ARGS]...'"),
-    (["lead", "job", "--on", "memory:", "--ttl", "15 parsecs", "--", "true"], 2, "'15 parsecs' is not a duration"),
-    (["lead", "job", "--on", "memory:", "--ttl", "nan", "--", "true"], 2, "'nan' is not a duration"),
-    (["lead", "job", "--on", "memory:", "--metadata", "v", "--", "true"], 2, "'v' is not of the form key=value"),
-    (["lead", "job", "--on", "memory:", "--ttl", "1", "--grace", "5", "--", "true"], 78, "try --grace "),
-    (["lead", "job", "--on", "memory:", "--", "no-such-command"], 127, "there is no command 'no-such-command' on PATH"),
-    (["lead", "job", "--on", "memory:", "--", "echo hello"], 127, "for shell syntax use sh -c"),
-    (["lead", "job", "--on", "memory:", "--", "/"], 126, "it is a folder"),
-    (["lead", "", "--on", "memory:", "--", "true"], 78, "''"),
-    (["status", "x" * 2000, "--on", "memory:"], 78, "at most"),
-    (["status", "not\udcffutf8", "--on", "memory:"], 78, r"not\udcffutf8"),
-    (["watch", "job", "--on", "memory:", "--count", "0"], 2, "--count"),
-    (["resign", "job", "--on", "memory:", "--wait", "-1"], 2, "'-1' is not a duration"),
+    (["status", "--on", STORE, "--jsno"], 2, "'--json'"),
+    (["lead", "job", "--on", STORE, "--agian", "--", "true"], 2, "Did you mean '--again'?"),
+    (["lead", "job", "--on", STORE], 2, "Missing argument '-- CMD [ARGS]...'"),
+    (["lead", "job", "--on", STORE, "--ttl", "15 parsecs", "--", "true"], 2, "'15 parsecs' is not a duration"),
+    (["lead", "job", "--on", STORE, "--ttl", "nan", "--", "true"], 2, "'nan' is not a duration"),
+    (["lead", "job", "--on", STORE, "--metadata", "v", "--", "true"], 2, "'v' is not of the form key=value"),
+    (["lead", "job", "--on", STORE, "--ttl", "1", "--grace", "5", "--", "true"], 78, "try --grace "),
+    (["lead", "job", "--on", STORE, "--", "no-such-command"], 127, "there is no command 'no-such-command' on PATH"),
+    (["lead", "job", "--on", STORE, "--", "echo hello"], 127, "for shell syntax use sh -c"),
+    (["lead", "job", "--on", STORE, "--", "/"], 126, "it is a folder"),
+    (["lead", "", "--on", STORE, "--", "true"], 78, "''"),
+    (["status", "x" * 2000, "--on", STORE], 78, "at most"),
+    (["status", "not\udcffutf8", "--on", STORE], 78, r"not\udcffutf8"),
+    (["watch", "job", "--on", STORE, "--count", "0"], 2, "--count"),
+    (["resign", "job", "--on", STORE, "--wait", "-1"], 2, "'-1' is not a duration"),
     (["status", "--on", "sqlit:///x"], 78, "did you mean 'sqlite'?"),
     (["status", "--on", "work.db"], 78, "sqlite:///work.db"),
     (["status", "--on", "sqlite:///x.db?bsy=1"], 78, "did you mean 'busy'?"),
@@ -54,6 +56,25 @@ def test_one_line_and_a_documented_code(line: list[str], code: int, says: str, c
     assert err.startswith("tenure: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+@pytest.mark.parametrize(
+    "line",
+    ["lead job -- true", "status", "watch job", "resign job", "send q x", "work q -- true", "queue", "dead list q"],
+)
+def test_a_store_of_one_process_is_refused_where_others_are_meant(
+    line: str, how: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, dashes, after = line.partition(" -- ")
+    given = ["--on", "memory:"] if how == "option" else []
+    if how == "environment":
+        monkeypatch.setenv("TENURE_URL", "memory:")
+    assert main([*before.split(), *given, *dashes.split(), *after.split()]) == Exit.CONFIG
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tenure: memory: is one process's own")
+    assert "sqlite:///work.db" in err
 
 
 @pytest.mark.parametrize(
@@ -116,7 +137,7 @@ def test_the_front_door_is_quick() -> None:
     """Help and mistakes need neither an event loop nor a drawn table."""
     code = (
         "import sys; from tenure.cli import main; "
-        "main(['--help']); main(['lead', 'x', '--on', 'memory:', '--', '/no']); "
+        "main(['--help']); main(['lead', 'x', '--on', 'sqlite:///x.db', '--', '/no']); "
         "sys.exit(' '.join({'asyncio', 'rich.table', 'sqlite3'} & set(sys.modules)) or 0)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

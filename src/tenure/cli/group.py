@@ -156,6 +156,11 @@ def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
             "it is not said which store to use; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
             ctx,
         )
+    if url and url.partition(":")[0] == "memory" and not ctx.resilient_parsing:
+        raise ConfigError(
+            "memory: is one process's own, so no other would ever meet this one there; "
+            "name a store that processes share, for example sqlite:///work.db"
+        )
     return url or ""
 
 
