@@ -1,5 +1,6 @@
 """
-Install what the tests start as real servers, and is missing: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite.
+Install what the tests start and is missing: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite as real servers; spin
+for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
 .servers/ of this project. What can't be installed is named with the reason: the tests that need it are skipped then,
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 AZURITE = ROOT / ".servers" / "azurite"
 WANTED = ROOT / "scripts" / "azurite" / "package.json"
 POLICY = Path("/usr/sbin/policy-rc.d")
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/usr/local/bin:/sbin:/bin"
 
 
 def main() -> int:
@@ -56,9 +58,13 @@ def looked_for() -> list[tuple[str, bool]]:
     return [
         ("redis-server", bool(shutil.which("redis-server"))),
         ("postgresql", bool(initdb)),
-        ("pgbouncer", bool(shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin"))),
+        ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH))),
         ("faketime", faketime() is not None),
         ("openssl", bool(shutil.which("openssl"))),
+        ("spin", bool(shutil.which("spin"))),
+        ("gcc", bool(shutil.which("gcc"))),
+        ("iproute2", bool(shutil.which("ip"))),
+        ("nftables", bool(shutil.which("nft", path=SYSTEM_PATH))),
     ]
 
 

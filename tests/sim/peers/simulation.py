@@ -14,8 +14,9 @@ from tenure.pacing import Timing
 from tenure.peers import machine as peers
 from tenure.peers.fleet import Quorum, Strategy
 from tenure.peers.wire import Message, decode, encode
+from tenure.testing.sim.world import SkewedClock
 from tests.sim.peers.member import NAME, Candidate, Member, Work
-from tests.sim.peers.world import Clock, Plan, World, draw
+from tests.sim.peers.world import Plan, World, draw
 
 BLUR = 1e-5
 IGNORES = 1.0  # ttls that work ignores its cancellation at most
@@ -189,7 +190,7 @@ class Simulation:
         self.checkers = Checkers(self.world, self.plan)
         self.network = Network(self)
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
-        self.clocks = [Clock(rate, offset) for rate, offset in pairs]
+        self.clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
         self._births = 0
         self._resting = False
         self.members: list[Member | None] = [None] * self.plan.size

@@ -1,15 +1,13 @@
-"""A discrete-event world under one seed, and what one seed draws: a fleet, its clocks, its network, its misfortunes."""
+"""What one seed draws: a fleet, its clocks, its network, its misfortunes."""
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tenure.pacing import Timing
 from tenure.peers.fleet import Fleet, Quorum, Strategy
+from tenure.testing.sim.world import World as _World
 
 TIMINGS = (
     Timing(ttl=15.0),
@@ -33,51 +31,12 @@ FAULTS = (
 )
 
 
-class World:
-    """True time, and what is to happen when. Nothing else knows a clock or draws a number."""
-
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
-        self.dice = random.Random(seed)
-        self.now = 0.0
-        self.steps = 0
-        self.traced = trace
-        self.lines: list[str] = []
-        self._heap: list[tuple[float, float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._count = 0
-
-    def at(self, when: float, call: Callable[..., object], *args: Any) -> None:
-        """Call *call* at *when*; what falls on the same moment comes in an order drawn from the seed."""
-        self._count += 1
-        heapq.heappush(self._heap, (max(when, self.now), self.dice.random(), self._count, call, args))
-
-    def after(self, delay: float, call: Callable[..., object], *args: Any) -> None:
-        self.at(self.now + delay, call, *args)
-
-    def run(self, until: float) -> None:
-        """Let everything happen that is due up to *until*."""
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, _, call, args = heapq.heappop(self._heap)
-            self.steps += 1
-            call(*args)
-        self.now = max(self.now, until)
+class World(_World):
+    """The simulator's world, which writes down only what somebody will read."""
 
     def note(self, who: str, what: str) -> None:
         if self.traced:
-            self.lines.append(f"{self.now:10.3f}  {who:<6} {what}")
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A monotonic clock that reads ``offset + rate × true time``."""
-
-    rate: float
-    offset: float
-
-    def reading(self, moment: float) -> float:
-        return self.offset + self.rate * moment
-
-    def moment(self, reading: float) -> float:
-        return (reading - self.offset) / self.rate
+            super().note(who, what)
 
 
 @dataclass(frozen=True, slots=True)
