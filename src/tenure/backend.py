@@ -287,7 +287,8 @@ def connect(
     """Connect to the store at *url*; use it as ``async with tenure.connect(url) as backend:``.
 
     Args:
-        url: ``memory:`` or ``sqlite:///path``; options stand in the query and are checked.
+        url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``peers://…`` or ``memory:``; options
+            stand in the query and are checked.
         on_event: Called on the caller's loop with everything that happens to its candidates (``tenure.events``).
 
     Raises:
