@@ -8,14 +8,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tenure.errors import ConfigError, nearest
 
 Options = TypeVar("Options")
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+]*\Z")
-_SECRET = re.compile(r"pass|secret|token|key|sig|credential", re.IGNORECASE)
+_SECRET = re.compile(r"pass|pw|secret|token|key|sig|cred|auth", re.IGNORECASE)
+_PARTS = re.compile(
+    r"(?P<scheme>[^:/?#@]+:)?(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL
+)
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -49,8 +52,12 @@ class Url:
         try:
             parts = urlsplit(written)
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        except ValueError as error:
-            raise ConfigError(f"{redact(written)!r} can't be read as a URL: {error}") from error
+        except ValueError:
+            # Not told why, nor from what: the error may quote a piece of the password.
+            raise ConfigError(
+                f"{redact(written)!r} can't be read as a URL; percent-encode what is special in a name or a password, "
+                "and write options as ?name=value&name=value"
+            ) from None
         if parts.fragment:
             raise ConfigError(f"{redact(written)!r} has a '#', which would end the address; write it as %23")
         query: dict[str, str] = {}
@@ -81,28 +88,31 @@ class Url:
 
 def redact(url: str) -> str:
     """Return *url* with its password and every option that smells of a secret replaced by ``***``."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    if not parts.scheme and "@" in url:  # no URL at all, but somebody meant it to be one
-        return f"***@{url.rpartition('@')[2]}"
-    netloc = parts.netloc
-    if netloc and "@" not in netloc and ":" in netloc and "@" in url:
-        # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the @.
-        return re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
-    if "@" in netloc:
-        user, _, host = netloc.rpartition("@")
-        name, colon, _ = user.partition(":")
-        netloc = f"{name}:***@{host}" if colon else f"{user}@{host}"
-    query = "&".join(
-        f"{name}=***" if equals and _SECRET.search(name) else part
-        for part in parts.query.split("&")
-        for name, equals, _ in [part.partition("=")]
-    )
-    # Put into what was written, not put together anew: geturl() changes the number of slashes.
-    shown = url.replace(f"//{parts.netloc}", f"//{netloc}", 1) if parts.netloc else url
-    return shown.replace(f"?{parts.query}", f"?{query}", 1) if parts.query else shown
+    # Taken apart by hand: urlsplit() drops some characters, refuses others, and what it returns is not what was written.
+    found = _PARTS.fullmatch(url)
+    assert found  # everything in it is optional
+    scheme, slashes, netloc, rest = (found[part] or "" for part in ("scheme", "slashes", "netloc", "rest"))
+    login, at, host = url.rpartition("@")
+    # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the last @.
+    # Without a host, an @ may be part of a file's name.
+    too_early = "@" in rest and (netloc or ":" in rest.rpartition("@")[0])
+    if at and (too_early or not slashes):
+        shown = f"{scheme}{slashes}***@{host}"
+    elif "@" in netloc:
+        login, _, host = netloc.rpartition("@")
+        name, colon, _ = login.partition(":")
+        shown = f"{scheme}//{name}:***@{host}{rest}" if colon else url
+    else:
+        shown = url
+    address, mark, query = shown.partition("?")
+    return address + mark + "&".join(map(_without_secret, query.split("&")))
+
+
+def _without_secret(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    if not equals:  # it may be the rest of a value with an & in it
+        return "***" if part else ""
+    return f"{name}=***" if _SECRET.search(unquote(name)) else part
 
 
 def _typed(name: str, text: str, annotation: object) -> Any:

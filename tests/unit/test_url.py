@@ -99,7 +99,16 @@ def test_an_option_that_does_not_fit_is_refused_by_name(query: str, said: str) -
         ("redis://:hu/sh@host", "redis://***@host"),
         ("redis://:hu#sh@host", "redis://***@host"),
         ("redis://:hu?sh@host", "redis://***@host"),
-        ("redis://:hu[sh@host", "redis://***@host"),
+        ("redis://:hu[sh@host", "redis://:***@host"),
+        ("redis://me:hu@sh/hush@host/0?auth=hush", "redis://***@host/0?auth=***"),
+        ("redis:me:hush@host", "redis:***@host"),
+        ("redis:/me:hush@host", "redis:***@host"),
+        ("redis:///me:hush@host", "redis://***@host"),
+        ("redis://me:hu\nsh@host", "redis://me:***@host"),
+        ("redis://host?pwd=hush&auth=hush&p%61ss=hush", "redis://host?pwd=***&auth=***&p%61ss=***"),
+        ("redis://host?password=hu#hush", "redis://host?password=***"),
+        ("redis://host?password=hu&hush", "redis://host?password=***&***"),
+        ("redis://[::1?password=hush", "redis://[::1?password=***"),
         ("://me:hush@host", "***@host"),
         ("sqlite:///work.db", "sqlite:///work.db"),
         ("sqlite:////var/my@home.db?busy=1", "sqlite:////var/my@home.db?busy=1"),
@@ -111,11 +120,22 @@ def test_no_secret_is_shown(written: str, shown: str) -> None:
     assert "hush" not in redact(written)
 
 
-@pytest.mark.parametrize("written", ["redis://:hu#sh@host", "redis://:hu[sh@host", "redis://:hush@host?a&b"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "redis://:hu#sh@host",
+        "redis://:hu[sh@host",
+        "redis://:hush@host?a&b",
+        "redis://:[hush]@host",
+        "redis://:hush\u2100@host",
+        "redis://host?password=a&hush",
+    ],
+)
 def test_no_secret_is_shown_by_an_error_either(written: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Url.parse(written)
     assert "hu" not in str(raised.value)
+    assert raised.value.__cause__ is None
 
 
 @given(st.text(max_size=30))

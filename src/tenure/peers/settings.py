@@ -66,7 +66,7 @@ class Settings:
         """
         options = url.options(Options)
         if url.path.strip("/"):
-            raise ConfigError(f"{str(url)!r} has a path, {url.path!r}, which means nothing in a fleet; leave it out")
+            raise ConfigError(f"{str(url)!r} has a path, which means nothing in a fleet; leave it out")
         addresses = tuple(_member(each, url) for each in url.netloc.split(","))
         if len(set(addresses)) != len(addresses):
             raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
@@ -171,9 +171,9 @@ def _member(written: str, url: Url) -> str:
         host, port = address(written)
     except ValueError:
         host, port = "", 0
-    if not host or not 0 < port < 65_536:
+    if not host or not 0 < port < 65_536 or "@" in host:
         raise ConfigError(
-            f"{written!r} in {str(url)!r} is no member's address; write peers://a:7000,b:7000,c:7000?me=a"
+            f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address; write peers://a:7000,b:7000,c:7000?me=a"
         )
     return written
 

@@ -87,7 +87,7 @@ def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) 
     plain = replace(url, query={name: text for name, text in url.query.items() if name not in signature})
     options = plain.options(Options)
     if url.path not in ("", "/"):
-        raise ConfigError(f"{url} has a path, {url.path!r}, which means nothing here; did you mean ?container=…?")
+        raise ConfigError(f"{url} has a path, which means nothing here; did you mean ?container=…?")
     if url.scheme == "azurite":
         return _azurite(url, options), options
     if options.queue_port is not None:

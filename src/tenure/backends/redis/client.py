@@ -166,13 +166,16 @@ def address_of(url: Url) -> Address:
     parts = urlsplit(url.written)
     try:
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigError(f"{str(url)!r} has no number for a port: {error}; {right}") from error
+    except ValueError:
+        # Not told from what: a password that is not percent-encoded may have ended up in the port.
+        raise ConfigError(
+            f"{str(url)!r} has a port that is no number; {right}, and percent-encode what is special in the password"
+        ) from None
     if not host:
         raise ConfigError(f"{str(url)!r} names no host; {right}")
     database = parts.path.strip("/")
     if database and not database.isdecimal():
-        raise ConfigError(f"{str(url)!r} has {database!r} for a database, which must be a number; {right}")
+        raise ConfigError(f"{str(url)!r} has a database that is no number; {right}")
     return Address(
         host,
         port or 6379,

@@ -122,8 +122,11 @@ def path_of(url: Url) -> str:
     """
     right = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
     rest = url.written.partition(":")[2].partition("?")[0]
+    # What stands before an @ may be a password.
+    if "@" in url.path and (url.netloc or not rest.startswith("//")):
+        raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {right}")
     if url.netloc:
-        host = url.netloc.rpartition("@")[2]  # what stands before it may be a password
+        host = url.netloc.rpartition("@")[2]
         raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {right}")
     if not rest.startswith("//"):
         raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {right}")
