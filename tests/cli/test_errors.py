@@ -40,6 +40,9 @@ WRONG = [
     (["lead", "", "--on", STORE, "--", "true"], 78, "''"),
     (["status", "x" * 2000, "--on", STORE], 78, "at most"),
     (["status", "not\udcffutf8", "--on", STORE], 78, r"not\udcffutf8"),
+    (["lead", "job", "--on", STORE, "-v", "-q", "--", "true"], 2, "--verbose and --quiet contradict"),
+    (["sim", "--seed", "1", "--jobs", "2"], 2, "--seed is one run, in one process; leave out --jobs"),
+    (["doctor", STORE, "--on", STORE], 2, "URL and --on both say which store"),
     (["watch", "job", "--on", STORE, "--count", "0"], 2, "--count"),
     (["resign", "job", "--on", STORE, "--wait", "-1"], 2, "'-1' is not a duration"),
     (["status", "--on", "sqlit:///x"], 78, "did you mean 'sqlite'?"),
@@ -129,6 +132,16 @@ def test_help_documents_every_exit_code(capsys: Captured) -> None:
         for line in out.partition("Exit codes:")[2].splitlines()
         if line[:3].strip() and line[2].isdigit()
     ]
+
+
+@pytest.mark.parametrize("line", [[], ["dead"]])
+def test_without_a_command_the_whole_help_is_shown(line: list[str], capsys: Captured) -> None:
+    assert main([*line, "--help"]) == 0
+    shown, _ = capsys.readouterr()
+    assert main(line) == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == shown
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

@@ -52,6 +52,11 @@ def test_send_with_everything_said(url: str, capsys: Captured) -> None:
     assert (message.reply_to, message.correlation_id) == ("answers", "c")
 
 
+def test_send_an_empty_body(url: str, capsys: Captured) -> None:
+    assert tell(capsys, "send", "orders", "")[0] == 0
+    assert [message.body for message in received(url)] == [b""]
+
+
 @pytest.mark.parametrize("dash", [(), ("-",)])
 def test_send_from_the_standard_input(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, dash: tuple[str, ...]
@@ -93,6 +98,13 @@ def test_send_later(capsys: Captured) -> None:
         (("work", "orders", "--handler", "no_such_module:f"), 127, "the module can't be imported"),
         (("work", "orders", "--handler", "json:no_such"), 127, "has no such function"),
         (("work", "orders", "--handler", "json:loads", "--timeout", "3"), 2, "--timeout stops a command"),
+        (("work", "orders", "--timeout", "0", "--", "cat"), 2, "--timeout 0 would stop every command at once"),
+        (("work", "orders", "-v", "-q", "--", "cat"), 2, "--verbose and --quiet contradict"),
+        (("queue", "--watch", "--every", "0"), 2, "--every 0 would only keep the store busy; give at least 0.01 s"),
+        (("queue", "--watch", "--every", "9ms"), 2, "--every 0.009 would"),
+        (("queue", "--every", "1"), 2, "give --watch, too"),
+        (("queue", "--count", "1"), 2, "give --watch, too"),
+        (("dead", "purge", "orders", "--all", "--sequence", "1"), 2, "--all removes all"),
         (("dead", "purge", "orders"), 2, "it is not said which ones to remove"),
         (("dead", "show", "orders", "7"), 3, "'orders' has no dead letter '7'; see: tenure dead list orders"),
         (("dead", "bury", "orders"), 2, "No such command 'bury'"),
@@ -104,6 +116,20 @@ def test_wrong_input(capsys: Captured, line: tuple[str, ...], code: int, message
     assert message in told[2]
     assert told[2].startswith("tenure: ")
     assert len(told[2].splitlines()) == 1
+
+
+def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no till')")
+    (tmp_path / "misspelt_shop.py").write_text("def sell(:\n")
+    said = tell(capsys, "work", "orders", "--handler", "broken_shop:sell")
+    assert said == (
+        78, "", "tenure: --handler 'broken_shop:sell': the module 'broken_shop' raised RuntimeError: no till\n"
+    )  # fmt: skip
+    code, _, err = tell(capsys, "work", "orders", "--handler", "misspelt_shop:sell")
+    assert (code, err.count("\n")) == (78, 1)
+    assert "misspelt_shop.py" in err
+    assert "SyntaxError" in err
 
 
 # --- queue, dead -------------------------------------------------------------------------------------------------

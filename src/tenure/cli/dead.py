@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import complete, connect, json_option, on_option
+from tenure.cli.group import HelpfulGroup, complete, connect, json_option, on_option
 from tenure.cli.output import clean, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-@click.group("dead")
+@click.group("dead", cls=HelpfulGroup)
 def command() -> None:
     """Look at dead letters, put them back, or remove them. They stay until somebody does."""
 
@@ -105,6 +105,8 @@ def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, *
     """Remove dead letters of QUEUE for good: those chosen, or --all."""
     if not every and not _given(chosen):
         raise click.UsageError("it is not said which ones to remove; choose with --id, --sequence, --reason, or --all")
+    if every and _given(chosen):
+        raise click.UsageError("--all removes all, and --id, --sequence or --reason choose some; give one of them")
     count = complete(_on(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
     if as_json:
         say_json({"queue": queue, "purged": count})

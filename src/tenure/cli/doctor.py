@@ -10,7 +10,7 @@ import click
 
 import tenure
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect, json_option
+from tenure.cli.group import complete, connect, json_option, one_url
 from tenure.cli.output import clean, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ def command(ctx: click.Context, address: str | None, on: str | None, strict: boo
     Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached,
     and with 78 if it can never work as it is.
     """
-    url = address or on
-    if not url:
-        raise click.UsageError("say which store to look at, for example: tenure doctor sqlite:///work.db", ctx)
-    diagnosis = complete(_examine(url))
+    diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db")))
     advice = list(_advice(diagnosis))
     if as_json:
         say_json(_for_programs(diagnosis, advice))

@@ -61,6 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         return _BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return Exit.SIGNAL + 2
+    except NoCommand as error:
+        sys.stderr.write(f"{error}\n")
+        return Exit.USAGE
     except Exception as error:
         code, message = told(error)
         complain(message)
@@ -96,7 +99,20 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
 # --- the group ---------------------------------------------------------------------------------------------------
 
 
-class _Group(click.Group):
+class NoCommand(Exception):  # it never leaves the command line
+    """Say, where a command is missing, which ones there are: the whole help."""
+
+
+class HelpfulGroup(click.Group):
+    """Commands of which one must be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # click's own answer differs between its versions
+            raise NoCommand(ctx.get_help())
+        return super().parse_args(ctx, args)
+
+
+class _Group(HelpfulGroup):
     """Commands that are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -180,6 +196,21 @@ def on_option(function: AnyFunction) -> AnyFunction:
 def json_option(function: AnyFunction) -> AnyFunction:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")(function)
+
+
+def refuse_both(verbose: int, quiet: bool) -> None:
+    """Refuse to tell much and little at once."""
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet contradict each other; give one of them")
+
+
+def one_url(ctx: click.Context, address: str | None, on: str | None, example: str) -> str:
+    """Return the store that a command is to look at, which may be given as an argument too."""
+    if address and on and ctx.get_parameter_source("on") == click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("URL and --on both say which store; give one of them", ctx)
+    if url := address or on:
+        return url
+    raise click.UsageError(f"say which store, for example: {ctx.command_path} {example}", ctx)
 
 
 def connect(url: str) -> Backend:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import complete, key_value, on_option, seconds_option
+from tenure.cli.group import complete, key_value, on_option, refuse_both, seconds_option
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on. After INT, TERM or QUIT the lease is kept until CMD has
     ended; a second one kills it. If no CMD is running, tenure ends at once.
     """
+    refuse_both(verbose, quiet)
     require_runnable(argv[0], "nobody was kept from leading")
     stop_timeout = options.pop("stop_timeout")
     settings = {key: value for key, value in options.items() if value is not None}

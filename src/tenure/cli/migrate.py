@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect
+from tenure.cli.group import complete, connect, one_url
 from tenure.cli.output import clean, say
 
 
@@ -20,12 +20,7 @@ def command(ctx: click.Context, address: str | None, on: str | None) -> int:
     schema is as this tenure needs it, with 69 if the store can't be reached, and with 78 if it may not be changed or is
     newer than this tenure.
     """
-    url = address or on
-    if not url:
-        raise click.UsageError(
-            "say which store to prepare, for example: tenure migrate postgresql://localhost/orders", ctx
-        )
-    say(clean(complete(_migrate(url))))
+    say(clean(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
     return Exit.DONE
 
 

@@ -18,20 +18,29 @@ if TYPE_CHECKING:
 
 COLUMNS = ("QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")
 
+EVERY, EVERY_LEAST = 2.0, 0.01
+"""Seconds between two looks: usually, and at least."""
+
 
 @click.command("queue")
 @click.argument("name", required=False)
 @on_option
 @json_option
 @click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")
-@click.option("--every", type=duration, default="2", show_default=True, metavar="S", help="With --watch: how often.")
+@click.option("--every", type=duration, metavar="S", help="With --watch: how often. [default: 2]")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N looks.")
-def command(name: str | None, url: str, as_json: bool, watch: bool, every: float, count: int | None) -> int:
+def command(name: str | None, url: str, as_json: bool, watch: bool, every: float | None, count: int | None) -> int:
     """Count the messages of the queue NAME, or of every queue of the store.
 
     READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
     could not be handled. OLDEST is how long ago the oldest ready one was sent.
     """
+    if not watch and (every is not None or count is not None):
+        raise click.UsageError("--every and --count tell how to watch; give --watch, too")
+    if every is None:
+        every = EVERY
+    if every < EVERY_LEAST:
+        raise click.UsageError(f"--every {every:g} would only keep the store busy; give at least {EVERY_LEAST:g} s")
     with suppress(KeyboardInterrupt):  # that is how watching is meant to end
         complete(_look(name, url, as_json, every if watch else None, count))
     return Exit.DONE

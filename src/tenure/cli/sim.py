@@ -48,6 +48,8 @@ def command(ctx: click.Context, seed: int | None, trace: bool, seeds: range | No
     """
     if seed is not None and (seeds or elections):
         raise click.UsageError("--seed is one run; leave out --seeds and --elections", ctx)
+    if seed is not None and jobs:
+        raise click.UsageError("--seed is one run, in one process; leave out --jobs", ctx)
     if trace and seed is None:
         raise click.UsageError("--trace tells of one run; say which with --seed", ctx)
     from tenure.testing.sim import campaign, run

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, on_option, seconds_option
+from tenure.cli.group import complete, on_option, refuse_both, seconds_option
 from tenure.cli.lead import require_runnable
 
 ABANDON = 75
@@ -72,6 +72,9 @@ def command(
         raise click.UsageError("give either a command behind --, or --handler MODULE:FUNCTION")
     if handler and options["timeout"] is not None:
         raise click.UsageError("--timeout stops a command; a function has to look after its own time")
+    if options["timeout"] == 0:
+        raise click.UsageError("--timeout 0 would stop every command at once; give it some time, as in --timeout 10m")
+    refuse_both(verbose, quiet)
     if argv:
         require_runnable(argv[0], "no message was received")
     timeout, grace = options.pop("timeout"), options.pop("grace")

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import IO, TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class Working:
 
     def __init__(self, order: Order) -> None:
         self._order = order
+        self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
 
     async def run(self) -> None:
@@ -49,12 +51,11 @@ class Working:
         loop = asyncio.get_running_loop()
         async with tenure.connect(order.url) as backend:
             queue = backend.queue(order.queue, **order.settings)
-            timeout = order.timeout or TIMEOUT
             consumer = queue.consumer(
                 handler,
                 concurrency=order.concurrency,
                 prefetch=order.concurrency,
-                max_hold=timeout + 2 * STOP_GRACE if order.command else math.inf,
+                max_hold=self._timeout + 2 * STOP_GRACE if order.command else math.inf,
                 grace=order.grace,
                 on_error=_tell,
                 until_empty=order.until_empty,
@@ -75,7 +76,7 @@ class Working:
             body.seek(0)
             outcome, timed_out = await self._run(message, body)
         if timed_out:
-            raise TimeoutError(f"the command ran for longer than {self._order.timeout or TIMEOUT:g} s")
+            raise TimeoutError(f"the command ran for longer than {self._timeout:g} s")
         if outcome.kind == "failed":
             raise CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(outcome.code)}")
         if outcome.code == 0:
@@ -87,9 +88,8 @@ class Working:
 
     async def _run(self, message: tenure.Message, body: IO[bytes]) -> tuple[Outcome, bool]:
         """Run the command to its end; return how it ended, and whether it had to. Cancelled, stop it first."""
-        timeout = self._order.timeout or TIMEOUT
-        command = self._order.command
-        child = Child.start(command, self._environment(message), timeout + STOP_GRACE, STOP_GRACE, stdin=body.fileno())
+        command, remaining = self._order.command, self._timeout + STOP_GRACE
+        child = Child.start(command, self._environment(message), remaining, STOP_GRACE, stdin=body.fileno())
         cancelled: asyncio.CancelledError | None = None
         while not child.outcome.done():
             try:
@@ -143,6 +143,9 @@ def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module can't be imported: {error}") from error
+    except Exception as error:  # whatever its author's code may raise
+        what = "".join(traceback.format_exception_only(error)).strip()
+        raise Failure(Exit.CONFIG, f"--handler {named!r}: the module {module_name!r} raised {what}") from error
     for part in function_name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
