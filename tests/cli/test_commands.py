@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,6 +61,21 @@ def test_status_for_programs(leader: tenure.sync.Term, capsys: Captured) -> None
         "token": 1,
         "metadata": {"addr": "10.0.0.1:80", "note": "[bold]\x1b[31m"},
     }
+
+
+@pytest.mark.parametrize("line", ["status job --json", "status --json", "watch job --json --count 1"])
+def test_metadata_that_is_not_utf_8(url: str, line: str) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("job", metadata={"k": "é\udcff"}).campaign():
+        for encoding, bare in [("utf-8:strict", "utf-8"), ("ascii:strict", "ascii")]:
+            run = subprocess.run(
+                [sys.executable, "-m", "tenure.cli", *line.split()],
+                env={**os.environ, "PYTHONIOENCODING": encoding},
+                capture_output=True,
+                check=False,
+            )
+            assert (run.returncode, run.stderr) == (0, b"")
+            told = json.loads(run.stdout.decode(bare))
+            assert (told if isinstance(told, dict) else told[0])["metadata"] == {"k": "é\udcff"}
 
 
 def test_status_of_a_vacant_and_of_an_unknown_name(url: str, capsys: Captured) -> None:

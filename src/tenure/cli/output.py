@@ -33,7 +33,13 @@ def say(line: str) -> None:
 
 def say_json(value: Any, *, lines: bool = False) -> None:
     """Write a value for programs: *lines* keeps it on one line of its own."""
-    say(json.dumps(value, ensure_ascii=False, indent=None if lines else 2, default=str))
+    indent = None if lines else 2
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a file's name, or metadata, that isn't UTF-8; or a terminal that isn't
+        text = json.dumps(value, indent=indent, default=str)
+    say(text)
 
 
 def say_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, titles: bool = True) -> None:
