@@ -199,7 +199,7 @@ class Candidacy:
             try:
                 async for _ in self._driver.store.hints(self.machine.name):
                     self.feed(Hint())
-            except TenureError:
+            except (TenureError, OSError):
                 pass  # hints may be absent; the machine looks again in its own time
             await asyncio.sleep(self.machine.timing.retry_every)
 
@@ -396,7 +396,7 @@ class Driver:
             try:
                 async for _ in self.store.hints(name):
                     wake()
-            except TenureError:
+            except (TenureError, OSError):
                 pass
             await asyncio.sleep(pause)
 

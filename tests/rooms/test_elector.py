@@ -31,6 +31,7 @@ class Road:
         self.cut = False
         self.loses_answers = False
         self.broken: Exception | None = None
+        self.deaf: list[Exception] = []
         self.delay = 0.0
         self.renewals: list[int] = []
 
@@ -69,6 +70,8 @@ class Road:
         return await self._travel(lambda: self.store.ask_to_resign(name))
 
     def hints(self, name: str) -> AsyncIterator[None]:
+        if self.deaf:
+            raise self.deaf.pop()
         return self.store.hints(name)
 
 
@@ -159,6 +162,22 @@ async def test_again_campaigns_anew_with_a_higher_token(town: Town) -> None:
 
     await town.candidate().run(work, again=True, stop=stop)
     assert tokens == [1, 2, 3]
+
+
+@in_town
+async def test_who_could_not_listen_for_a_moment_hears_of_the_next_vacancy(town: Town) -> None:
+    stop = asyncio.Event()
+    leading = asyncio.create_task(town.candidate().run(forever, stop=stop))
+    await elected(town)
+    road, driver = town.road()
+    road.deaf = [OSError("no file descriptors left"), Unavailable("the road is cut")]
+    waiting = asyncio.create_task(town.candidate(driver).run(forever))
+    await asyncio.sleep(3 * TIMING.retry_every)
+    assert not road.deaf
+    leading.cancel()
+    async with asyncio.timeout(TIMING.retry_every):
+        await elected(town, 2)
+    waiting.cancel()
 
 
 @in_town

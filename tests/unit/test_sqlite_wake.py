@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tenure.backends import sqlite
+from tenure.backends.sqlite import wake
 from tenure.lease import Granted, HeldBy, Vacant
 from tenure.testing import until
 from tenure.testing.loop import run
@@ -189,7 +192,8 @@ async def test_a_socket_that_is_made_while_the_backend_is_closed_is_not_left(fil
     backend = opener()
     await backend.leases.inspect("name")
     first = asyncio.ensure_future(anext(backend.leases.hints("name")))
-    await asyncio.sleep(0)  # now the thread has been asked for the socket
+    for _ in range(3):
+        await asyncio.sleep(0)  # now the thread has been asked for the socket
     await backend.close()
     await asyncio.gather(first, return_exceptions=True)
     assert sockets(file) == []
@@ -228,6 +232,48 @@ async def test_where_no_socket_can_be_made_the_store_works_without_hints(file: P
     await waiting  # within the process it needs no socket
     (fact,) = [fact for fact in await backend.describe() if fact.name == "wake-up"]
     assert "no socket can be made" in fact.advice
+
+
+def no_socket(*_: object) -> socket.socket:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+async def test_what_was_won_is_told_even_if_nobody_can_be_woken(
+    file: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is committed by then: an error would leave a lease that nobody knows to be his."""
+    Path(f"{file}.wake").mkdir()
+    monkeypatch.setattr(wake.socket, "socket", no_socket)
+    assert isinstance(await opener().leases.acquire("name", "ann#1", 10), Granted)
+
+
+async def test_what_kept_a_socket_from_being_made_may_pass(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
+    one, other = opener(), opener()
+    with monkeypatch.context() as patch:
+        patch.setattr(wake.socket, "socket", no_socket)
+        hints = other.leases.hints("name")
+        first = asyncio.ensure_future(anext(hints))
+        await until(lambda: other._wake._obstacle is not None)
+        (fact,) = [fact for fact in await other.describe() if fact.name == "wake-up"]
+        assert "no socket can be made" in fact.advice
+        assert other.leases.traits.hints  # it is no reason to poll from now on
+    await asyncio.wait_for(first, 5)
+    await one.leases.acquire("name", "ann#1", 10)
+    await asyncio.wait_for(anext(hints), 5)
+
+
+async def test_a_socket_that_was_taken_away_is_made_anew(
+    file: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
+    one, other = opener(), opener()
+    hints = await listening(other)
+    shutil.rmtree(f"{file}.wake")
+    await asyncio.wait_for(anext(hints), 5)  # something may have been missed
+    assert len(sockets(file)) == 1
+    await one.leases.acquire("name", "ann#1", 10)
+    await asyncio.wait_for(anext(hints), 5)
 
 
 def test_on_a_loop_without_sockets_the_store_works_without_hints_from_others(file: Path) -> None:

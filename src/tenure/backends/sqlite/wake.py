@@ -7,6 +7,7 @@ lost, those who wait look again when a lease runs out. Topics are ``lease:NAME``
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -23,6 +24,14 @@ from tenure.errors import TenureError
 _PATH_MAX = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere, and the socket's own name comes on top
 _CROWDED = 8
 """So many datagrams at once, and the socket may have been full (at ten, by default): some topic may be missing."""
+
+LOOK_EVERY = 5.0
+"""Seconds from one look at our own socket to the next: somebody may take it away, and what kept us from it may pass."""
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
+"""What keeps us from a socket for a moment only, so that it is no reason to poll."""
+
+_LEFT_BEHIND: list[object] = []  # tasks that came through a fork: their loop is the parent's
 
 
 class Wake:
@@ -41,20 +50,23 @@ class Wake:
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._name = ""
-        self._home: asyncio.AbstractEventLoop | None = None  # the loop that reads the socket
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that sees to the socket
+        self._keeper: asyncio.Task[None] | None = None  # and the task in it
         self._closed = False
-        self._why_not = _why_not(self._folder)
+        self._why_not = _why_not(self._folder)  # for good
+        self._obstacle: OSError | None = None  # until it works
 
     @property
     def possible(self) -> bool:
         """Whether other processes can wake us."""
-        return not self._why_not
+        return not self._why_not and (self._obstacle is None or self._obstacle.errno in _PASSING)
 
     def fact(self) -> Fact:
         """Tell how this process is woken."""
-        if self.possible:
+        if self._obstacle is None and not self._why_not:
             return Fact("wake-up", f"by sockets in {self._folder}")
-        return Fact("wake-up", "none: waiting processes look again from time to time", self._why_not)
+        why_not = self._why_not or f"no socket can be made in {self._folder}: {self._obstacle}"
+        return Fact("wake-up", "none: waiting processes look again from time to time", why_not)
 
     # --- telling ---
 
@@ -71,28 +83,13 @@ class Wake:
         self._refresh()
         return _Heard(self, self._bell.listen(topic))
 
-    async def hear(self) -> bool:
-        """See to it that the socket is read; True if it was not, so that something may have been missed."""
+    def hear(self) -> None:
+        """See to it that the socket is read; as soon as it is, all are rung for, as something may have been missed."""
         self._refresh()
         if self._why_not or (self._home is not None and not self._home.is_closed()):
-            return False
-        try:
-            bound = await self._worker.run(self._bind)
-        except TenureError:
-            bound = False  # no hint now; the next call tries again
-        if not bound or self._socket is None:
-            return False
-        home = asyncio.get_running_loop()
-        try:
-            home.add_reader(self._socket, self._read)
-        except NotImplementedError:
-            self._why_not = "this event loop can't watch a socket"
-            self._socket.close()
-            self._socket = None
-            await self._worker.run(lambda _: self._unlink())
-            return False
-        self._home = home
-        return True
+            return
+        self._home = asyncio.get_running_loop()
+        self._keeper = self._home.create_task(self._keep(self._home))
 
     async def close(self) -> None:
         """Stop listening, and take the socket away; every iterator ends."""
@@ -100,52 +97,90 @@ class Wake:
         self._bell.close()
         self._why_not = "closed"
         self._closed = True
-        listening, home = self._socket, self._home
-        self._socket = self._home = None
-        if listening is None:
-            return
+        home, keeper, listening = self._home, self._keeper, self._socket
+        self._home = self._keeper = self._socket = None
         if home is None or home.is_closed():
-            listening.close()
+            if listening is not None:
+                listening.close()
         elif home is asyncio.get_running_loop():
-            _let_go(home, listening)
+            _let_go(home, keeper, listening)
         else:
-            home.call_soon_threadsafe(_let_go, home, listening)
-        with suppress(TenureError):
-            await self._worker.run(lambda _: self._unlink())
+            home.call_soon_threadsafe(_let_go, home, keeper, listening)
+        if listening is not None:
+            with suppress(TenureError):
+                await self._worker.run(lambda _: self._unlink())
+
+    async def _keep(self, home: asyncio.AbstractEventLoop) -> None:
+        """Read a socket that the others find: made when it can be, and anew when somebody took it away."""
+        reads = False
+        while not self._why_not:
+            try:
+                if self._socket is not None and not await self._worker.run(lambda _: self._is_found()):
+                    self._drop(home)
+                    reads = False
+                if not reads and await self._worker.run(self._bind) and self._socket is not None:
+                    home.add_reader(self._socket, self._read)
+                    reads = True
+                    self._bell.ring_all()
+            except NotImplementedError:
+                self._why_not = "this event loop can't watch a socket"
+                self._drop(home)
+                with suppress(TenureError):
+                    await self._worker.run(lambda _: self._unlink())
+                return
+            except (TenureError, OSError):
+                pass  # no hint now; it is tried again
+            await asyncio.sleep(LOOK_EVERY)
+
+    def _drop(self, home: asyncio.AbstractEventLoop) -> None:
+        listening, self._socket = self._socket, None
+        _let_go(home, None, listening)
+
+    def _is_found(self) -> bool:
+        return os.path.exists(os.path.join(self._folder, self._name))
 
     def _bind(self, database: Database) -> bool:
         """Make the folder and the socket in it; in the worker's thread."""
         if self._socket is not None:
             return True
         database.read(lambda _: None)  # so that the file is there, whose rights are to be copied
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            listening.setblocking(False)
-            mode = _mode_like(self._file)
-            with suppress(FileExistsError):
-                os.mkdir(self._folder, mode)
-                os.chmod(self._folder, mode)
-            self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                # Bound under a name that nobody sends to, then renamed: between its birth and its binding a socket
-                # refuses, and would be taken for one that a dead process left.
-                address = _address(folder, self._folder, f".{self._name}")
-                listening.bind(address)
-                os.chmod(address, mode & 0o666)
-                os.rename(f".{self._name}", self._name, src_dir_fd=folder, dst_dir_fd=folder)
-            finally:
-                os.close(folder)
+            listening = self._bound()
         except OSError as error:
-            listening.close()
-            self._why_not = f"no socket can be made in {self._folder}: {error}"
+            self._obstacle = error
             return False
-        self._socket = listening
+        self._socket, self._obstacle = listening, None
         if self._closed:  # meanwhile, and without this socket: one of the two sees the other
             listening.close()
             self._unlink()
             return False
         return True
+
+    def _bound(self) -> socket.socket:
+        mode = _mode_like(self._file)
+        with suppress(FileExistsError):
+            os.mkdir(self._folder, mode)
+            os.chmod(self._folder, mode)
+        self._name = name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                listening.setblocking(False)
+                # Bound under a name that nobody sends to, then renamed: between its birth and its binding a socket
+                # refuses, and would be taken for one that a dead process left.
+                address = _address(folder, self._folder, f".{name}")
+                listening.bind(address)
+                os.chmod(address, mode & 0o666)
+                os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                listening.close()
+                with suppress(OSError):
+                    os.unlink(f".{name}", dir_fd=folder)
+                raise
+        finally:
+            os.close(folder)
+        return listening
 
     def _unlink(self) -> None:
         with suppress(OSError):
@@ -169,7 +204,8 @@ class Wake:
             self._pid, self._bell = os.getpid(), Bell()
             if self._socket is not None:
                 os.close(self._socket.detach())
-            self._socket = self._home = None
+            _LEFT_BEHIND.append(self._keeper)
+            self._socket = self._home = self._keeper = None
             self._name = ""
 
 
@@ -181,27 +217,36 @@ class _Heard(AsyncIterator[None]):
         self._listener = listener
 
     async def __anext__(self) -> None:
-        if not await self._wake.hear():
-            await anext(self._listener)
+        self._wake.hear()
+        await anext(self._listener)
 
     async def aclose(self) -> None:
         await self._listener.aclose()
 
 
-def _let_go(home: asyncio.AbstractEventLoop, listening: socket.socket) -> None:
-    home.remove_reader(listening)
-    listening.close()
+def _let_go(
+    home: asyncio.AbstractEventLoop, keeper: asyncio.Task[None] | None, listening: socket.socket | None
+) -> None:
+    if keeper is not None:
+        keeper.cancel()
+    if listening is not None:
+        with suppress(NotImplementedError):  # this loop can't watch a socket
+            home.remove_reader(listening)
+        listening.close()
 
 
 def tell(path: str, topic: str, but: str = "") -> None:
-    """Wake who listens to *topic* of the file at *path*, through all sockets *but* one. It does not block."""
-    if not hasattr(socket, "AF_UNIX"):
-        return
-    place = _folder_of(path)
-    try:
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return  # nobody ever listened
+    """Wake who listens to *topic* of the file at *path*, through all sockets *but* one. It does not block.
+
+    It never fails either: what it tells of is committed already, and a hint may be lost.
+    """
+    if hasattr(socket, "AF_UNIX"):
+        with suppress(OSError):  # nobody ever listened; or there are no file descriptors left
+            _tell_all(_folder_of(path), topic, but)
+
+
+def _tell_all(place: str, topic: str, but: str) -> None:
+    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     try:
         # A new socket each time: what a stopped process has not read yet counts against its sender.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
