@@ -443,8 +443,13 @@ class Worker:
         self._staff: tuple[ThreadPoolExecutor, Database] | None = None
         self._closed = False
 
-    async def run(self, job: Callable[[Database], T]) -> T:
+    async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
         """Return what *job* returns; it runs in the thread. A caller that is cancelled only stops waiting.
+
+        Args:
+            job: What to do.
+            unwanted: Runs in the thread, some time after *job*, if the caller is not told what that returned. It may
+                not have been done at all.
 
         Raises:
             Unavailable: The file could not be asked, or the answer did not come in time.
@@ -461,11 +466,15 @@ class Worker:
         try:
             async with asyncio.timeout(busy + PATIENCE):
                 return await asyncio.get_running_loop().run_in_executor(executor, work)
-        except TimeoutError as error:
-            raise Unavailable(
-                f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
-                "What was asked may still be done"
-            ) from error
+        except BaseException as error:
+            if unwanted is not None:
+                _do_after(executor, database, unwanted)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
+                    "What was asked may still be done"
+                ) from error
+            raise
 
     async def close(self) -> None:
         """Close the connection and end the thread; what is still queued is done first."""
@@ -491,3 +500,15 @@ class Worker:
             if self._staff is None:
                 self._staff = (ThreadPoolExecutor(1, thread_name_prefix="tenure-sqlite"), self._make())
             return self._staff
+
+
+def _do_after(executor: ThreadPoolExecutor, database: Database, job: Callable[[Database], object]) -> None:
+    """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
+
+    def work() -> None:
+        database.until = time.monotonic() + database.options.busy
+        with suppress(TenureError):
+            job(database)
+
+    with suppress(RuntimeError):  # shut down: then what it should follow is done, and the connection closed
+        executor.submit(work)

@@ -8,6 +8,9 @@ House rules:
   with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
   that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
 - The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
+- A claim whose answer nobody got (the caller was cancelled, or told that there was none) is handed back, for nobody
+  knows it to be his. But a holder may have asked again and been told of the same grant. So it is handed back only if it
+  was a new claim, no call of that holder was told of it, and none is under way that could be.
 - To look needs no write lock, so that many who stand by don't hinder one who renews.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tenure.backends.sqlite.boot import agreed, this_boot
@@ -52,6 +55,15 @@ class _Row:
     resign_asked: int
 
 
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """The calls of one holder that are under way. Written on the callers' loop and in the worker's thread."""
+
+    calls: set[object] = field(default_factory=set)
+    told: bool = False
+    won: Grant | None = None
+
+
 class SqliteLeases:
     """A ``LeaseStore`` in an SQLite file.
 
@@ -68,6 +80,7 @@ class SqliteLeases:
         self._clock = clock
         self._boot = boot
         self._agreed = bool(boot)
+        self._asking: dict[tuple[str, str], _Asking] = {}
 
     @property
     def traits(self) -> LeaseTraits:
@@ -80,7 +93,19 @@ class SqliteLeases:
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
         told = json.dumps(dict(metadata))
-        return await self._worker.run(lambda database: self._acquire(database, name, holder, ttl, told))
+        asking, call = self._asking.setdefault((name, holder), _Asking()), object()
+        asking.calls.add(call)
+        try:
+            answer = await self._worker.run(
+                lambda database: self._acquire(database, asking, name, holder, ttl, told),
+                unwanted=lambda database: self._hand_back(database, asking, call),
+            )
+            asking.told = asking.told or isinstance(answer, Granted)
+            return answer
+        finally:
+            asking.calls.discard(call)
+            if not asking.calls:
+                self._asking.pop((name, holder), None)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
         """Extend many claims by *ttl* seconds from now, in one transaction."""
@@ -91,8 +116,7 @@ class SqliteLeases:
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
-        asked = {"name": grant.name, "holder": grant.holder, "token": grant.token}
-        changed = await self._worker.run(lambda database: self._change(database, "release", asked))
+        changed = await self._worker.run(lambda database: self._release(database, grant))
         return Released(grant) if changed else Lost(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
@@ -118,16 +142,29 @@ class SqliteLeases:
 
     # --- in the worker's thread ---
 
-    def _acquire(self, database: Database, name: str, holder: str, ttl: float, metadata: str) -> Granted | HeldBy:
+    def _acquire(
+        self, database: Database, asking: _Asking, name: str, holder: str, ttl: float, metadata: str
+    ) -> Granted | HeldBy:
         self._agree(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is not None and self._is_ours(row) and self._is_live(row, now) and row.holder != holder:
             return _held(row, row.expires_at - now)
         answer, won = database.write(lambda connection: self._claim(connection, name, holder, ttl, metadata))
-        if won:
+        if won and isinstance(answer, Granted):
+            asking.won = answer.grant
             self._wake.ring(f"lease:{name}")
         return answer
+
+    def _hand_back(self, database: Database, asking: _Asking, call: object) -> None:
+        asking.calls.discard(call)
+        if not asking.calls and not asking.told and (grant := asking.won):
+            asking.won = None
+            self._release(database, grant)
+
+    def _release(self, database: Database, grant: Grant) -> bool:
+        asked = {"name": grant.name, "holder": grant.holder, "token": grant.token}
+        return self._change(database, "release", asked)
 
     def _claim(
         self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str

@@ -1,0 +1,128 @@
+"""Claims that are carried out after their caller has gone: handed back, unless the same holder may know of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tenure.backends import sqlite
+from tenure.backends.sqlite import client
+from tenure.errors import Unavailable
+from tenure.lease import Granted, HeldBy, Vacant
+from tenure.testing import until
+from tenure.url import Url
+
+Opener = Callable[..., sqlite.SqliteBackend]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.db"
+
+
+@pytest.fixture
+async def opener(file: Path) -> AsyncIterator[Opener]:
+    opened: list[sqlite.SqliteBackend] = []
+
+    def open_file(query: str = "busy=20") -> sqlite.SqliteBackend:
+        opened.append(sqlite.open(Url.parse(f"sqlite:///{file}?{query}")))
+        return opened[-1]
+
+    yield open_file
+    for backend in opened:
+        await backend.close()
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Keep everybody from writing."""
+    other = sqlite3.connect(file, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+    finally:
+        other.close()
+
+
+async def asked(backend: sqlite.SqliteBackend, holder: str) -> asyncio.Task[Granted | HeldBy]:
+    """Let *holder* ask for the name, and return when the thread is about it, or the one before."""
+    call = asyncio.create_task(backend.leases.acquire("name", holder, 60))
+    await asyncio.sleep(0.05)
+    assert not call.done()
+    return call
+
+
+async def test_a_claim_that_is_carried_out_while_its_backend_closes_is_handed_back(file: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    assert await one.leases.names() == []
+    with locked(file):
+        call = await asked(one, "ann#1")
+        call.cancel()
+        closing = asyncio.create_task(one.close())
+        await asyncio.sleep(0.05)
+    await closing
+    assert isinstance(await other.leases.inspect("name"), Vacant)
+
+
+async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE", 0.1)
+    one, other = opener("busy=0.1"), opener()
+    assert await one.leases.names() == []
+    goes_on = threading.Event()
+    monkeypatch.setattr(one._wake, "ring", lambda _: goes_on.wait(10))  # committed by then
+    with pytest.raises(Unavailable, match="no answer"):
+        await one.leases.acquire("name", "ann#1", 60)
+    assert isinstance(await other.leases.inspect("name"), HeldBy)
+    goes_on.set()
+
+    async def is_vacant() -> bool:
+        return isinstance(await other.leases.inspect("name"), Vacant)
+
+    await until(is_vacant)
+
+
+async def test_it_is_kept_for_a_holder_that_asked_again(file: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    assert await one.leases.names() == []
+    with locked(file):
+        first = await asked(one, "ann#1")
+        again = await asked(one, "ann#1")
+        first.cancel()
+        await asyncio.sleep(0.05)
+    assert isinstance(await again, Granted)
+    await one.leases.names()  # the thread has done all that came before
+    seen = await other.leases.inspect("name")
+    assert isinstance(seen, HeldBy)
+    assert seen.holder == "ann#1"
+    assert one.leases._asking == {}
+
+
+async def test_it_is_handed_back_when_nobody_waits_for_any_of_the_answers(file: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    assert await one.leases.names() == []
+    with locked(file):
+        calls = [await asked(one, "ann#1"), await asked(one, "ann#1")]
+        for call in calls:
+            call.cancel()
+        await asyncio.sleep(0.05)
+    await one.leases.names()
+    assert isinstance(await other.leases.inspect("name"), Vacant)
+    assert one.leases._asking == {}
+
+
+async def test_a_grant_that_was_told_is_not_taken_away_by_a_question_given_up(file: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    assert isinstance(await one.leases.acquire("name", "ann#1", 60), Granted)
+    with locked(file):
+        (await asked(one, "ann#1")).cancel()
+        await asyncio.sleep(0.05)
+    await one.leases.names()
+    assert isinstance(await other.leases.inspect("name"), HeldBy)
