@@ -260,6 +260,19 @@ def test_a_second_signal_kills(stage: Stage) -> None:
     assert not any(map(is_alive, stage.pids()))
 
 
+def test_a_second_signal_kills_although_the_guard_is_stopped(stage: Stage) -> None:
+    process = stage.sh(FAMILY)
+    stage.wait_for_start(count=3)
+    (guard,) = children_of(process.pid)
+    os.kill(guard, signal.SIGSTOP)
+    process.terminate()
+    time.sleep(0.2)  # or the two are one
+    process.terminate()
+    assert process.wait(20) == 137
+    assert not any(map(is_alive, stage.pids()))
+    assert stage.tenure("status", "job").returncode == 3
+
+
 def test_a_stop_timeout_kills(stage: Stage) -> None:
     process = stage.sh(DEAF, "--stop-timeout", "0.2")
     stage.wait_for_start()

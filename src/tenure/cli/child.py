@@ -17,6 +17,9 @@ from tenure.cli.exits import Exit, Failure
 LAST_RESORT = 0.5
 """At which share of the time that the guard keeps after its KILL we stop waiting for the guard."""
 
+KILL_WITHIN = 1.0
+"""Seconds that the guard has, once it is told to kill the command, before we kill it ourselves."""
+
 LOOK_AGAIN = 0.05
 """Seconds between looks for what a dead guard has left behind."""
 
@@ -45,6 +48,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._deadline = -1.0
         self._last_resort: asyncio.TimerHandle | None = None
+        self._kill_by: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
         self._gave_up = False
         self.outcome: asyncio.Future[Outcome] = self._loop.create_future()
@@ -106,6 +110,9 @@ class Child:
     def kill(self) -> None:
         """Stop the command at once."""
         self._tell("kill")
+        # Not left to the last resort, which moves on with every renewal: the guard may be stopped.
+        if self._kill_by is None and not self.outcome.done():
+            self._kill_by = self._loop.call_later(KILL_WITHIN, self._process.kill)
 
     def _tell(self, line: str) -> None:
         if not self.outcome.done():
@@ -138,8 +145,9 @@ class Child:
         guard.reap()  # what we adopted from the guard
         os.close(self._report)
         os.close(self._control)
-        if self._last_resort:
-            self._last_resort.cancel()
+        for timer in (self._last_resort, self._kill_by):
+            if timer:
+                timer.cancel()
         for kind, code in said.items():
             self.outcome.set_result(Outcome(kind, code))
         if not said:
