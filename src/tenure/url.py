@@ -16,9 +16,7 @@ Options = TypeVar("Options")
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+]*\Z")
 _SECRET = re.compile(r"pass|pw|secret|token|key|sig|cred|auth", re.IGNORECASE)
-_PARTS = re.compile(
-    r"(?P<scheme>[^:/?#@]+:)?(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL
-)
+_PARTS = re.compile(r"(?P<scheme>[^:/?#@]+:)?(?P<slashes>//)?(?P<netloc>(?(slashes)[^/?#]*))(?P<rest>.*)", re.DOTALL)
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -88,11 +86,11 @@ class Url:
 
 def redact(url: str) -> str:
     """Return *url* with its password and every option that smells of a secret replaced by ``***``."""
-    # Taken apart by hand: urlsplit() drops some characters, refuses others, and what it returns is not what was written.
+    # Taken apart by hand: urlsplit() drops some characters and refuses others.
     found = _PARTS.fullmatch(url)
     assert found  # everything in it is optional
     scheme, slashes, netloc, rest = (found[part] or "" for part in ("scheme", "slashes", "netloc", "rest"))
-    login, at, host = url.rpartition("@")
+    _, at, host = url.rpartition("@")
     # A '/', '?' or '#' in a password that is not percent-encoded ends the host too early: hide all up to the last @.
     # Without a host, an @ may be part of a file's name.
     too_early = "@" in rest and (netloc or ":" in rest.rpartition("@")[0])

@@ -134,6 +134,14 @@ def test_help_documents_every_exit_code(capsys: Captured) -> None:
     ]
 
 
+def test_help_tells_of_queues_and_what_work_returns(capsys: Captured) -> None:
+    assert main(["--help"]) == 0
+    told = " ".join(capsys.readouterr()[0].split())
+    assert "Queues: send, work, queue, dead." in told
+    assert "work: told to end by INT or TERM, or nothing was left" in told
+    assert "work: CMD's code decides about its message" in told
+
+
 @pytest.mark.parametrize("line", [[], ["dead"]])
 def test_without_a_command_the_whole_help_is_shown(line: list[str], capsys: Captured) -> None:
     assert main([*line, "--help"]) == 0

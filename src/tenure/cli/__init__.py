@@ -1,4 +1,8 @@
-"""The command line: ``tenure lead|status|watch|resign|doctor|sim …``. Here is its front door, and nothing slow."""
+"""The command line, here its front door, and nothing slow.
+
+Elections: ``tenure lead|status|watch|resign``. Queues: ``tenure send|work|queue|dead``. Stores: ``tenure
+doctor|migrate``. To see it all: ``tenure sim|demo``.
+"""
 
 from __future__ import annotations
 

@@ -16,21 +16,21 @@ class Exit(IntEnum):
         member.meaning = meaning
         return member
 
-    DONE = 0, "done; status: somebody leads"
+    DONE = 0, "done; status: somebody leads; work: told to end by INT or TERM, or nothing was left"
     FOUND = 1, "sim, demo: a promise was broken; doctor --strict: something to mend"
     USAGE = 2, "the command line can't be understood"
-    VACANT = 3, "status, resign: nobody leads that name; dead show: there is no such letter"
+    VACANT = 3, "status, resign: nobody leads that name; dead show: no such letter"
     UNAVAILABLE = 69, "the store did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
     NOT_YET = 75, "resign --wait: asked, but not stepped down in time"
-    CONFIG = 78, "a setting, a URL or a file that can never work"
+    CONFIG = 78, "a setting, a URL or a file that can never work; work: a handler that can't be loaded"
     NOT_RUNNABLE = 126, "lead, work: the command can't be run"
     NOT_FOUND = 127, "lead, work: there is no such command or handler"
     SIGNAL = 128, "128 + n: signal n ended it; lead: ended the command, or tenure while none ran"
 
 
-LEAD_KEEPS = "lead: otherwise the command's own code"
+KEEPS = "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help"
 
 
 class Failure(Exception):  # it is told to people, and never leaves the command line

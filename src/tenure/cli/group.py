@@ -1,4 +1,4 @@
-"""The group of commands, what they share, and the one place where an error becomes an exit code."""
+"""The commands for elections, queues and stores, what they share, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 import tenure
-from tenure.cli.exits import LEAD_KEEPS, Exit, Failure
+from tenure.cli.exits import KEEPS, Exit, Failure
 from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
 
@@ -136,7 +136,7 @@ class _Group(HelpfulGroup):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", LEAD_KEEPS)])
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", KEEPS)])
         with formatter.section("Environment"):
             formatter.write_dl([("TENURE_URL", "the store where --on is not given, and the place for a password")])
 
@@ -144,7 +144,10 @@ class _Group(HelpfulGroup):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(tenure.__version__, prog_name="tenure", message="%(prog)s %(version)s")
 def group() -> None:
-    """Leader election and competing consumers for any program, on the store that you already run."""
+    """Leader election and competing consumers for any program, on the store that you already run.
+
+    Elections: lead, status, watch, resign. Queues: send, work, queue, dead. Each command has a --help of its own.
+    """
 
 
 # --- what commands share -----------------------------------------------------------------------------------------

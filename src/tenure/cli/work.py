@@ -66,7 +66,8 @@ def command(
     message has them, TENURE_SESSION, TENURE_CORRELATION_ID, TENURE_REPLY_TO and TENURE_HEADERS (JSON).
 
     INT or TERM: no more messages are taken, and what runs may finish within the grace; what doesn't is stopped, and its
-    message given back uncounted. A second one stops it at once.
+    message given back uncounted. A second one stops it at once. Either way, and with --until-empty, it ends with 0,
+    whatever CMD has returned.
     """
     if bool(argv) == bool(handler):
         raise click.UsageError("give either a command behind --, or --handler MODULE:FUNCTION")
