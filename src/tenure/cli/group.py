@@ -1,4 +1,4 @@
-"""The commands for elections, queues and stores, what they share, and the one place where an error becomes an exit code."""
+"""The group of commands, what they share, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 
