@@ -66,6 +66,50 @@ async def test_its_holder_may_still_renew_it(boot: Boot) -> None:
     assert list(await after.renew([old], 10)) == [Lost(old)]
 
 
+async def test_two_boots_that_stamp_in_turn_do_not_keep_a_dead_holders_name_taken(boot: Boot) -> None:
+    """Containers in two time namespaces: each finds the row stamped by the other."""
+    one, one_clock = boot("one", 1_000.0)
+    other, other_clock = boot("other", 5.0)
+    old = await claimed(one, "ann#1", 30)
+    waited = 0.0
+    while True:
+        for store, holder in ((other, "bob#1"), (one, "cat#1")):
+            answer = await store.acquire("name", holder, 30)
+            if isinstance(answer, Granted):
+                assert answer.grant.token == old.token + 1
+                assert 30 <= waited <= 61
+                return
+            assert answer.remaining is not None
+        for clock in (one_clock, other_clock):
+            clock.advance(10)
+        waited += 10
+        assert waited < 300
+
+
+async def test_two_boots_that_stamp_in_turn_leave_a_live_holder_alone(boot: Boot) -> None:
+    stores = [boot("holder's", 1_000.0), boot("one", 5.0), boot("other", 70.0)]
+    old = await claimed(stores[0][0], "ann#1", 30)
+    for _ in range(20):
+        for store, _clock in stores[1:]:
+            assert isinstance(await store.acquire("name", "bob#1", 30), HeldBy)
+        for _store, clock in stores:
+            clock.advance(29)
+        assert list(await stores[0][0].renew([old], 30)) == [Granted(old)]
+
+
+async def test_a_holder_that_asks_again_counts_as_alive(boot: Boot) -> None:
+    before, before_clock = boot("before", 1_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("after", 5.0)
+    other, _ = boot("other", 5.0)
+    for _ in range(3):
+        assert isinstance(await after.acquire("name", "bob#1", 30), HeldBy)
+        assert isinstance(await other.acquire("name", "cat#1", 30), HeldBy)
+        clock.advance(20)
+        before_clock.advance(20)
+        assert await before.acquire("name", "ann#1", 30) == Granted(old)
+
+
 async def test_its_holder_may_still_release_it(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)

@@ -7,6 +7,9 @@ House rules:
 - A row that another boot has stamped (the machine was started anew, or the file came from elsewhere) can't be compared
   with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
   that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
+- Where two boots are alive at once (containers in several time namespaces), each would find the row stamped by the
+  other, for ever. So each remembers when it first saw it: if its holder has not renewed it (``renewals`` tells, which
+  a mere stamp does not change) for a whole ttl of our own clock since, it has expired, whoever stamped it.
 - The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
 - A claim whose answer nobody got (the caller was cancelled, or told that there was none) is handed back, for nobody
   knows it to be his. But a holder may have asked again and been told of the same grant. So it is handed back only if it
@@ -53,6 +56,7 @@ class _Row:
     boot: str
     metadata: str
     resign_asked: int
+    renewals: int
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +84,7 @@ class SqliteLeases:
         self._clock = clock
         self._boot = boot
         self._agreed = bool(boot)
+        self._foreign: dict[str, tuple[int, int, float]] = {}  # token, renewals, and when it is over by our clock
         self._asking: dict[tuple[str, str], _Asking] = {}
 
     @property
@@ -173,15 +178,18 @@ class SqliteLeases:
         row = _find(connection, name)
         now = self._clock.now()
         asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, "now": now, "boot": self._boot}
-        if row is None or not self._is_live(row, now):
+        if row is None or not self._is_live(row, now) or (row.holder != holder and self._is_outwaited(row, now)):
+            self._foreign.pop(name, None)
             (token,) = connection.execute(_SQL["claim"], asked).fetchone()
             return Granted(Grant(name, holder, token)), True
         if row.holder == holder:
-            connection.execute(_SQL["stamp"], asked)
+            connection.execute(_SQL["stamp"], {**asked, "by_holder": 1})
             return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
         if self._is_ours(row):
             return _held(row, row.expires_at - now), False
-        connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl})
+        if not self._is_remembered(row):
+            self._foreign[name] = (row.token, row.renewals, now + row.ttl)
+        connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl, "by_holder": 0})
         return _held(row, row.ttl), False
 
     def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
@@ -227,6 +235,13 @@ class SqliteLeases:
 
     def _is_live(self, row: _Row, now: float) -> bool:
         return row.holder is not None and (not self._is_ours(row) or now < row.expires_at)
+
+    def _is_remembered(self, row: _Row) -> bool:
+        return self._foreign.get(row.name, ())[:2] == (row.token, row.renewals)
+
+    def _is_outwaited(self, row: _Row, now: float) -> bool:
+        """Whether we have seen another boot's row go without a renewal for its whole ttl."""
+        return self._is_remembered(row) and now >= self._foreign[row.name][2]
 
     def _agree(self, database: Database) -> None:
         """Settle, before anything else, under which name this boot stands in the file."""

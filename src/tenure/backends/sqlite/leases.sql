@@ -2,7 +2,7 @@
 -- boot has stamped can't be compared with our clock, and is taken as live until it is stamped anew.
 
 -- name: find
-SELECT name, holder, token, expires_at, ttl, boot, metadata, resign_asked
+SELECT name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals
 FROM tenure_lease
 WHERE name = :name;
 
@@ -10,8 +10,8 @@ WHERE name = :name;
 SELECT name FROM tenure_lease ORDER BY name;
 
 -- name: claim
-INSERT INTO tenure_lease (name, holder, token, expires_at, ttl, boot, metadata, resign_asked)
-VALUES (:name, :holder, 1, :now + :ttl, :ttl, :boot, :metadata, 0)
+INSERT INTO tenure_lease (name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals)
+VALUES (:name, :holder, 1, :now + :ttl, :ttl, :boot, :metadata, 0, 0)
 ON CONFLICT (name) DO UPDATE
 SET holder = excluded.holder,
     token = token + 1,
@@ -19,17 +19,18 @@ SET holder = excluded.holder,
     ttl = excluded.ttl,
     boot = excluded.boot,
     metadata = excluded.metadata,
-    resign_asked = 0
+    resign_asked = 0,
+    renewals = 0
 RETURNING token;
 
 -- name: stamp
 UPDATE tenure_lease
-SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot
+SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot, renewals = renewals + :by_holder
 WHERE name = :name;
 
 -- name: renew
 UPDATE tenure_lease
-SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot
+SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot, renewals = renewals + 1
 FROM (
     SELECT json_extract(value, '$[0]') AS name,
            json_extract(value, '$[1]') AS holder,

@@ -16,5 +16,6 @@ CREATE TABLE IF NOT EXISTS tenure_lease (
     ttl          REAL NOT NULL,
     boot         TEXT NOT NULL,
     metadata     TEXT NOT NULL,
-    resign_asked INTEGER NOT NULL
+    resign_asked INTEGER NOT NULL,
+    renewals     INTEGER NOT NULL             -- of this token, by its holder; who only stamps it anew doesn't count
 );
