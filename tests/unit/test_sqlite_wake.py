@@ -243,7 +243,7 @@ async def test_what_was_won_is_told_even_if_nobody_can_be_woken(
 ) -> None:
     """The claim is committed by then: an error would leave a lease that nobody knows to be his."""
     Path(f"{file}.wake").mkdir()
-    monkeypatch.setattr(wake.socket, "socket", no_socket)
+    monkeypatch.setattr(socket, "socket", no_socket)
     assert isinstance(await opener().leases.acquire("name", "ann#1", 10), Granted)
 
 
@@ -251,7 +251,7 @@ async def test_what_kept_a_socket_from_being_made_may_pass(opener: Opener, monke
     monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
     one, other = opener(), opener()
     with monkeypatch.context() as patch:
-        patch.setattr(wake.socket, "socket", no_socket)
+        patch.setattr(socket, "socket", no_socket)
         hints = other.leases.hints("name")
         first = asyncio.ensure_future(anext(hints))
         await until(lambda: other._wake._obstacle is not None)
