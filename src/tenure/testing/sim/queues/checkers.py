@@ -196,8 +196,8 @@ class Checkers(Findings):
                     pass
                 case Place.LOST:
                     self.violated("late result", f"{consumer.name} judges {delivery.id}, whose lock it knows lost")
-                case place:
-                    said = place.value if place is not None else "not in hand"
+                case other:
+                    said = other.value if isinstance(other, Place) else "not in hand"
                     self.violated("verdict", f"{consumer.name} passes {verdict} on {delivery.id}, which is {said}")
             if hand is not None:
                 hand.place, hand.verdict = Place.PASSED, verdict

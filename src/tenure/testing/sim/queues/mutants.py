@@ -143,7 +143,7 @@ class _CancelsLate(Locks):
 
 
 class _IgnoresTime(Locks):
-    def _end(self, hold: Hold, why: str, now: float, effects: list[Effect]) -> None:  # type: ignore[override]
+    def _end(self, hold: Hold, why: str, now: float, effects: list[Effect]) -> None:
         hold.over = True
 
 
