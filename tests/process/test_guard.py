@@ -114,7 +114,8 @@ def test_the_command_has_none_of_our_files_and_the_usual_signals(tmp_path: Path)
     assert files == "['0', '1', '2']"
     assert count == "4"  # and the one that lists them
     assert int(blocked.split()[1], 16) == 0
-    assert int(ignored.split()[1], 16) == 0
+    # The C library ignores its own two, 32 and 33, in whatever it spawns: make, for one, hands them down to us.
+    assert int(ignored.split()[1], 16) & ~(0b11 << 31) == 0
 
 
 def until_it_traps(pid: int) -> None:

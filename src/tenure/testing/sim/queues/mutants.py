@@ -342,8 +342,9 @@ class _CompletesAndKeeps(SimulatedBroker):
     """Says yes to a complete, and leaves the message where it is."""
 
     def _move(self, shelf: Shelf, row: Row, to: Place) -> None:
-        if to is Place.GONE and row.place is Place.LOCKED and row.delivery_count == 1:
-            super()._put(shelf, row, row.visible_at, self._clock.now())
+        now = self._clock.now()
+        if to is Place.GONE and row.place is Place.LOCKED and row.delivery_count == 1 and now < row.expires_at:
+            super()._put(shelf, row, row.visible_at, now)
         else:
             super()._move(shelf, row, to)
 
