@@ -29,8 +29,6 @@ def orders() -> bytes:
 
 def wear(on_stop: Callable[[], object] | None = None) -> None:
     """Watch standard input from a thread: a line calls *on_stop*, its end ends the process at once."""
-    if sys.platform == "linux":
-        _tie()
 
     def watch() -> None:
         while os.read(0, 1024):  # not sys.stdin: a thread that is blocked in it disturbs the interpreter's end
@@ -41,9 +39,22 @@ def wear(on_stop: Callable[[], object] | None = None) -> None:
     threading.Thread(target=watch, name="leash", daemon=True).start()
 
 
-def _tie() -> None:
-    """Let the system end us with our parent, too: a process that is stopped watches nothing."""
+def tie() -> None:
+    """Let the system end this process with its parent, too: one that is stopped watches nothing.
+
+    Called in the child before it becomes another program, so that there is no moment without it.
+    """
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, *_arguments)
+
+
+_PR_SET_PDEATHSIG = 1
+_prctl: Callable[..., object] | None = None
+_arguments: tuple[object, ...] = ()
+if sys.platform == "linux":
+    # Loaded here and not in tie(): between fork and exec, nothing may be imported.
     with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, a C library without prctl
         import ctypes
 
-        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), *map(ctypes.c_ulong, (0, 0, 0)))  # PR_SET_PDEATHSIG
+        _prctl = ctypes.CDLL(None).prctl
+        _arguments = tuple(map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenure.demo import leash
 from tenure.demo.instance import Station
 from tenure.demo.report import Report
 from tenure.demo.scene import Player
@@ -128,6 +129,7 @@ class Stage:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-W", "ignore", "-m", f"tenure.demo.{module}"),
                 stdin=PIPE,  # the leash
+                preexec_fn=leash.tie,
                 stdout=PIPE,
                 stderr=errors,
                 # A group of its own: Ctrl-C is for the director, who then ends the others.
