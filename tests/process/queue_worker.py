@@ -3,6 +3,7 @@
 ``run(FILE, MODE)`` is its life. Its effects stand in FILE too, in the table ``effect``:
 
 - ``together``: receives some, writes their effects and completes them in one transaction of its own;
+- ``holding``: receives some, tells the pipe, and does nothing about them: who kills it hits messages in hand for sure;
 - ``apart``: a handler writes its effect, and the pump completes the message when it returns; both tell the pipe when
   they have begun;
 - ``stopped``: receives one message, stops itself, and settles it when it is let go on; tells the pipe what it was told.
@@ -48,6 +49,13 @@ async def receive_on_and_on(queue: tenure.Queue, connection: sqlite3.Connection,
         tell_once(told)
 
 
+async def hold(queue: tenure.Queue, told: Connection) -> None:
+    while not await queue.receive(max=20, wait=1.0):
+        pass
+    tell_once(told)
+    await asyncio.Event().wait()
+
+
 async def consume(queue: tenure.Queue, connection: sqlite3.Connection, told: Connection) -> None:
     async def handler(message: tenure.Message) -> None:
         connection.execute(EFFECT, (message.id, message.delivery_count, os.getpid()))
@@ -84,6 +92,8 @@ async def main(file: str, mode: str, told: Connection) -> None:
             await stop_and_go_on(queue, connection, told)
         elif mode == "together":
             await receive_on_and_on(queue, connection, told)
+        elif mode == "holding":
+            await hold(queue, told)
         else:
             await consume(queue, connection, told)
 
