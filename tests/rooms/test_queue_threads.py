@@ -145,3 +145,64 @@ def test_deferred(backend: tenure.sync.Backend) -> None:
     [again] = queue.receive_deferred(message.sequence)
     again.complete()
     assert queue.peek_deferred() == []
+
+
+def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send(b"bad")
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def handle(message: tenure.sync.Message) -> None:
+        raise LookupError
+
+    def hook(message: tenure.Message, error: BaseException) -> None:
+        blocked.set()
+        go_on.wait(PATIENCE)
+
+    consuming = threading.Thread(target=lambda: queue.consume(handle, on_error=hook, until_empty=True))
+    with backend.election("chair", ttl=0.5).campaign() as term:
+        consuming.start()
+        assert blocked.wait(PATIENCE)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:  # for three leases
+            term.check()
+            time.sleep(0.01)
+        queue.pause()
+        go_on.set()
+        queue.drain()
+    consuming.join()
+
+
+def test_a_handler_may_drain_and_does_not_wait_for_itself(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send_batch([tenure.Outgoing(b"%d" % n) for n in range(3)])
+    handled: list[bytes] = []
+
+    def handle(message: tenure.sync.Message) -> None:
+        queue.drain()
+        handled.append(message.body)
+
+    queue.consume(handle, concurrency=1, grace=PATIENCE)
+    assert handled == [b"0"]
+    assert queue.stats().ready == 2
+
+
+def test_drain_waits_for_what_runs(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    begun, drained = threading.Event(), threading.Event()
+    handled: list[bytes] = []
+
+    def handle(message: tenure.sync.Message) -> None:
+        begun.set()
+        assert not drained.wait(0.2)
+        handled.append(message.body)
+
+    consuming = threading.Thread(target=lambda: queue.consume(handle))
+    consuming.start()
+    assert begun.wait(PATIENCE)
+    queue.drain()
+    drained.set()
+    assert handled == [b"one"]
+    assert queue.stats() == tenure.Stats()
+    consuming.join()

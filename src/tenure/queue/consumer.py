@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tenure.errors import LockLost, TenureError, Unavailable
 from tenure.events import Event, HandlerOverran, MessageDied, MessageFailed
 from tenure.queue.desk import Desk, Message, listen, obituary
-from tenure.queue.handlers import Handler, Handlers, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import (
     NEVER,
     Answered,
@@ -178,10 +178,6 @@ class Consumer:
         self._loop.call_later(wait + patience, self._leave_behind)
         self._loop.call_later(wait + 2 * patience, self._give_up)
         self._feed(Drain(self._desk.clock.now() + wait))
-
-    def is_run_by(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether *task* is one in which this consumer's handlers run."""
-        return any(worker.task is task for worker in self._workers)
 
     # --- the machine ---
 
@@ -386,6 +382,7 @@ class _Worker:
         desk, pump, serve = consumer._desk, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer._turn_soon
         success, inbox = consumer._verdict, consumer._inbox
+        CALLING.set(consumer)
         yielded_at = now()
         while True:
             moment = now()

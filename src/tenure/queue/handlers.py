@@ -11,6 +11,7 @@ import multiprocessing
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from tenure.errors import ConfigError
@@ -19,6 +20,9 @@ from tenure.queue.desk import BlockingMessage, Message, Received
 Handler = Callable[[Any], Any]
 RunIn = Literal["auto", "thread", "process"]
 Served = Callable[[Message], Awaitable[object]]
+
+CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
+"""The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
 
 
 class Handlers:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +16,7 @@ from tenure.queue.broker import Claim
 from tenure.queue.consumer import Consumer, OnError
 from tenure.queue.dead import DeadLetters
 from tenure.queue.desk import Desk, Message, Received
-from tenure.queue.handlers import Handler, RunIn
+from tenure.queue.handlers import CALLING, Handler, RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.message import HeaderValue, Outgoing, Stats, check_text
 from tenure.queue.producer import Producer, Requests, outgoing
@@ -42,8 +44,7 @@ class Queue:
         self._desk = desk
         self._producer = Producer(desk)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
-        self._consumers: list[Consumer | SessionConsumer] = []
-        self._running: set[asyncio.Task[Any]] = set()
+        self._at_work: list[_AtWork] = []
 
     # --- sending ---
 
@@ -209,17 +210,16 @@ class Queue:
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
         """
-        await self._desk.ready()
-        consumer = self.consumer(handler, **options)
-        self._consumers.append(consumer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._running.add(task)
+        at_work = _AtWork()
+        self._at_work.append(at_work)
         try:
-            await consumer.run(stop)
+            await self._desk.ready()
+            if at_work.may_begin:
+                at_work.consumer = self.consumer(handler, **options)
+                await at_work.consumer.run(stop)
         finally:
-            self._consumers.remove(consumer)
-            self._running.discard(task)
+            self._at_work.remove(at_work)
+            at_work.ended.set_result(None)
 
     def consumer(
         self,
@@ -308,13 +308,13 @@ class Queue:
 
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
-        for consumer in self._consumers:
-            consumer.pause()
+        for one in list(self._at_work):
+            one.tell(one.pause)
 
     def resume(self) -> None:
         """Let it claim again."""
-        for consumer in self._consumers:
-            consumer.resume()
+        for one in list(self._at_work):
+            one.tell(one.resume)
 
     async def drain(self, grace: float | None = None) -> None:
         """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
@@ -324,15 +324,13 @@ class Queue:
         Args:
             grace: Unset, what ``consume`` was given.
         """
-        current = asyncio.current_task()
-        assert current is not None
-        by_handler = any(consumer.is_run_by(current) for consumer in self._consumers)
-        for consumer in list(self._consumers):
-            consumer.drain(grace)
-        if by_handler:
-            return
-        if waiting := [task for task in self._running if task is not current]:
-            await asyncio.wait(waiting)
+        at_work = list(self._at_work)
+        for one in at_work:
+            one.tell(one.drain, grace)
+        calling = CALLING.get()
+        by_handler = calling is not None and any(one.consumer is calling for one in at_work)
+        if at_work and not by_handler:
+            await asyncio.wait([asyncio.wrap_future(one.ended) for one in at_work])
 
     # --- looking on ---
 
@@ -349,6 +347,41 @@ class Queue:
         await self.drain(grace=0.0)
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
+
+
+class _AtWork:
+    """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | SessionConsumer | None = None  # none yet
+        self.may_begin = True
+        self.ended: Future[None] = Future()
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make the *call* where the consumer lives."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            call(*arguments)
+        else:
+            with suppress(RuntimeError):  # that loop is closed, and all on it has ended
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    def pause(self) -> None:
+        if self.consumer is not None:
+            self.consumer.pause()
+
+    def resume(self) -> None:
+        if self.consumer is not None:
+            self.consumer.resume()
+
+    def drain(self, grace: float | None) -> None:
+        self.may_begin = False
+        if self.consumer is not None:
+            self.consumer.drain(grace)
 
 
 def _ids(ids: Sequence[str]) -> Sequence[str]:

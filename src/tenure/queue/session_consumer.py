@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from typing import Any
 
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.pacing import Timing, later
 from tenure.queue.consumer import OnError, complain, judge_failure, on_sigterm
 from tenure.queue.desk import POLL, Desk, Message
-from tenure.queue.handlers import Handler, Handlers, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, Complete, Delivery, Verdict
 from tenure.queue.retry import Reject, Retry, RetryPolicy
@@ -103,10 +102,6 @@ class SessionConsumer:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._grace if grace is None else grace, self._cut_short)
 
-    def is_run_by(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether *task* is one in which this consumer's handlers run."""
-        return task in self._workers
-
     def _cut_short(self) -> None:
         for worker in self._workers:
             worker.cancel()
@@ -116,6 +111,7 @@ class SessionConsumer:
         self.drain()
 
     async def _work(self) -> None:
+        CALLING.set(self)
         desk = self._desk
         try:
             while not self._stopping.is_set():

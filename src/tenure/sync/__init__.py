@@ -1,7 +1,8 @@
 """tenure for threads: the same face, run on the keeper's loop. No second copy of the code.
 
 Every call is handed to the asynchronous object of the same name and waited for. Work runs on a thread of its own. A
-thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before every act.
+thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before every act. Queues are consumed on one
+more loop, a backend's own, where hooks and handlers may block without delaying a renewal.
 
 ::
 
@@ -12,6 +13,7 @@ thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal
@@ -21,6 +23,7 @@ from tenure.election.elector import Health
 from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.keeper import Keeper
+from tenure.loopthread import LoopThread
 from tenure.pacing import DERIVED
 from tenure.queue.desk import BlockingMessage as Message
 from tenure.sync.elections import Election, Term
@@ -38,6 +41,8 @@ class Backend:
         self._behind = tenure.backend.Backend(url, on_event=on_event, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: Keeper | None = None
+        self._pumps: LoopThread | None = None
+        self._guard = threading.Lock()
 
     def __enter__(self) -> Backend:
         keeper = Keeper.enter()
@@ -57,6 +62,10 @@ class Backend:
             keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))
         finally:
             keeper.leave()
+            with self._guard:
+                pumps, self._pumps = self._pumps, None
+            if pumps is not None:
+                pumps.end()
 
     def election(
         self,
@@ -107,15 +116,27 @@ class Backend:
         queue = self._behind.queue(
             name, lock=lock, max_deliveries=max_deliveries, dedupe_window=dedupe_window, body_max=body_max
         )
-        return Queue(queue, self._keeper)
+        return Queue(queue, self._keeper, self._pump_thread)
 
     leaders = blocking(tenure.backend.Backend.leaders)
     queues = blocking(tenure.backend.Backend.queues)
     diagnose = blocking(tenure.backend.Backend.diagnose)
     migrate = blocking(tenure.backend.Backend.migrate)
 
+    def _pump_thread(self) -> LoopThread:
+        """Return the loop on which queues are consumed, started when the first one is."""
+        with self._guard:
+            if self._pumps is None:
+                self._require_open()
+                self._pumps = LoopThread()
+                self._pumps.start("tenure-pumps")
+            return self._pumps
+
     @property
     def _keeper(self) -> Keeper:
+        return self._require_open()
+
+    def _require_open(self) -> Keeper:
         if self._entered is None:
             raise ConfigError(f"{self.url} is not open; use it inside 'with tenure.sync.connect(…) as backend:'")
         return self._entered
@@ -124,6 +145,7 @@ class Backend:
 def connect(url: str, *, on_event: Callable[[Event], None] | None = None) -> Backend:
     """Connect to the store at *url*; use it as ``with tenure.sync.connect(url) as backend:``.
 
-    See :func:`tenure.connect`. *on_event* is called on the keeper's thread, so it must return at once.
+    See :func:`tenure.connect`. *on_event* is called on threads of tenure's own. What it is told of elections comes on
+    the one that renews the leases, so it must return at once.
     """
     return Backend(url, on_event=on_event)

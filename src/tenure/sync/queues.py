@@ -14,6 +14,7 @@ import tenure.queue.dead
 import tenure.queue.queue
 import tenure.queue.session
 from tenure.keeper import Keeper
+from tenure.loopthread import LoopThread
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.handlers import Handler
 from tenure.sync.portal import blocking
@@ -25,11 +26,12 @@ T = TypeVar("T")
 class Queue:
     """A queue of messages, each for one of the consumers that compete for them. See :class:`tenure.Queue`."""
 
-    def __init__(self, queue: tenure.queue.queue.Queue, keeper: Keeper) -> None:
+    def __init__(self, queue: tenure.queue.queue.Queue, keeper: Keeper, pumps: Callable[[], LoopThread]) -> None:
         self.name: str = queue.name
         self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, keeper)
         self._behind = queue
         self._keeper = keeper
+        self._pumps = pumps
 
     send = blocking(tenure.queue.queue.Queue.send)
     send_batch = blocking(tenure.queue.queue.Queue.send_batch)
@@ -67,15 +69,15 @@ class Queue:
                 await self._behind.consume(handler, stop=stopping, **options)
 
         with _sigterm(self._drain_soon) if hear else _silence():
-            self._keeper.call_blocking(pump)
+            self._pumps().call_blocking(pump)  # not on the keeper's loop: on_error and on_event may block
 
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, until :meth:`resume`."""
-        self._keeper.loop.call_soon_threadsafe(self._behind.pause)
+        self._behind.pause()
 
     def resume(self) -> None:
         """Let it claim again."""
-        self._keeper.loop.call_soon_threadsafe(self._behind.resume)
+        self._behind.resume()
 
     def _drain_soon(self) -> None:
         self._keeper.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._behind.drain()))

@@ -1,0 +1,157 @@
+"""A background thread with an event loop of its own, and the ways to have something done on it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from tenure.errors import ConfigError, Unavailable
+
+T = TypeVar("T")
+
+CLOSED = "the backend is closed, and its threads with it; connect again"
+
+
+class LoopThread:
+    """A daemon thread in which an event loop turns, from :meth:`start` to :meth:`end`.
+
+    What is called sees the context variables of who called.
+
+    Args:
+        loop: The loop; made anew unless given. One that is given and never started turns by somebody else's doing.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._is_ending = False  # nothing is sent to the loop any more
+        self._under_way: set[Future[Any]] = set()
+
+    def start(self, name: str) -> None:
+        """Let the loop turn, in a thread of this *name*."""
+        self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the thread, and wait for that unless it is our own; what is under way there is cancelled."""
+        with self._lock:
+            self._is_ending = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    async def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine that *start* makes on this loop, and return its result on ours."""
+        if asyncio.get_running_loop() is self.loop:
+            return await start()
+        return await asyncio.wrap_future(self.submit(start))
+
+    def submit(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run the coroutine that *start* makes on the loop; cancel the future to cancel it.
+
+        Raises:
+            Unavailable: The thread has ended, with the last backend that used it.
+            ConfigError: We are a forked child, and the thread stayed with the parent.
+        """
+        call = self._send(start)
+        call.outcome.add_done_callback(lambda outcome: call.call_off() if outcome.cancelled() else None)
+        return call.outcome
+
+    def call_blocking(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run the coroutine that *start* makes on the loop, and block this thread until it has ended.
+
+        An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("tenure.sync was called on a thread of its own, which would wait for itself")
+        call = self._send(start)
+        try:
+            return call.outcome.result()
+        except BaseException:
+            if not call.outcome.done():
+                call.call_off()
+                concurrent.futures.wait([call.outcome])
+            raise
+
+    def _send(self, start: Callable[[], Coroutine[Any, Any, T]]) -> _Call[T]:
+        if os.getpid() != self._process:
+            raise ConfigError(
+                f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
+                "connect again after the fork"
+            )
+        call = _Call(self, start)
+        with self._lock:
+            if self._is_ending:
+                raise Unavailable(CLOSED)
+            self._under_way.add(call.outcome)
+            self.loop.call_soon_threadsafe(call.begin, context=contextvars.copy_context())
+        call.outcome.add_done_callback(self._under_way.discard)
+        return call
+
+    def _turn(self) -> None:
+        """Be the thread."""
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            while not self._is_ending:
+                try:
+                    loop.run_forever()
+                except BaseException as error:  # SystemExit in somebody's callback must not end everybody's work
+                    loop.call_exception_handler(
+                        {"message": "a callback tried to end a thread of tenure's", "exception": error}
+                    )
+            # Whoever still waits for an answer hears why none comes, and not just that it was cancelled.
+            for outcome in list(self._under_way):
+                with suppress(InvalidStateError):
+                    outcome.set_exception(Unavailable(CLOSED))
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine on its way to the thread's loop, and its result on the way back."""
+
+    def __init__(self, thread: LoopThread, start: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.outcome: Future[T] = Future()
+        self._loop = thread.loop
+        self._start = start
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        if not self.outcome.done():
+            self._task = self._loop.create_task(self._start())
+            self._task.add_done_callback(self._end)
+
+    def call_off(self) -> None:
+        """Cancel it, from whatever thread; its outcome is then still to come."""
+        with suppress(RuntimeError):  # the loop is closed, and everything there has ended
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self.outcome.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        with suppress(InvalidStateError):  # who asked has gone, or was told already
+            if task.cancelled():
+                self.outcome.set_exception(asyncio.CancelledError())
+            elif error := task.exception():
+                self.outcome.set_exception(error)
+            else:
+                self.outcome.set_result(task.result())
