@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -492,6 +493,78 @@ async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
         assert await queue.stats() == Stats()
     assert effects(house) == 20
     assert [event for event in happened if not isinstance(event, GivenBack)] == []
+
+
+class Lingering(sqlite3.Connection):
+    """Stays in its commit, when that is done, until the pump has asked for more time."""
+
+    renewed: threading.Event
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        cursor = super().execute(statement, *values)
+        if statement == "COMMIT":
+            self.renewed.clear()
+            assert self.renewed.wait(20.0)
+        return cursor
+
+
+async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
+    house: House, user: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[Event] = []
+    errors: list[BaseException] = []
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    Lingering.renewed = threading.Event()
+
+    def work(message: tenure.BlockingMessage) -> None:
+        with closing(sqlite3.connect(house.path, isolation_level=None, factory=Lingering)) as connection:
+            with sqlite.transact(connection) as queues:
+                queues.complete(message)
+            loop.call_soon_threadsafe(stop.set)
+
+    renew = SqliteBroker.renew
+
+    async def renewing(self: SqliteBroker, *arguments: Any) -> Any:
+        answers = await renew(self, *arguments)
+        asyncio.get_running_loop().call_later(0.1, Lingering.renewed.set)  # when the pump has heard
+        return answers
+
+    monkeypatch.setattr(SqliteBroker, "renew", renewing)
+    async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
+        queue = backend.queue("q", lock=1.0)
+        await queue.send(b"x")
+        async with asyncio.timeout(20.0):
+            await queue.consume(work, stop=stop, on_error=lambda _, error: errors.append(error))
+        assert await queue.stats() == Stats()
+    assert errors == []
+    assert happened == []
+
+
+async def test_a_commit_that_fails_leaves_the_message_ours(house: House, user: sqlite3.Connection) -> None:
+    user.executescript(
+        "PRAGMA foreign_keys = ON; CREATE TABLE a (id INTEGER PRIMARY KEY);"
+        "CREATE TABLE b (a REFERENCES a DEFERRABLE INITIALLY DEFERRED);"
+    )
+    noted: list[bool | None] = []
+
+    class Noting(tenure.Message):
+        def note_settling(self) -> None:
+            noted.append(None)
+
+        def note_settled(self, stands: bool = True) -> None:
+            noted.append(stands)
+
+    async with tenure.connect(f"sqlite:///{house.path}") as backend:
+        queue = backend.queue("q")
+        await queue.send(b"x")
+        [got] = await queue.receive()
+        message = Noting(got.delivery, got._desk)
+        with pytest.raises(sqlite3.IntegrityError), sqlite.transact(user) as queues:
+            user.execute("INSERT INTO b VALUES (1)")
+            queues.complete(message)
+        assert noted == [None, False]
+        await got.complete()
 
 
 async def test_a_sender_in_a_transaction_wakes_who_waits(house: House, user: sqlite3.Connection) -> None:

@@ -381,9 +381,20 @@ class Message(Received):
         """
         await self._settle(completion(self._desk, [answer_to(self, body, headers, json)], 0.0))
 
-    def note_settled(self) -> None:
-        """Take note that it was settled by other means, as in a transaction of your own; the broker isn't asked."""
-        self._gone()
+    def note_settling(self) -> None:
+        """Take note that it is being settled by other means, as in a transaction of your own that is now committed.
+
+        A renewal that finds it gone meanwhile takes that for no loss. :meth:`note_settled` follows.
+        """
+        if self._keeper is not None:
+            self._keeper.asks(self._delivery)
+
+    def note_settled(self, stands: bool = True) -> None:
+        """Take note that it was settled by other means, if that *stands*; the broker isn't asked."""
+        if stands:
+            self._gone()
+        if self._keeper is not None:
+            self._keeper.heard(self._delivery)
 
     async def _settle(self, verdict: Verdict) -> None:
         keeper = self._keeper
@@ -445,11 +456,15 @@ class BlockingMessage(Received):
         end: float = self._call(self._message.renew)
         return end
 
-    def note_settled(self) -> None:
+    def note_settling(self) -> None:
+        """Take note that it is being settled by other means. See :meth:`Message.note_settling`."""
+        self._message.note_settling()  # which needs no loop: a transaction is open, and is not to wait for one
+
+    def note_settled(self, stands: bool = True) -> None:
         """Take note that it was settled by other means. See :meth:`Message.note_settled`."""
 
         async def note() -> None:
-            self._message.note_settled()
+            self._message.note_settled(stands)
 
         self._call(note)
 

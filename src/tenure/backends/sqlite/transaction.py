@@ -41,8 +41,12 @@ class Held(Protocol):
         """What the broker handed out."""
         ...
 
-    def note_settled(self) -> None:
-        """Take note that it was settled."""
+    def note_settling(self) -> None:
+        """Take note that it is being settled."""
+        ...
+
+    def note_settled(self, stands: bool = True) -> None:
+        """Take note that it was settled, or else that it was not."""
         ...
 
 
@@ -67,11 +71,10 @@ def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[W
     try:
         within = Within(connection)
         yield within
-        connection.execute("COMMIT")  # commit() does nothing in the newer of Python's modes
+        within.commit()
     except BaseException:
         _roll_back(connection)
         raise
-    within.committed()
 
 
 class Within:
@@ -83,13 +86,13 @@ class Within:
         queues = Within(connection)
         connection.execute("UPDATE account SET balance = balance + ? …")
         queues.complete(message)
-        connection.commit()
-        queues.committed()
+        queues.commit()
 
-    ``committed`` wakes the consumers that wait for what was sent, and tells the message pump that it has no verdict to
-    pass any more. Without it, consumers find the messages when they look again by themselves (a pump does so every
-    five seconds), and the pump hears that the lock is lost. Errors of the database are the caller's, as those of its
-    own statements are.
+    ``commit`` also wakes the consumers that wait for what was sent, and tells the message pump that it has no verdict
+    to pass any more. Where somebody else commits, call ``committed`` after that: a renewal in between may find the
+    message gone, and call its lock lost. Without either, consumers find the messages when they look again by themselves
+    (a pump does so every five seconds), and the pump hears that the lock is lost. Errors of the database are the
+    caller's, as those of its own statements are.
 
     Args:
         connection: The caller's own, to the file with the queues.
@@ -141,8 +144,21 @@ class Within:
         """Tell whether the inbox of *queue* remembers that a message with this *id* was completed."""
         return self._open().are_remembered(queue, [id])[0]
 
+    def commit(self) -> None:
+        """Commit the transaction, and tell everybody."""
+        for message in self._settled:
+            message.note_settling()
+        try:
+            self._connection.execute("COMMIT")  # commit() does nothing in the newer of Python's modes
+        except BaseException:
+            settled, self._settled = self._settled, []
+            for message in settled:
+                message.note_settled(stands=False)
+            raise
+        self.committed()
+
     def committed(self) -> None:
-        """Tell everybody, after the commit."""
+        """Tell everybody, after a commit that was not ours."""
         rung, self._rung = self._rung, {}
         for name in rung:
             tell(os.path.realpath(self._path), topic_of(name))
