@@ -11,6 +11,7 @@ import pytest
 from tenure.backends import memory
 from tenure.errors import ConfigError
 from tenure.lease import Granted, HeldBy
+from tenure.queue.message import COMPLETE, Outgoing, Settlement
 from tenure.url import Url
 
 
@@ -92,3 +93,17 @@ async def test_it_tells_about_itself() -> None:
         "memory": "shared in this process as 'facts'",
         "names": "1",
     }
+
+
+async def test_nobody_is_woken_for_the_lock_of_what_is_settled() -> None:
+    backend = memory.open(Url.parse("memory:"))
+    await backend.broker.send("orders", [Outgoing(b"a"), Outgoing(b"b")])
+    claim = await backend.broker.receive("orders", 1, 10.0)
+    await backend.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
+    kept = await backend.broker.receive("orders", 1, 60.0)
+    assert len(kept.deliveries) == 1
+    due_in = (await backend.broker.receive("orders", 1, 10.0)).due_in
+    assert due_in is not None
+    assert 50.0 < due_in <= 60.0
+    await backend.broker.settle([Settlement(kept.deliveries[0], COMPLETE)])
+    assert (await backend.broker.receive("orders", 1, 10.0)).due_in is None

@@ -680,7 +680,20 @@ def _next_of(shelf: Shelf, session: Session) -> int | None:
 
 
 def _due_in(shelf: Shelf, now: float) -> float | None:
+    # An alarm for what is settled by now would wake every idle consumer for nothing, once for each claim ever made.
+    while shelf.alarms and not _is_awaited(shelf, shelf.alarms[0][2]):
+        heapq.heappop(shelf.alarms)
     return max(0.0, shelf.alarms[0][0] - now) if shelf.alarms else None
+
+
+def _is_awaited(shelf: Shelf, what: Row | Session | Locks) -> bool:
+    """Tell whether time alone may still change something about *what*."""
+    if isinstance(what, Locks):
+        return any(row.token == what.token and row.place is Place.LOCKED for row in what.rows)
+    if isinstance(what, Session):
+        return what.token != 0
+    is_here = shelf.rows.get(what.sequence) is what
+    return is_here and (what.place is Place.DELAYED or what.expires_at < NEVER)
 
 
 def _is_meant(row: Row, which: Selection) -> bool:
