@@ -28,6 +28,7 @@ from tenure.queue.machine import (
     CancelHandler,
     Claimed,
     Drain,
+    Dropped,
     Effect,
     Habits,
     Hint,
@@ -135,7 +136,7 @@ class Consumer:
         self._ended = self._loop.create_future()
         now = desk.clock.now()
         locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=now)
-        keeper = LockKeeper(desk, locks, self._cancel_handler)
+        keeper = LockKeeper(desk, locks, self._cancel_handler, self._look_again)
         await desk.keeper.call(keeper.begin)
         unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
         try:
@@ -204,8 +205,7 @@ class Consumer:
 
     def _turn(self) -> None:
         self._turning = False
-        # A handler that settled its message by itself leaves us no answer to wait for: see whether that was the last.
-        self._feed(Hint() if self._until_empty and not self._pump.outstanding else Tick())
+        self._look_again()  # a handler that settled its message by itself leaves us no answer to wait for
 
     def _arm(self) -> None:
         wake_at = self._pump.wake_at
@@ -334,6 +334,10 @@ class Consumer:
             if worker.delivery is not None and worker.delivery[:3] == held[:3]:
                 worker.cancel(why)
 
+    def _look_again(self) -> None:
+        """Let the machine look at what is left; if that is nothing, whether more has come."""
+        self._feed(Hint() if self._until_empty and not self._pump.outstanding else Tick())
+
     def _leave_behind(self) -> None:
         for worker in self._workers:
             worker.cancel("leave")
@@ -444,12 +448,20 @@ class LockKeeper:
         desk: Where the broker is reached.
         locks: The machine.
         cancel: Called on the loop that is running now, to cancel whoever works under a lock.
+        dropped: Called there when something of a claim is done with: what was given back has arrived, or was lost.
     """
 
-    def __init__(self, desk: Desk, locks: Locks, cancel: Callable[[Delivery | SessionLock, Why], None]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        locks: Locks,
+        cancel: Callable[[Delivery | SessionLock, Why], None],
+        dropped: Callable[[], None] | None = None,
+    ) -> None:
         self._desk = desk
         self._locks = locks
         self._cancel = cancel
+        self._dropped = dropped
         self._home = asyncio.get_running_loop()  # where the handlers run
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -480,6 +492,8 @@ class LockKeeper:
                     self._spawn(self._ask(ask, self._desk.broker.settle(settlements)))
                 case CancelHandler(held, why):
                     self._at_home(self._cancel, held, why)
+                case Dropped() if self._dropped is not None:
+                    self._at_home(self._dropped)
                 case Tell(event_):
                     self._at_home(self._desk.tell, event_)
         if not self._ended:

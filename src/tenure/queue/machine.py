@@ -28,6 +28,7 @@ the broker (by the locks), each by one step that only one of them can win.
     RUNNING ◀──▶ PAUSED          Pause gives the buffer back, what runs goes on; Resume
        │            │
        └──▶ DRAINING ──▶ STOPPED   Drain: finish what runs until the deadline, cancel and give back the rest, settle all
+                                   Stopped when every verdict and every give-back, the locks' too, is answered
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Hold:
     settled: int = 0
     """How many the pump has heard the last of. Only the pump writes it."""
     dropped: int = 0
-    """How many were given back or lost. Only the locks write it."""
+    """How many the locks have lost, or given back and heard so. Only the locks write it."""
     over: bool = False
     """It can't be believed any more."""
 
@@ -270,7 +271,12 @@ class Tell:
     event: Event
 
 
-Effect = Receive | Settle | Renew | Serve | CancelHandler | CancelAll | Report | Tell
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What the locks gave back has arrived, or something was lost: let the pump look, which may wait for that."""
+
+
+Effect = Receive | Settle | Renew | Serve | CancelHandler | CancelAll | Report | Tell | Dropped
 
 
 # --- the pump ----------------------------------------------------------------------------------------------------
@@ -621,7 +627,8 @@ class Pump:
                 self.judge(delivery, GIVE_BACK)
             self._flush(now, effects)
             kept = []
-        if not (self.busy or kept or self._claiming or self._settling or self._unsettled):
+        # A hold that is left is one of which the locks give something back: unanswered, it would count as a delivery.
+        if not (self.busy or kept or self._claiming or self._settling or self._unsettled or self._holds):
             self._move(State.STOPPED)
 
     def _move(self, to: State) -> None:
@@ -670,6 +677,7 @@ class Locks:
         self._returning: list[tuple[Settlement, float]] = []  # to be given back, and until when that makes sense
         self._return_at = now
         self._returns: dict[int, list[tuple[Settlement, float]]] = {}
+        self._has_dropped = False
 
     def handle(self, event: LocksInput, now: float) -> list[Effect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
@@ -686,6 +694,9 @@ class Locks:
         self._renew(now, effects)
         self._give_back(now, effects)
         self._set_alarm(now)
+        if self._has_dropped:
+            self._has_dropped = False
+            effects.append(Dropped())
         return effects
 
     @property
@@ -796,6 +807,7 @@ class Locks:
             self._drop(hold)
 
     def _drop(self, hold: Hold) -> None:
+        self._has_dropped = True
         hold.dropped += 1
         if hold.done:
             self._holds.pop(hold.token, None)
@@ -809,7 +821,6 @@ class Locks:
             while True:  # from the end: the pump takes from the front
                 self._returning.append((Settlement(hold.waiting.pop(), GIVE_BACK), hold.sure_until))
                 count += 1
-                self._drop(hold)
         except IndexError:
             if count:
                 effects.append(Tell(GivenBack(now, self.name, self._holder, count)))
@@ -828,10 +839,15 @@ class Locks:
         now: float,
         effects: list[Effect],
     ) -> None:
+        over = batch
         if isinstance(answers, NoAnswer):
             effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "give back", answers.why)))
-            self._returning[:0] = [one for one in batch if now < one[1]]  # later, their locks have ended anyway
+            self._returning[:0] = [one for one in batch if now < one[1]]
+            over = [one for one in batch if now >= one[1]]  # their locks have ended anyway
             self._return_at = now + later(self.habits.timing.retry_every, self._dice)
+        for settlement, _ in over:
+            if (hold := self._holds.get(settlement.delivery.token)) is not None:
+                self._drop(hold)
 
 
 def _withdraw(hold: Hold, sequence: int) -> bool:

@@ -20,6 +20,7 @@ from tenure.queue.machine import (
     CancelHandler,
     Claimed,
     Drain,
+    Dropped,
     Effect,
     Habits,
     Hint,
@@ -149,6 +150,8 @@ def _told(effect: Effect) -> str:
             return f"renew #{ask}: {' '.join(_held(one) for one in held)}"
         case Serve():
             return "serve"
+        case Dropped():
+            return "dropped"
         case CancelHandler(held, why):
             return f"cancel the handler of {_held(held)}: {why}"
         case CancelAll():

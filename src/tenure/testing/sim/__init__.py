@@ -63,8 +63,7 @@ def campaign(
     if seeds is None and elections is None:
         raise ConfigError("a campaign needs an end: say which seeds, or how many elections")
     _parts(mutant)
-    found = reports(_job, seeds, mutant, processes or os.cpu_count() or 1)
-    return until(elections, found, lambda report: report.elections)
+    return until(elections, reports(_job, seeds, mutant, processes or os.cpu_count() or 1))
 
 
 def _job(job: Job) -> Report:

@@ -47,6 +47,9 @@ class Outcome:
     """
 
     options: ClassVar[str] = ""
+    """What the command line needs beside the seed."""
+    unit: ClassVar[str] = ""
+    """What is counted."""
 
     seed: int
     mutant: str | None
@@ -65,9 +68,14 @@ class Outcome:
         return not self.violations
 
     @property
-    def counted(self) -> str:
-        """How much was done, in words."""
+    def amount(self) -> int:
+        """How many of them there were."""
         raise NotImplementedError
+
+    @property
+    def counted(self) -> str:
+        """How many of them there were, in words."""
+        return f"{self.amount} {self.unit}"
 
     @property
     def replay(self) -> str:
@@ -87,12 +95,14 @@ class Outcome:
 class Report(Outcome):
     """The result of one seed of elections; ``recovery`` tells how long nobody led after the faults."""
 
+    unit: ClassVar[str] = "elections"
+
     elections: int
 
     @property
-    def counted(self) -> str:
+    def amount(self) -> int:
         """How many elections were held."""
-        return f"{self.elections} elections"
+        return self.elections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +110,18 @@ class QueueReport(Outcome):
     """The result of one seed of a queue; ``recovery`` tells how long messages were unsettled after the faults."""
 
     options: ClassVar[str] = "--queues "
+    unit: ClassVar[str] = "messages"
 
     messages: int
     """How many were sent and acknowledged."""
     deliveries: int
 
     @property
+    def amount(self) -> int:
+        """How many messages were acknowledged to their senders; all of them were settled, if no promise was broken."""
+        return self.messages
+
+    @property
     def counted(self) -> str:
-        """How many messages there were."""
+        """How many messages there were, in words."""
         return f"{self.messages} messages, delivered {self.deliveries} times"

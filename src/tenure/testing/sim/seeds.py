@@ -33,13 +33,13 @@ def reports(run: Callable[[Job], R], seeds: Iterable[int] | None, mutant: str | 
             yield from pool.imap(run, chunk, CHUNK)
 
 
-def until(enough: int | None, found: Iterator[R], count: Callable[[R], int]) -> Iterator[R]:
-    """Yield what is *found* up to the one with which *count* has come to *enough*."""
-    counted = 0
+def until(enough: int | None, found: Iterator[R]) -> Iterator[R]:
+    """Yield what is *found* up to the one with which their amounts have come to *enough*."""
+    amount = 0
     for report in found:
         yield report
-        counted += count(report)
-        if enough is not None and counted >= enough:
+        amount += report.amount
+        if enough is not None and amount >= enough:
             return
 
 

@@ -63,8 +63,7 @@ def campaign(
     if seeds is None and messages is None:
         raise ConfigError("a campaign needs an end: say which seeds, or how many messages")
     _parts(mutant)
-    found = reports(_job, seeds, mutant, processes or os.cpu_count() or 1)
-    return until(messages, found, lambda report: report.messages)
+    return until(messages, reports(_job, seeds, mutant, processes or os.cpu_count() or 1))
 
 
 def _job(job: Job) -> QueueReport:

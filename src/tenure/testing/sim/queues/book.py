@@ -58,9 +58,16 @@ class Letter:
     label: str
     is_named: bool
     acknowledged: bool = False
-    visible_at: float = math.inf  # by the broker's clock; infinity until it was kept
-    expires_at: float = math.inf
     sequences: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What was kept of a letter. One without an id, asked for twice, is there twice."""
+
+    letter: Letter
+    visible_at: float
+    expires_at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +76,7 @@ class Entry:
 
     sequence: int
     letter: Letter
+    expires_at: float
     count: int = 0
     visible_at: float = 0.0
     token: Token | None = None
@@ -93,6 +101,7 @@ class Book:
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._tokens: set[Token] = set()
+        self._copies: dict[str, Copy] = {}  # by id
         self.letters: dict[str, Letter] = {}
         self.entries: dict[int, Entry] = {}
         self.deliveries = 0
@@ -121,14 +130,12 @@ class Book:
         """A producer is about to send *letter*."""
         self.letters[letter.label] = letter
 
-    def kept(self, messages: Sequence[Outgoing], now: float) -> None:
-        """The broker has kept *messages*, or knew them."""
-        for message in messages:
-            letter = self.letters[message.body.decode()]
-            if letter.visible_at == math.inf:
-                letter.visible_at = now + message.delay
-                if message.ttl is not None:
-                    letter.expires_at = now + message.ttl
+    def kept(self, messages: Sequence[Outgoing], ids: Sequence[str], now: float) -> None:
+        """The broker has kept *messages* under *ids*, or knew them."""
+        for message, name in zip(messages, ids, strict=True):
+            if name not in self._copies:
+                expires_at = math.inf if message.ttl is None else now + message.ttl
+                self._copies[name] = Copy(self.letters[message.body.decode()], now + message.delay, expires_at)
 
     def claimed(self, claim: Claim, lock: float, now: float) -> None:
         """The broker has locked and handed out what is in *claim*."""
@@ -143,20 +150,18 @@ class Book:
                 self._handed_out(entry, delivery, now)
                 entry.token, entry.until = delivery.token, now + lock
 
-    def _entry(self, delivery: Delivery) -> Entry | None:
-        entry = self.entries.get(delivery.sequence)
-        if entry is not None:
-            if delivery.body.decode() != entry.letter.label:
-                self._violated("from nowhere", f"message {delivery.sequence} came with another body")
-            return entry
-        letter = self.letters.get(delivery.body.decode())
-        if letter is None or (letter.is_named and delivery.id != letter.label):
-            self._violated("from nowhere", f"nobody sent {delivery.id!r}")
-            return None
-        letter.sequences.add(delivery.sequence)
-        if letter.is_named and len(letter.sequences) > 1:
-            self._violated("kept twice", f"{letter.label} is there as {sorted(letter.sequences)}")
-        entry = self.entries[delivery.sequence] = Entry(delivery.sequence, letter, visible_at=letter.visible_at)
+    def _entry(self, one: Delivery | DeadMessage) -> Entry | None:
+        """Return the entry of what was handed out or has died, made when it is first seen; None if nobody sent it."""
+        entry = self.entries.get(one.sequence)
+        if entry is None and (copy := self._copies.get(one.id)) is not None:
+            letter = copy.letter
+            letter.sequences.add(one.sequence)
+            if letter.is_named and len(letter.sequences) > 1:
+                self._violated("kept twice", f"{letter.label} is there as {sorted(letter.sequences)}")
+            entry = Entry(one.sequence, letter, copy.expires_at, visible_at=copy.visible_at)
+            self.entries[one.sequence] = entry
+        if entry is None or one.body.decode() != entry.letter.label:
+            self._violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
         return entry
 
     def _handed_out(self, entry: Entry, delivery: Delivery, now: float) -> None:
@@ -223,7 +228,7 @@ class Book:
                 entry.error = error or entry.error
                 entry.visible_at = now + delay
                 dies = entry.count >= self._max_deliveries
-        gone_by = now >= entry.letter.expires_at and isinstance(verdict, (Abandon, GiveBack))
+        gone_by = now >= entry.expires_at and isinstance(verdict, (Abandon, GiveBack))
         if died != (dies or gone_by):
             self._violated("tries", f"{entry.letter.label} {'died' if died else 'lives on'} after {entry.count} tries")
         if dies or gone_by:
@@ -248,20 +253,17 @@ class Book:
                 self._violated("lost", f"{letter.label} was acknowledged and never seen again")
 
     def _grave(self, grave: DeadMessage, now: float) -> None:
-        label = grave.body.decode()
-        letter = self.letters.get(label)
-        if letter is None:
-            self._violated("from nowhere", f"{label!r} lies among the dead")
+        entry = self._entry(grave)
+        if entry is None:
             return
-        letter.sequences.add(grave.sequence)
-        entry = self.entries.get(grave.sequence) or Entry(grave.sequence, letter)
+        label = entry.letter.label
         if entry.token is not None:
             entry.tries.append("expired")
         match grave.reason:
             case "max_deliveries" if entry.end is None:
                 is_right = entry.count == self._max_deliveries and grave.reason == MAX_DELIVERIES
             case "expired" if entry.end is None:
-                is_right = now >= letter.expires_at and grave.reason == EXPIRED
+                is_right = now >= entry.expires_at and grave.reason == EXPIRED
             case reason:
                 end = entry.end
                 is_right = end is not None and (end.reason, end.description) == (reason, grave.description)

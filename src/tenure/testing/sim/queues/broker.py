@@ -100,7 +100,7 @@ class Site(Server):
                 self._simulation.checkers.locked(caller.process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
-                self._book.kept(messages, now)
+                self._book.kept(messages, answer, now)
         if self._world.traced:
             self._world.note("broker", f"{caller.process.name}: {told(question)} → {told(answer)}")
         return answer

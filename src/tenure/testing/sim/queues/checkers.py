@@ -28,8 +28,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tenure.queue.machine import TRANSITIONS, Claimed, Effect, Hold, LocksInput, PumpInput, Receive, Settle, State
-from tenure.queue.message import GIVE_BACK, Delivery, Lapsed, Settlement, Token, Verdict
+from tenure.queue.machine import (
+    JUDGED,
+    TRANSITIONS,
+    Claimed,
+    Effect,
+    Hold,
+    LocksInput,
+    PumpInput,
+    Receive,
+    Settle,
+    State,
+)
+from tenure.queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
 from tenure.testing.sim.queues.consumer import Consumer, Hand, Place
 from tenure.testing.sim.report import Findings
 from tenure.testing.sim.world import BLUR, World
@@ -40,8 +51,11 @@ if TYPE_CHECKING:
     from tenure.testing.sim.queues.line import Asked
     from tenure.testing.sim.queues.plan import Plan
 
-WAKES_MAX = 150
-"""How often a consumer may wake or ask in vain within one ``retry_every``, beside what hints ask for."""
+WAKES_MAX = 60
+"""How often a consumer may wake or ask in vain within one ``retry_every``, beside what hints ask for.
+
+Also beside twice what was handed out meanwhile, by whomever: what becomes due wakes all, and one of them gets it.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +64,7 @@ class Pace:
 
     since: float = -math.inf
     count: int = 0
+    deliveries: int = 0
 
 
 class Checkers(Findings):
@@ -61,7 +76,6 @@ class Checkers(Findings):
         self.timing = plan.timing
         self.book = book
         self._believers: dict[int, list[tuple[Consumer, Hand]]] = {}
-        self._trusted: dict[Token, float] = {}
         self._paces: dict[Consumer, Pace] = {}
 
     # --- belief ---
@@ -78,38 +92,34 @@ class Checkers(Findings):
 
     def claimed(self, consumer: Consumer, asked: Asked, token: Token) -> None:
         """*consumer* has taken in the deliveries under *token*, which it had *asked* for."""
-        self._trust(consumer, asked, token)
+        for hand in consumer.hands[token].values():
+            hand.trusted = asked.at + self.timing.window
         self._sure(consumer, token)
 
-    def renewed(self, consumer: Consumer, asked: Asked, *, answered: bool) -> None:
-        """*consumer* has taken in the answer to a renewal, or that there is none."""
-        for token in {one.token for one in asked.question.held}:
-            self._trust(consumer, asked if answered else None, token)
-            self._sure(consumer, token)
-        for one in asked.question.held:
+    def renewed(self, consumer: Consumer, asked: Asked, answers: Sequence[object]) -> None:
+        """*consumer* has taken in the *answers* to a renewal; none if it heard nothing."""
+        held = asked.question.held
+        for one, answer in zip(held, answers, strict=bool(answers)):
             hand = consumer.hand(one)
-            if hand is not None and hand.place is Place.LOST and hand.told_until is None:
+            if hand is None:
+                continue
+            if isinstance(answer, Renewed):
+                hand.trusted = max(hand.trusted, asked.at + self.timing.window)
+            elif hand.place is Place.LOST and hand.told_until is None:
                 self.violated("ignored no", f"{consumer.name} goes on with {one.id}, whose lock is lost")
-
-    def _trust(self, consumer: Consumer, asked: Asked | None, token: Token) -> None:
-        hold = consumer.holds.get(token)
-        if hold is None:
-            return
-        allowed = self._trusted.get(token, -math.inf)
-        if asked is not None:
-            allowed = max(allowed, asked.at + self.timing.window)
-        if hold.sure_until > allowed + BLUR:
-            over = hold.sure_until - allowed
-            self.violated("trust", f"{consumer.name} believes in claim {token} for {over:.3f} s more than it may")
-        self._trusted[token] = hold.sure_until
+        for token in {one.token for one in held}:
+            self._sure(consumer, token)
 
     def _sure(self, consumer: Consumer, token: Token) -> None:
         now = self.world.now
         for sequence, hand in consumer.hands.get(token, {}).items():
             until = self.believes(consumer, hand)
-            if until <= now + BLUR:
+            if until <= now + BLUR or hand.is_settling:
                 continue
             name = hand.delivery.id
+            over = until - consumer.clock.moment(hand.trusted)
+            if over > BLUR:
+                self.violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
             locked = self.book.locked_until(hand.delivery)
             if locked < until - BLUR:
                 self.violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
@@ -131,7 +141,7 @@ class Checkers(Findings):
             return
         for one in held:
             hand = consumer.hand(one)
-            if hand is None or hand.place is not Place.RUNNING or hand.told_until is not None:
+            if hand is None or hand.place is not Place.RUNNING or hand.told_until is not None or hand.is_settling:
                 continue
             if self.book.locked_until(one) <= self.world.now + BLUR:
                 self.violated("untold", f"the lock of {one.id} has ended, and {consumer.name} works on")
@@ -189,18 +199,23 @@ class Checkers(Findings):
         """*consumer* passes verdicts, for the first time or again."""
         for delivery, verdict in settlements:
             hand = consumer.hand(delivery)
-            match hand and hand.place:
-                case Place.WAITING if verdict is GIVE_BACK:
-                    pass
-                case Place.ENDED | Place.PASSED if hand is not None and verdict is hand.verdict:
-                    pass
+            if hand is None:
+                self.violated("verdict", f"{consumer.name} passes {verdict} on {delivery.id}, which is not in hand")
+                continue
+            is_right = True
+            match hand.place:
                 case Place.LOST:
                     self.violated("late result", f"{consumer.name} judges {delivery.id}, whose lock it knows lost")
-                case other:
-                    said = other.value if isinstance(other, Place) else "not in hand"
-                    self.violated("verdict", f"{consumer.name} passes {verdict} on {delivery.id}, which is {said}")
-            if hand is not None:
-                hand.place, hand.verdict = Place.PASSED, verdict
+                case Place.WAITING:
+                    is_right = verdict is GIVE_BACK
+                case Place.RUNNING:
+                    is_right = False
+                case Place.ENDED | Place.PASSED:
+                    is_right = verdict is hand.verdict
+            if not is_right:
+                said = f"{consumer.name} passes {verdict} on {delivery.id}"
+                self.violated("verdict", f"{said}, which is {hand.place.value}")
+            hand.place, hand.verdict = Place.PASSED, verdict
 
     def answered(self, consumer: Consumer, settlements: Sequence[Settlement], answers: Sequence[object]) -> None:
         """*consumer* hears what became of verdicts."""
@@ -214,8 +229,8 @@ class Checkers(Findings):
         """*consumer* is about to hear the answer to a renewal."""
         for one, answer in zip(held, answers, strict=True):
             hand = consumer.hand(one)
-            if isinstance(answer, Lapsed) and hand is not None and hand.place in (Place.WAITING, Place.RUNNING):
-                hand.place = Place.LOST
+            if isinstance(answer, Lapsed) and hand is not None and hand.place is Place.RUNNING and not hand.is_asking:
+                hand.place = Place.LOST  # else its own verdict may have ended the lock, and the answer to that counts
 
     def rests(self, consumer: Consumer) -> None:
         """All is drained and answered, so *consumer* should have nothing in hand."""
@@ -223,7 +238,7 @@ class Checkers(Findings):
             for hand in held.values():
                 is_over = hand.place is Place.LOST or (hand.place is Place.ENDED and hand.verdict is None)
                 if hand.place is Place.WAITING or hand.verdict is GIVE_BACK:  # given back for as long as it makes sense
-                    is_over = self.book.locked_until(hand.delivery) <= self.world.now
+                    is_over = consumer.now() >= hand.trusted - BLUR
                 if not is_over:
                     self.violated("left behind", f"{consumer.name} left {hand.delivery.id} {hand.place.value}")
 
@@ -240,8 +255,16 @@ class Checkers(Findings):
                     self.passes(consumer, settlements)
                 case Receive() if state is not State.RUNNING:
                     self.violated("after stop", f"{consumer.name} claims while it is {state.value}")
+        if state is not State.RUNNING:
+            self._keeps_nothing(consumer)
         if isinstance(event, Claimed) and not event.deliveries:
             self.woke(consumer)
+
+    def _keeps_nothing(self, consumer: Consumer) -> None:
+        now = consumer.now()
+        # What is due for renewal is the locks' to give back.
+        if any(hold.waiting and now < hold.renew_at for hold in consumer.holds.values()):
+            self.violated("left behind", f"{consumer.name} takes nothing, and keeps what waits")
 
     def raised(self, consumer: Consumer, event: PumpInput | LocksInput, error: Exception) -> None:
         """A machine has raised."""
@@ -258,7 +281,7 @@ class Checkers(Findings):
     def _pace(self, consumer: Consumer) -> Pace:
         pace = self._paces.setdefault(consumer, Pace())
         if self.world.now - pace.since > self.timing.retry_every:
-            pace.since, pace.count = self.world.now, 0
+            pace.since, pace.count, pace.deliveries = self.world.now, 0, self.book.deliveries
         return pace
 
     def hinted(self, consumer: Consumer) -> None:
@@ -269,7 +292,7 @@ class Checkers(Findings):
         """*consumer* has woken by itself, or asked in vain."""
         pace = self._pace(consumer)
         pace.count += 1
-        if pace.count > WAKES_MAX:
+        if pace.count > WAKES_MAX + 2 * (self.book.deliveries - pace.deliveries):
             self.violated("busy", f"{consumer.name} woke {pace.count} times within {self.timing.retry_every:g} s")
             consumer.die("ends, as it would never rest")
 
@@ -283,4 +306,6 @@ class Checkers(Findings):
 
 
 def _is_in(hold: Hold, delivery: Delivery) -> bool:
-    return delivery.sequence in hold.running or any(one is delivery for one in hold.waiting)
+    """Tell whether *delivery* waits in *hold*, or is just being taken from there."""
+    taken = hold.running.get(delivery.sequence)
+    return taken[1] != JUDGED if taken is not None else any(one is delivery for one in hold.waiting)

@@ -6,8 +6,9 @@ A pause stops both.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from tenure.queue.machine import (
     CancelHandler,
     Claimed,
     Drain,
+    Dropped,
     Effect,
     Hint,
     Hold,
@@ -33,7 +35,7 @@ from tenure.queue.machine import (
     State,
     Tick,
 )
-from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Token, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Settlement, Token, Verdict
 from tenure.queue.retry import verdict_on_failure
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.queues.handlers import Work, fails, length
@@ -62,6 +64,12 @@ class Hand:
     place: Place = Place.WAITING
     verdict: Verdict | None = None
     began: float = 0.0
+    is_settling: bool = False
+    """Whether its handler has asked the broker to complete it, so that nobody knows what became of its lock."""
+    is_asking: bool = False
+    """Whether the broker has still to say what became of that."""
+    trusted: float = -math.inf
+    """Until when its lock may be believed, by the consumer's clock: what the answers heard so far allow."""
     told_until: float | None = None
     """Until when its lock was believed when its handler was told to stop; None before."""
 
@@ -90,6 +98,8 @@ class Consumer(Process):
         road = (simulation.network, simulation.site, self.plan.patience)
         self._pump_line = Line(self, *road, self._pump_hears)
         self._locks_line = Line(self, *road, self._locks_hear)
+        self._own_line = Line(self, *road, self._handler_hears)
+        self._own_asked = 0
         self._pump_alarm = Alarm(self, lambda: self.pump.wake_at, self._loop_soon, self._pump_rings)
         self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self.do, self._locks_ring)
         self._pump_alarm.set()
@@ -248,18 +258,22 @@ class Consumer(Process):
                 case CancelHandler(held, why):
                     self.checkers.told_to_stop(self, held, why)
                     self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
+                case Dropped():
+                    self._turn_soon()
         if self.running:
             self.checkers.kept(self)
             self._locks_alarm.set()
 
     def _locks_hear(self, ask: int, asked: Asked, answer: Any) -> None:
+        if self.ended:  # so has the keeper
+            return
         question = asked.question
         is_answered = not isinstance(answer, NoAnswer)
         if isinstance(question, Renew):
             if is_answered:
                 self.checkers.hears(self, question.held, answer)
             self._keep(Answered(ask, answer))
-            self.checkers.renewed(self, asked, answered=is_answered)
+            self.checkers.renewed(self, asked, answer if is_answered else ())
         else:
             if is_answered:
                 self.checkers.answered(self, question.settlements, answer)
@@ -302,8 +316,11 @@ class Consumer(Process):
         nature = work.nature
         if nature == "blocking" and not self.simulation.calm:
             self.block(seconds / self.clock.rate)
+            self.simulation.nemesis.hung(self, seconds / self.clock.rate)
         if nature == "deadly" and not self.simulation.calm and self.world.dice.random() < 0.7:
             self.after(seconds, self._killed, work)
+        elif nature == "settles":
+            self.after(seconds, self._loop, self._settles_itself, work)
         elif seconds == 0.0 and nature == "fine":
             self._finish(work)
         else:
@@ -316,6 +333,40 @@ class Consumer(Process):
             self.die("killed by a message")
             self.simulation.reborn_later(self.number)
 
+    def _settles_itself(self, work: Work) -> None:
+        """The handler completes its message, and does not leave that to us."""
+        hand = self.hand(work.delivery)
+        if work.ended or hand is None:
+            return
+        hand.is_settling = hand.is_asking = work.is_settling = True
+        self.pump.asks(work.delivery)
+        self._own_asked += 1
+        self._own_line.ask(self._own_asked, Settle(self._own_asked, [Settlement(work.delivery, COMPLETE)]))
+
+    def _handler_hears(self, ask: int, asked: Asked, answer: Any) -> None:
+        self._loop(self._handler_takes, asked.question.settlements, answer)
+
+    def _handler_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+        delivery = settlements[0].delivery
+        work = self.works.get((delivery.token, delivery.sequence))
+        if work is None:  # it was told to stop while it waited for this
+            return
+        self._heard(delivery)
+        if not isinstance(answer, NoAnswer):
+            work.is_settling = False
+            self.checkers.answered(self, settlements, answer)
+            self.pump.settled(delivery)
+            self._turn_soon()
+        elif self.world.dice.random() < 0.5:
+            work.is_settling = False  # it takes no answer for a yes
+        self.after(length(self.simulation, delivery), self._loop, self._end_work, work)
+
+    def _heard(self, delivery: Delivery) -> None:
+        """The handler waits no longer for what the broker says."""
+        self.pump.heard(delivery)
+        if (hand := self.hand(delivery)) is not None:
+            hand.is_asking = False
+
     def _end_work(self, work: Work) -> None:
         if not work.ended and self.running:
             self._finish(work)
@@ -326,6 +377,7 @@ class Consumer(Process):
         work.ended = True
         delivery = work.delivery
         del self.works[delivery.token, delivery.sequence]
+        self._heard(delivery)
         verdict = self._judge(work)
         self.checkers.ends(self, delivery, verdict)
         self.pump.done(delivery, verdict)
@@ -377,10 +429,10 @@ class Consumer(Process):
 
     def drain(self, grace: float) -> None:
         """Stop as on SIGTERM: let handlers finish for *grace* seconds, then cancel them, and then leave."""
+        self.draining = True
         self._loop_soon(self._drain, grace)
 
     def _drain(self, grace: float) -> None:
-        self.draining = True
         patience = self.plan.timing.grace
         self.after(grace + patience, self._loop, self._leave_behind)
         self.after(grace + 2 * patience, self._loop, self._give_up)

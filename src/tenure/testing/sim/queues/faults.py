@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tenure.queue.machine import Hint, Pause, Resume
@@ -39,6 +40,26 @@ class QueueNemesis(Nemesis):
     def _stop(self, consumer: Consumer) -> None:
         consumer.drain(0.0)
         self._simulation.reborn_later(consumer.number)
+
+    def _shut_down(self, consumer: Consumer) -> None:
+        seconds = self._for(1.0)
+        consumer.block(seconds)
+        self.hung(consumer, seconds)
+
+    def hung(self, consumer: Consumer, seconds: float) -> None:
+        """An overloaded host hangs for *seconds*, then hears nothing either; whoever notices tells it to stop."""
+        if "shut_down" not in self._plan.faults or self._dice.random() < 0.5:
+            return
+        deaf_from = self._dice.uniform(0.2, 0.35) * self._plan.timing.ttl
+        if deaf_from < seconds:
+            cut, host = self._simulation.network.cut_down, consumer.number
+            self._world.after(deaf_from, self._later, lambda _: cut.add(host), consumer)
+            self._world.after(seconds, cut.discard, host)
+        self._world.after(self._dice.random() * seconds, self._later, self._drain, consumer)
+
+    def _later(self, way: Callable[[Consumer], object], consumer: Consumer) -> None:
+        if not self._resting and consumer.running:
+            way(consumer)
 
     def _pause_claims(self, consumer: Consumer) -> None:
         consumer.feed(Pause())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tenure.errors import Unavailable
 from tenure.queue.message import Delivery
 from tenure.queue.retry import Reject, Retry
 from tenure.testing.sim.queues.plan import BLOCKS_MAX, CALM_WORK, LONGEST
@@ -22,6 +23,8 @@ class Work:
     """Why it was told to stop."""
     is_cancelled: bool = False
     """Whether it ends because of that."""
+    is_settling: bool = False
+    """Whether it has asked the broker itself to complete its message, and waits for the answer."""
     ended: bool = False
 
     @property
@@ -59,6 +62,8 @@ def fails(simulation: Simulation, work: Work) -> Exception | None:
             return ValueError("nobody can handle this")
         case "reject":
             return Reject("unwanted", f"at delivery {work.delivery.delivery_count}")
+        case "settles" if work.is_settling:
+            return Unavailable("no answer to my complete")
         case "flaky" if dice.random() < 0.5:
             return Retry(plan.retry.longest * dice.random()) if dice.random() < 0.5 else OSError("not now")
     return None

@@ -6,7 +6,7 @@ Most of them were found in the field, in other projects. ``MUTANTS`` must be fou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -25,6 +25,7 @@ from tenure.queue.machine import (
     _Question,
 )
 from tenure.queue.message import (
+    COMPLETE,
     Abandon,
     Complete,
     Delivery,
@@ -40,8 +41,6 @@ from tenure.queue.message import (
     Verdict,
 )
 from tenure.testing.sim.queues.broker import SimulatedBroker
-from tenure.testing.sim.queues.consumer import Consumer
-from tenure.testing.sim.queues.handlers import Work
 from tenure.testing.sim.queues.simulation import Parts
 
 
@@ -111,7 +110,12 @@ class _ServesOldBuffer(Pump):
     """Takes what waits however long it has waited."""
 
     def take(self, now: float) -> Delivery | None:
-        return super().take(-math.inf)
+        line = self._line
+        while line:
+            if line[0].waiting and (delivery := self._begin(line[0], now)) is not None:
+                return delivery
+            line.popleft()
+        return None
 
 
 class _KeepsOldBuffer(Locks):
@@ -200,6 +204,16 @@ class _StopsAtOnce(Pump):
             self._move(State.STOPPED)
 
 
+class _ForgetsReturns(Pump):
+    """Stops without waiting for what the locks give back."""
+
+    def _wind_up(self, now: float, effects: list[Effect]) -> None:
+        super()._wind_up(now, effects)
+        under_way = self.busy or self._claiming or self._settling or self._unsettled
+        if self.state is State.DRAINING and not under_way:
+            self._move(State.STOPPED)
+
+
 class _ServesWhilePaused(Pump):
     def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
         if self.state is not State.PAUSED:
@@ -228,24 +242,9 @@ class _GivesUpAsking(Pump):
             self._claim_at = NEVER
 
 
-# --- between the machines and the handlers ---------------------------------------------------------------------------
-
-
-class _CompletesFailures(Consumer):
-    def _judge(self, work: Work) -> Verdict | None:
-        verdict = super()._judge(work)
-        self._swallows = isinstance(verdict, Abandon)
-        return verdict
-
-    def _finish(self, work: Work) -> None:
-        done, self._swallows = self.pump.done, False
-
-        def swallow(delivery: Delivery, verdict: Verdict | None = None) -> bool:
-            return done(delivery, Complete() if self._swallows else verdict)
-
-        self.pump.done = swallow  # type: ignore[method-assign]
-        super()._finish(work)
-        self.pump.done = done  # type: ignore[method-assign]
+class _CompletesFailures(Pump):
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        return super().done(delivery, COMPLETE if isinstance(verdict, Abandon) else verdict)
 
 
 # --- in the broker ---------------------------------------------------------------------------------------------------
@@ -339,14 +338,13 @@ class _ForgetsRenewal(SimulatedBroker):
 
 
 class _CompletesAndKeeps(SimulatedBroker):
-    """Says yes to a complete, and leaves the message where it is."""
+    """Says yes to a first complete, and leaves the message where it is."""
 
-    def _move(self, shelf: Shelf, row: Row, to: Place) -> None:
-        now = self._clock.now()
-        if to is Place.GONE and row.place is Place.LOCKED and row.delivery_count == 1 and now < row.expires_at:
-            super()._put(shelf, row, row.visible_at, now)
-        else:
-            super()._move(shelf, row, to)
+    def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
+        if row.delivery_count == 1:
+            shelf.rows[row.sequence] = row
+            self._put(shelf, row, now, now)
+        return super()._complete(shelf, row, verdict, now)
 
 
 class _DropsTheDead(SimulatedBroker):
@@ -389,14 +387,13 @@ class _OldTokens(SimulatedBroker):
 # --- what breaks no promise ------------------------------------------------------------------------------------------
 
 
-class _GivesBackInOrder(Pump):
-    """Gives the buffer back from its beginning."""
+class _PassesOneByOne(Pump):
+    """Passes each verdict in a call of its own."""
 
-    def _put_back(self, hold: Hold) -> int:
-        before = len(self._unsettled)
-        count = super()._put_back(hold)
-        self._unsettled[before:] = reversed(self._unsettled[before:])
-        return count
+    def _flush(self, now: float, effects: list[Effect]) -> None:
+        unsettled, self._unsettled = self._unsettled, self._unsettled[:1]
+        super()._flush(now, effects)
+        self._unsettled += unsettled[1:]
 
 
 class _NeverPrefetches(Pump):
@@ -440,15 +437,18 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "drain-loses-buffer": Mutant("a drain forgets what waits", Parts(pump=_DrainLosesBuffer), "left behind"),
         "abandons-buffer": Mutant("what nobody tried is abandoned", Parts(pump=_AbandonsBuffer), "verdict"),
         "stops-at-once": Mutant("a drain does not wait for answers", Parts(pump=_StopsAtOnce), "left behind"),
+        "forgets-returns": Mutant(
+            "a drain does not wait for what the locks give back", Parts(pump=_ForgetsReturns), "left behind"
+        ),
         "serves-while-paused": Mutant(
-            "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "unsure start"
+            "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "left behind"
         ),
         "claims-without-pause": Mutant("an empty queue is asked in a loop", Parts(pump=_ClaimsWithoutPause), "busy"),
         "waits-for-hints": Mutant("nobody looks unless told to", Parts(pump=_WaitsForHints), "not drained"),
         "gives-up-asking": Mutant(
             "a claim without an answer is the last one", Parts(pump=_GivesUpAsking), "not drained"
         ),
-        "completes-failures": Mutant("a failed message is completed", Parts(consumer=_CompletesFailures), "verdict"),
+        "completes-failures": Mutant("a failed message is completed", Parts(pump=_CompletesFailures), "verdict"),
         "settles-by-id": Mutant("a verdict needs no token", Parts(broker=_SettlesById), "stale verb"),
         "settles-after-the-end": Mutant(
             "a verdict is taken after the lock has ended", Parts(broker=_SettlesAfterTheEnd), "stale verb"
@@ -480,7 +480,7 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
 
 SURVIVORS: Mapping[str, Mutant] = MappingProxyType(
     {
-        "gives-back-in-order": Mutant("the buffer goes back from its beginning", Parts(pump=_GivesBackInOrder)),
+        "passes-one-by-one": Mutant("every verdict is a call of its own", Parts(pump=_PassesOneByOne)),
         "never-prefetches": Mutant("nothing waits", Parts(pump=_NeverPrefetches)),
     }
 )

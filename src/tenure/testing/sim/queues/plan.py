@@ -22,7 +22,7 @@ TIMINGS: tuple[Timing, ...] = (
 )
 """Settings a run may have; every one is valid, some just so."""
 
-NATURES: tuple[str, ...] = ("fine", "fine", "fine", "flaky", "slow", "poison", "reject", "deadly", "blocking")
+NATURES: tuple[str, ...] = ("fine", "fine", "flaky", "slow", "poison", "reject", "deadly", "blocking", "settles")
 """What handling a message is like; most are fine whatever is drawn."""
 
 FAULTS: tuple[str, ...] = (
@@ -39,6 +39,7 @@ FAULTS: tuple[str, ...] = (
     "lossy",
     "drain",
     "stop",
+    "shut_down",
     "pause_claims",
     "lie",
 )
@@ -128,12 +129,12 @@ def draw(dice: random.Random) -> Plan:
         rates=tuple(rate(dice, slowest, fastest) for _ in range(consumers)),
         offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(consumers)),
         latency=lock * dice.choice((0.0003, 0.003, 0.02)),
-        loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
+        loss=dice.choice((0.0, 0.05, 0.2)) if faulty else 0.0,
         slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
         slowest=dice.choice((0.5, 1.2, 3.0)),
         duplicate=dice.choice((0.0, 0.02)),
         patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
-        ignores=dice.choice((0.0, 0.1, 0.4)),
+        ignores=dice.choice((0.0, 0.2, 0.6)),
         interleaves=dice.choice((0.0, 0.0, 0.3)),
         faults=tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else (),
         fault_every=lock * dice.choice((0.15, 0.3, 0.8)),

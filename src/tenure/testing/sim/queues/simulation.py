@@ -26,7 +26,6 @@ class Parts:
 
     pump: type[Pump] = Pump
     locks: type[Locks] = Locks
-    consumer: type[Consumer] = Consumer
     broker: type[SimulatedBroker] = SimulatedBroker
 
 
@@ -70,7 +69,7 @@ class Simulation:
 
     def _born(self, number: int) -> Consumer:
         self._births += 1
-        return self.parts.consumer(self, number, f"{'abcdefg'[number]}{self._births}", self._clocks[number])
+        return Consumer(self, number, f"{'abcdefg'[number]}{self._births}", self._clocks[number])
 
     def rebirth(self, number: int) -> None:
         """Start a new process on the host *number*, if it has none that works."""
