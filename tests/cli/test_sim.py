@@ -40,6 +40,20 @@ def test_many_seeds(capsys: Captured) -> None:
     assert told["broken"] is None
 
 
+def test_queues(capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "--queues", "--seed", "7", "--trace")
+    assert code == 0
+    assert " messages, delivered " in out.splitlines()[-1]
+    assert "broker  " in out
+    code, out, _ = tell(capsys, "--queues", "--messages", "300", "--jobs", "1", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["messages"] >= 300
+    code, out, _ = tell(capsys, "--queues", "--seeds", "0-9", "--jobs", "1", "--mutant", "counts-give-back")
+    assert code == Exit.FOUND
+    assert out.splitlines()[-1].startswith("replay: tenure sim --queues --seed ")
+
+
 def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Captured) -> None:
     code, out, _ = tell(capsys, "--seeds", "0-50", "--jobs", "1", "--mutant", "counts-from-answer")
     assert code == Exit.FOUND
@@ -59,6 +73,8 @@ def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Capture
         (["--seeds", "9-3"], 2, "'9-3' is not a range of seeds"),
         (["--trace"], 2, "say which with --seed"),
         (["--seed", "1", "--elections", "5"], 2, "--seed is one run"),
+        (["--queues", "--elections", "5"], 2, "--messages with it"),
+        (["--queues", "--seed", "1", "--mutant", "ignores-on"], 78, "did you mean 'ignores-no'?"),
         (["--seed", "1", "--mutant", "no-margn"], 78, "did you mean 'no-margin'?"),
     ],
 )

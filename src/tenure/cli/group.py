@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "work": "Run a command for every message of a queue.",
         "queue": "Count the messages of a queue, or of all.",
         "dead": "Look at dead letters, put them back, or remove them.",
-        "sim": "Simulate elections, and find a seed that breaks a promise.",
+        "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Watch an election, competing consumers, and two crashes.",
     }
 )
