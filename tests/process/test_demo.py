@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from tenure.testing import until
-from tests.servers.redis import Redis
-from tests.servers.sharing import url_of
+from tests.servers import Azurite, Postgres, Redis, url_of
 
 pytestmark = [
     pytest.mark.process,
@@ -24,7 +23,7 @@ pytestmark = [
 ]
 
 Start = Callable[..., subprocess.Popen[str]]
-LONG_ENOUGH = 90.0
+LONG_ENOUGH = 120.0
 
 
 @pytest.fixture
@@ -51,9 +50,10 @@ def temporary(tmp_path: Path) -> Path:
 def start(folder: Path, temporary: Path) -> Iterator[Start]:
     started = []
 
-    def demo(*arguments: str) -> subprocess.Popen[str]:
+    def demo(*arguments: str, ttl: str | None = "1") -> subprocess.Popen[str]:
+        lease = [] if ttl is None else ["--ttl", ttl]
         process = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "demo", "--input", folder, "--ttl", "1", "--json", *arguments],
+            [sys.executable, "-m", "tenure.cli", "demo", "--input", folder, *lease, "--json", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -116,10 +116,22 @@ def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
     assert list(temporary.iterdir()) == []
 
 
-def test_it_runs_on_a_server(start: Start) -> None:
-    process = start("--on", url_of(Redis))
+@pytest.mark.parametrize(
+    ("kind", "ttl"), [(Redis, 2.0), (Postgres, 2.0), (Azurite, 15.0)], ids=lambda given: getattr(given, "__name__", "")
+)
+def test_it_runs_on_a_server_with_the_shortest_lease_that_this_allows(
+    start: Start, kind: type[Redis | Postgres | Azurite], ttl: float
+) -> None:
+    url = url_of(kind)
+    if kind is Postgres:
+        subprocess.run([sys.executable, "-m", "tenure.cli", "migrate", url], check=True, stdout=subprocess.DEVNULL)
+    process = start("--instances", "3", "--on", url, ttl=None)
     summary, happened = finish(process)
-    assert process.returncode == 0, summary
+    assert process.returncode == 0, (summary["problems"], happened)
+    assert (summary["ok"], summary["problems"]) == (True, [])
+    assert (summary["ttl"], summary["lock"]) == (ttl, 3.0)
+    assert summary["equals_plain_run"] is True
+    assert (summary["lost"], summary["counted_twice"]) == ([], [])
     check_kills(summary, happened)
     check_messages(summary)
 

@@ -25,7 +25,6 @@ class Postgres(Server):
             power, and faster.
         options: More settings, as ``("max_connections", "20")``.
         turnable: Whether its clock can be put forward.
-        turnable: Whether its clock can be put forward.
     """
 
     install = "postgresql (apt-get install postgresql)"
@@ -61,7 +60,6 @@ class Postgres(Server):
         settings = [("listen_addresses", "127.0.0.1"), ("port", str(self.port))]
         settings.append(("unix_socket_directories", str(self.folder)))
         settings.append(("dynamic_shared_memory_type", "mmap"))  # in its folder, so that nothing outlives a kill
-        settings.append(("dynamic_shared_memory_type", "mmap"))  # in its folder, which goes after a kill
         if not self._durable:
             settings += [("fsync", "off"), ("full_page_writes", "off")]
         if self.authority:
