@@ -140,8 +140,8 @@ class Consumer:
         await desk.keeper.call(keeper.begin)
         unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
         try:
-            if desk.broker.traits.hints:
-                self._spawn(listen(desk, desk.name, lambda: self._feed(Hint())))
+            # Also where no other process is heard of: what is sent by this one need not wait for the next look.
+            self._spawn(listen(desk, desk.name, lambda: self._feed(Hint())))
             if stop is not None:
                 self._spawn(self._stop_with(stop))
             self._feed(Tick())

@@ -133,7 +133,7 @@ class Desk:
         woken = asyncio.Event()
         listening: asyncio.Task[None] | None = None
         try:
-            if wait > 0 and self.broker.traits.hints:
+            if wait > 0:  # also where no other process is heard of: this one may send
                 listening = asyncio.ensure_future(listen(self, name or self.name, woken.set))
             poll = POLL if self.broker.traits.hints else 0.05
             while True:
