@@ -22,6 +22,7 @@ import threading
 import time
 from asyncio import sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -48,7 +49,7 @@ from tenure.backends.azure_storage.names import DEAD, queue_of, told, untold
 from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, written
 from tenure.bell import Bell
 from tenure.clock import Clock
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection
 from tenure.queue.message import (
     DEAD_SUFFIX,
@@ -102,6 +103,13 @@ ROUND = 1_024
 """So many dead letters are looked through at once."""
 
 DELAY_MAX = 604_800
+
+LOOKS = 7
+"""So often an idle consumer finds nothing in the first second; from then on it is told whether to look on so often."""
+
+LOOK_AGAIN = 1.0
+"""Seconds until the next look while messages are out of sight: one of them may be a dead consumer's."""
+
 _MISSING = ("QueueNotFound",)
 _GONE = ("MessageNotFound", "PopReceiptMismatch", *_MISSING)
 _INSTEAD = "use a backend that can, such as postgresql:// or servicebus://"
@@ -115,6 +123,7 @@ class AzureBroker:
         self._clock = clock
         self._bell = Bell()
         self._held: dict[tuple[str, int], Held] = {}
+        self._idle: dict[str, int] = {}  # how often nothing was found, one time after the other
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
         self._sweep_at = 0.0
         self._wall: float | None = None  # what makes a moment of our clock one of the service's
@@ -221,7 +230,23 @@ class AzureBroker:
             if len(page) < want:
                 break
         self._sweep()
-        return Claim(tuple(deliveries))
+        if deliveries:
+            self._idle.pop(queue, None)
+            return Claim(tuple(deliveries))
+        return Claim((), await self._look_again(queue))
+
+    async def _look_again(self, queue: str) -> float | None:
+        """Tell when to look again after nothing was found.
+
+        Azure doesn't say when a message comes into sight, but counts those out of sight as well: as long as there are
+        some, whoever looks less and less often would find a dead consumer's message long after its lock has ended.
+        """
+        self._idle[queue] = self._idle.get(queue, 0) + 1
+        if self._idle[queue] <= LOOKS:
+            return None
+        with suppress(Unavailable):
+            return LOOK_AGAIN if await self._account.ask(partial(_count, queue=queue)) else None
+        return None
 
     async def _page(self, line: Line, queue: str, limit: int, seconds: int) -> list[Found]:
         """Lock and read up to 32 messages."""
