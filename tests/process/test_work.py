@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,9 +30,9 @@ class Stage:
         self.url = f"sqlite:///{folder / 'work.db'}"
         self.workers: list[subprocess.Popen[str]] = []
 
-    def work(self, *line: str) -> subprocess.Popen[str]:
+    def work(self, *line: str, lock: str = "2") -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "work", "orders", "--lock", "2", *line],
+            [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
             cwd=self.folder,
             env={**os.environ, "TENURE_URL": self.url},
             stderr=subprocess.PIPE,
@@ -56,6 +58,21 @@ class Stage:
         while not condition():
             assert time.monotonic() < deadline, f"it did not happen: {self.said()}"
             time.sleep(0.02)
+
+    def stop(self, worker: subprocess.Popen[str]) -> None:
+        """Stop *worker*, but not in the middle of a commit, which would lock everybody out."""
+
+        def is_stopped() -> bool:
+            os.kill(worker.pid, signal.SIGSTOP)
+            try:
+                with closing(sqlite3.connect(self.folder / "work.db", isolation_level=None, timeout=0.1)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError:
+                os.kill(worker.pid, signal.SIGCONT)
+                return False
+
+        self.wait(is_stopped)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -134,6 +151,42 @@ def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: 
     stage.work("--", "sh", "-c", script)
     stage.wait(lambda: len(stage.said()) == 2)
     stage.wait(lambda: stage.stats() == tenure.Stats())
+
+
+@pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600; sleep 600"])
+def test_the_command_of_a_stopped_worker_is_gone_before_its_message_is_back(stage: Stage, script: str) -> None:
+    stage.send("one")
+    script = f"echo $$ >> said; [ $TENURE_DELIVERY_COUNT = 2 ] || {{ {script}; }}"
+    worker = stage.work("--", "sh", "-c", script)
+    stage.wait(stage.said)
+    command = Path(f"/proc/{stage.said()[0]}")
+    stage.stop(worker)
+    with tenure.sync.connect(stage.url) as backend:
+        queue = backend.queue("orders")
+        stage.wait(lambda: queue.stats().locked == 0 or queue.receive())  # claimable now, by whomever
+        assert not command.exists()
+    os.kill(worker.pid, signal.SIGCONT)
+    stage.work("--", "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats())
+
+
+def test_a_command_that_outlasts_many_renewals_goes_on(stage: Stage) -> None:
+    stage.send("one")
+    worker = stage.work("--until-empty", "--", "sh", "-c", "sleep 6; echo $TENURE_DELIVERY_COUNT >> said")
+    assert worker.wait(PATIENCE) == 0
+    assert stage.said() == ["1"]
+    assert stage.stats() == tenure.Stats()
+
+
+def test_the_lock_that_others_gave_the_queue_counts(stage: Stage) -> None:
+    with tenure.sync.connect(stage.url) as backend:
+        queue = backend.queue("orders", lock=1)
+        queue.send(b"one")
+        worker = stage.work("--", "sh", "-c", "echo $$ >> said; sleep 600", lock="")
+        stage.wait(stage.said)
+        worker.kill()
+        [message] = queue.receive(wait=10.0)  # not after the 30 s that a queue has by default
+        message.complete()
 
 
 def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -> None:

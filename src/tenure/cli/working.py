@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tenure.cli.work import Order
 
 STOP_GRACE = 2.0
-"""Seconds from TERM to the end of a command that is to stop."""
+"""Seconds from TERM to the end of a command that is to stop; fewer if its lock leaves no more."""
+
+LOOKS = 4
+"""How often, from renewal to renewal, the guard is told how long the lock may be believed now."""
 
 TIMEOUT = 3_600.0
 
@@ -41,18 +44,18 @@ class Working:
         self._order = order
         self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
+        self._consumer: tenure.Consumer
 
     async def run(self) -> None:
         """Consume until we are told to stop, or the queue is empty if that was asked."""
         order = self._order
         guard.adopt_orphans()  # if a guard is killed, what it held comes to us
         tell_log(order.verbosity)
-        handler = _function(order.handler) if order.handler else self._serve
         loop = asyncio.get_running_loop()
         async with tenure.connect(order.url) as backend:
             queue = backend.queue(order.queue, **order.settings)
             consumer = queue.consumer(
-                handler,
+                _function(order.handler) if order.handler else self._serve,
                 concurrency=order.concurrency,
                 prefetch=order.concurrency,
                 max_hold=self._timeout + 2 * STOP_GRACE if order.command else math.inf,
@@ -61,6 +64,8 @@ class Working:
                 until_empty=order.until_empty,
                 sigterm=False,
             )
+            assert isinstance(consumer, tenure.Consumer)  # as no sessions are asked for
+            self._consumer = consumer
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, consumer.drain)
             await consumer.run()
@@ -74,9 +79,7 @@ class Working:
         with tempfile.TemporaryFile() as body:
             body.write(message.body)
             body.seek(0)
-            outcome, timed_out = await self._run(message, body)
-        if timed_out:
-            raise TimeoutError(f"the command ran for longer than {self._timeout:g} s")
+            outcome = await self._run(message, body)
         if outcome.kind == "failed":
             raise CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(outcome.code)}")
         if outcome.code == 0:
@@ -86,23 +89,44 @@ class Working:
             raise CommandFailed(said)
         raise tenure.Reject(f"exit {outcome.code}", said)
 
-    async def _run(self, message: tenure.Message, body: IO[bytes]) -> tuple[Outcome, bool]:
-        """Run the command to its end; return how it ended, and whether it had to. Cancelled, stop it first."""
-        command, remaining = self._order.command, self._timeout + STOP_GRACE
-        child = Child.start(command, self._environment(message), remaining, STOP_GRACE, stdin=body.fileno())
+    async def _run(self, message: tenure.Message, body: IO[bytes]) -> Outcome:
+        """Run the command to its end, and return how it ended. Cancelled, stop it first.
+
+        Raises:
+            TimeoutError: It ran for too long, and was stopped.
+            LockLost: It was stopped because the lock might have passed on: we had been stopped, or too busy.
+        """
+        consumer, timing = self._consumer, self._consumer.timing
+        grace = min(STOP_GRACE, timing.grace)
+        give_up = guard.now() + self._timeout
+
+        def believed() -> float:
+            return min(give_up + grace - guard.now(), consumer.remaining(message))
+
+        environment = self._environment(message)
+        child = Child.start(self._order.command, environment, believed(), grace, stdin=body.fileno())
         cancelled: asyncio.CancelledError | None = None
         while not child.outcome.done():
             try:
-                await asyncio.wait([child.outcome])
+                await asyncio.wait([child.outcome], timeout=timing.renew_every / LOOKS)
             except asyncio.CancelledError as error:
                 # The message is lost, or we are to end: either way the command must be gone before we say so.
                 cancelled = error
-                child.trust(STOP_GRACE)
+                child.trust(min(grace, believed()))
                 child.stop()
+            else:
+                if cancelled is None:
+                    child.trust(believed())
         if cancelled is not None:
             raise cancelled
         outcome = child.outcome.result()
-        return outcome, outcome.kind in ("lost", "late")
+        if outcome.kind in ("lost", "late"):
+            if guard.now() >= give_up:
+                raise TimeoutError(f"the command ran for longer than {self._timeout:g} s")
+            raise tenure.LockLost(
+                f"the lock on message {message.id!r} was about to end, unrenewed; the command was stopped"
+            )
+        return outcome
 
     def _environment(self, message: tenure.Message) -> dict[str, str]:
         environment = dict(os.environ)

@@ -15,10 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from tenure.errors import LockLost, TenureError, Unavailable
 from tenure.events import Event, HandlerOverran, MessageDied, MessageFailed
+from tenure.pacing import Timing
 from tenure.queue.desk import Desk, Message, listen, obituary
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import (
@@ -132,6 +134,8 @@ class Consumer:
         """
         desk = self._desk
         await desk.ready()
+        # The length of the lock may have been settled by others, long before us.
+        self._habits = self._pump.habits = replace(self._habits, timing=Timing(desk.settings.lock))
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         now = desk.clock.now()
@@ -179,6 +183,18 @@ class Consumer:
         self._loop.call_later(wait + patience, self._leave_behind)
         self._loop.call_later(wait + 2 * patience, self._give_up)
         self._feed(Drain(self._desk.clock.now() + wait))
+
+    @property
+    def timing(self) -> Timing:
+        """The times of the locks, as of a lease: its ``grace`` is what a handler has to stop before the lock ends."""
+        return self._habits.timing
+
+    def remaining(self, message: Message) -> float:
+        """Return for how many seconds the lock of a *message* in hand may be believed, if nothing more is heard.
+
+        0.0 if it is over. It is renewed all the while; see :meth:`tenure.Term.remaining`, the same for a leader.
+        """
+        return max(0.0, self._pump.sure_until(message.delivery) - self._desk.clock.now())
 
     # --- the machine ---
 

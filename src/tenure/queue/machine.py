@@ -368,6 +368,14 @@ class Pump:
         """How many messages it holds, in whatever state."""
         return sum(hold.size - hold.settled - hold.dropped for hold in list(self._holds.values()))
 
+    def sure_until(self, delivery: Delivery) -> float:
+        """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
+        hold = self._holds.get(delivery.token)
+        if hold is None or delivery.sequence not in hold.running:
+            return -NEVER
+        until = hold.cancelled.get(delivery.sequence, hold.sure_until)
+        return until if until < NEVER else -NEVER  # a handler that was cancelled and told to be too late
+
     # --- for every message ---
 
     def take(self, now: float) -> Delivery | None:
