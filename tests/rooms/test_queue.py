@@ -16,7 +16,7 @@ import pytest
 import tenure
 from tenure.backends.memory.queue import MemoryBroker
 from tenure.errors import ConfigError, LockLost, Unavailable
-from tenure.events import Event, GivenBack, LockEnded, MessageDied, MessageFailed
+from tenure.events import Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
 from tenure.queue.broker import Claim, QueueSettings
 from tenure.queue.desk import Desk, Message
@@ -546,6 +546,43 @@ async def test_without_auto_complete_the_handler_decides(town: Town) -> None:
         with pytest.raises(LockLost):
             await kept[1].complete()
     assert (await queue.stats()).ready == 1  # what was kept was given back
+
+
+@in_town
+async def test_what_is_kept_beyond_max_hold_is_let_go(town: Town) -> None:
+    queue, kept = town.queue(), list[Message]()
+    await fill(queue, 2)
+
+    async def handler(message: Message) -> None:
+        kept.append(message)
+
+    async with asyncio.timeout(60.0):
+        await queue.consume(handler, auto_complete=False, max_hold=50.0, until_empty=True, sigterm=False)
+    assert len(kept) == 2
+    assert 50.0 <= town.clock.now() < 52.0
+    assert [one.why for one in town.told(LockEnded)] == ["max_hold", "max_hold"]
+    assert town.told(HandlerOverran) == []  # they ended long ago
+    assert (await queue.stats()).locked == 2  # not given back: whoever kept them may still act on them
+    await asyncio.sleep(LOCK)
+    with pytest.raises(LockLost):
+        await kept[0].complete()
+
+
+@in_town
+async def test_a_drain_waits_for_what_is_kept_until_it_is_lost(town: Town) -> None:
+    queue, kept = town.queue(), list[Message]()
+    await fill(queue, 1)
+
+    async def handler(message: Message) -> None:
+        kept.append(message)
+
+    consuming = asyncio.ensure_future(queue.consume(handler, auto_complete=False, sigterm=False))
+    await asyncio.sleep(1.0)
+    town.road.renewing = False
+    await queue.drain(grace=500.0)
+    await consuming
+    assert town.clock.now() < LOCK  # when it could not be believed any more
+    assert town.told(HandlerOverran) == []
 
 
 @in_town

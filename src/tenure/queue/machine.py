@@ -98,6 +98,8 @@ class Hold:
     asking: set[int] = field(default_factory=set)
     """Running ones whose handler has passed a verdict by itself, not answered yet: a renewal that finds such a message
     gone has met that verdict, and no loss."""
+    kept: set[int] = field(default_factory=set)
+    """Running ones whose handler has ended without a verdict, so that nobody is left who could be told to stop."""
     cancelled: dict[int, float] = field(default_factory=dict)
     """Running ones that were told to stop, and until when their lock is sure; they are not renewed any more."""
     settled: int = 0
@@ -408,10 +410,15 @@ class Pump:
         """Note that the handler of *delivery* has ended; pass *verdict*, and tell whether the message was still ours.
 
         With None, the message is kept: renewed until ``max_hold``, and waiting for :meth:`settled` or :meth:`judge`.
+        Then its lock is left to run out, for whoever kept it may still act on it.
         """
         self.busy -= 1
         self._done += 1
-        return verdict is not None and self.judge(delivery, verdict)
+        if verdict is not None:
+            return self.judge(delivery, verdict)
+        if (hold := self._holds.get(delivery.token)) is not None:
+            hold.kept.add(delivery.sequence)
+        return False
 
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
@@ -723,10 +730,14 @@ class Locks:
             sequence = delivery.sequence
             if began == JUDGED:
                 continue
+            if sequence not in hold.cancelled and now >= began + self.habits.max_hold:
+                hold.cancelled[sequence] = hold.sure_until
+                self._cancel(delivery, "max_hold", now, effects)
             if sequence not in hold.cancelled:
-                if now >= began + self.habits.max_hold:
-                    hold.cancelled[sequence] = hold.sure_until
-                    self._cancel(delivery, "max_hold", now, effects)
+                continue
+            if sequence in hold.kept:
+                if _withdraw(hold, sequence):
+                    self._drop(hold)
             elif now >= hold.cancelled[sequence]:
                 hold.cancelled[sequence] = NEVER  # told once
                 effects.append(Tell(HandlerOverran(now, self.name, self._holder, *_named(delivery))))
