@@ -27,6 +27,12 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
+def store(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        backend.leaders()
+
+
+@pytest.fixture
 def leader(url: str) -> Iterator[tenure.sync.Term]:
     metadata = {"addr": "10.0.0.1:80", "note": "[bold]\x1b[31m"}
     with tenure.sync.connect(url) as backend, backend.election("job", metadata=metadata).campaign() as term:
@@ -87,7 +93,7 @@ def test_status_of_a_vacant_and_of_an_unknown_name(url: str, capsys: Captured) -
     assert json.loads(out)["leader"] is None
 
 
-def test_status_of_all_names(url: str, capsys: Captured) -> None:
+def test_status_of_all_names(url: str, store: None, capsys: Captured) -> None:
     assert tell(capsys, "status") == (3, "", "")
     assert tell(capsys, "status", "--json")[1] == "[]\n"
     with tenure.sync.connect(url) as backend, backend.election("b").campaign():
@@ -98,6 +104,16 @@ def test_status_of_all_names(url: str, capsys: Captured) -> None:
         assert [line.split()[0] for line in out.splitlines()] == ["NAME", "a", "b"]
         told = json.loads(tell(capsys, "status", "--json")[1])
         assert [(each["name"], each["token"]) for each in told] == [("a", None), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    "line", ["status", "status job", "resign job", "queue", "queue orders", "dead list orders", "dead redrive orders"]
+)
+def test_who_looks_at_a_file_that_is_not_there_does_not_make_it(url: str, capsys: Captured, line: str) -> None:
+    code, out, err = tell(capsys, *line.split())
+    assert (code, out) == (Exit.CONFIG, "")
+    assert "there is no file" in err
+    assert not Path(url.removeprefix("sqlite:///")).exists()
 
 
 # --- watch -------------------------------------------------------------------------------------------------------
@@ -130,7 +146,7 @@ def test_watch_tells_changes_and_ends_well_when_interrupted(url: str) -> None:
 # --- resign ------------------------------------------------------------------------------------------------------
 
 
-def test_resign_where_nobody_leads(capsys: Captured) -> None:
+def test_resign_where_nobody_leads(store: None, capsys: Captured) -> None:
     code, out, err = tell(capsys, "resign", "job")
     assert (code, out) == (3, "")
     assert err == "tenure: nobody leads 'job', so there is nobody to ask\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import HelpfulGroup, complete, connect, json_option, on_option
+from tenure.cli.group import HelpfulGroup, complete, connect_to_look, json_option, on_option
 from tenure.cli.output import clean, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 async def _on(url: str, name: str, do: Callable[[Queue], Any]) -> Any:
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         return await do(backend.queue(name))
 
 

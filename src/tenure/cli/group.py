@@ -217,9 +217,16 @@ def one_url(ctx: click.Context, address: str | None, on: str | None, example: st
 
 
 def connect(url: str) -> Backend:
-    """Open the store for a command that looks on: only errors are logged."""
+    """Open the store for a command that is soon done: only errors are logged."""
     tell_log(-1)
     return tenure.connect(url)
+
+
+def connect_to_look(url: str) -> Backend:
+    """Open the store for a command that looks at what others do: a file that isn't there is not made for that."""
+    if url.startswith("sqlite:") and "create=" not in url:
+        url += "&create=false" if "?" in url else "?create=false"
+    return connect(url)
 
 
 def seconds_option(name: str, meaning: str) -> Callable[[AnyFunction], AnyFunction]:

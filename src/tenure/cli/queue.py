@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect, duration, json_option, on_option
+from tenure.cli.group import complete, connect_to_look, duration, json_option, on_option
 from tenure.cli.output import say_json, say_table, seconds, timestamp
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(name: str | None, url: str, as_json: bool, watch: bool, every: float
 
 async def _look(name: str | None, url: str, as_json: bool, every: float | None, count: int | None) -> None:
     looks = 0
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         while True:
             found = await _stats(backend, name)
             _show(found, as_json, alone=name is not None, watching=every is not None, first=looks == 0)

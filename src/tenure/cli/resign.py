@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import complete, connect, duration, json_option, on_option
+from tenure.cli.group import complete, connect_to_look, duration, json_option, on_option
 from tenure.cli.output import clean, record, say, say_json, seconds
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
 async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Leader | None, bool]:
     import asyncio
 
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         election = backend.election(name)
         before = await election.leader()
         if before is None or not await election.ask_to_resign():

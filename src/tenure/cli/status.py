@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect, json_option, on_option
+from tenure.cli.group import complete, connect_to_look, json_option, on_option
 from tenure.cli.output import NOBODY, pairs, record, say_json, say_table, seconds
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command(name: str | None, url: str, as_json: bool) -> int:
 
 
 async def _look(name: str | None, url: str) -> dict[str, Leader | None]:
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         if name is None:
             return await backend.leaders()
         return {name: await backend.election(name).leader()}

@@ -104,10 +104,12 @@ class Options:
         synchronous: ``full`` keeps every answer through a loss of power; ``normal`` is faster, and may then lose the
             newest ones, tokens too. Neither loses anything when only a process dies.
         busy: For how many seconds to go on trying for the write lock.
+        create: Whether to create the file if it isn't there; without, that is an error.
     """
 
     synchronous: Literal["full", "normal"] = "full"
     busy: float = 5.0
+    create: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.busy <= 3_600.0:
@@ -349,6 +351,11 @@ class Database:
             raise ConfigError(
                 f"this Python has SQLite {sqlite3.sqlite_version}, and tenure needs {'.'.join(map(str, LIBRARY_MIN))}; "
                 "use a Python that was built with a newer one"
+            )
+        if not self.options.create and not os.path.exists(self.path):
+            raise ConfigError(
+                f"there is no file {self.path}, so nobody has led or sent anything there; look for a "
+                "misspelling, or let the first candidate or sender create it"
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
