@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tenure.queue.message import Failure as Failure
     from tenure.queue.message import Outgoing as Outgoing
     from tenure.queue.message import Stats as Stats
+    from tenure.queue.message import partition_of as partition_of
     from tenure.queue.queue import Queue as Queue
     from tenure.queue.retry import Reject as Reject
     from tenure.queue.retry import Retry as Retry
@@ -48,7 +49,7 @@ _HOMES = {
     "tenure.queue.consumer": ("Consumer",),
     "tenure.queue.dead": ("DeadLetters",),
     "tenure.queue.desk": ("Message", "Received"),
-    "tenure.queue.message": ("DeadMessage", "Failure", "Outgoing", "Stats"),
+    "tenure.queue.message": ("DeadMessage", "Failure", "Outgoing", "Stats", "partition_of"),
     "tenure.queue.queue": ("Queue",),
     "tenure.queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure.queue.session": ("Session",),
@@ -82,6 +83,7 @@ __all__ = [
     "Timing",
     "Unavailable",
     "connect",
+    "partition_of",
 ]
 
 
