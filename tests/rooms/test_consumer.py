@@ -16,6 +16,7 @@ import pytest
 
 import tenure
 from tenure.backend import connect
+from tenure.events import HandlerOverran
 from tenure.queue.desk import BlockingMessage, Received
 from tenure.queue.message import Stats
 from tenure.testing import until
@@ -159,6 +160,49 @@ def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
             assert (await queue.stats()).locked == 1  # not given back while it may still do something
             await until(lambda: queue.receive(), within=3 * LOCK)
             go_on.set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold"])
+def test_a_session_in_which_a_thread_runs_on_goes_to_nobody_else(ended_by: str) -> None:
+    async def main() -> None:
+        go_on, entered = threading.Event(), threading.Event()
+        events: list[Any] = []
+        async with connect("memory:", on_event=events.append) as backend:
+            queue = backend.queue("orders", lock=LOCK, max_deliveries=5)
+            await queue.send(b"a", session="s")
+
+            def stuck(message: Any) -> None:
+                entered.set()
+                go_on.wait(30)
+
+            most = 0.3 if ended_by == "max_hold" else 60.0
+            consuming = asyncio.ensure_future(queue.consume(stuck, sessions=True, concurrency=1, max_hold=most))
+            await until(entered.is_set)
+            await asyncio.sleep(1.5 * LOCK if ended_by != "max_hold" else 0.0)  # its lock is renewed
+            began = time.monotonic()
+            match ended_by:
+                case "drain":
+                    await queue.drain(grace=0.1)
+                    await consuming
+                case "cancel":
+                    consuming.cancel()
+                    await asyncio.wait({consuming})
+                case "max_hold":
+                    await until(lambda: [one for one in events if isinstance(one, HandlerOverran)])
+            assert time.monotonic() - began < 3.0
+            if ended_by != "max_hold":
+                with pytest.raises(TimeoutError):  # it is not free before its lock has run out
+                    async with queue.session("s", wait=0.0):
+                        pass
+            async with queue.session("s", wait=3 * LOCK):
+                assert time.monotonic() - began > 0.5 * LOCK
+            assert len([one for one in events if isinstance(one, HandlerOverran)]) == 1
+            go_on.set()
+            if not consuming.done():
+                await queue.drain()
+                await consuming
 
     asyncio.run(main())
 

@@ -324,10 +324,12 @@ class Consumer:
                     return GIVE_BACK
                 case "drain":
                     return GIVE_BACK
-                case "leave":  # a thread that runs on: its lock is left to run out, for it may yet do something
+                case "leave" if self._handlers.is_left_behind(delivery):  # its lock runs out: it may yet do something
                     self._desk.tell(event_of(HandlerOverran, self._desk, delivery))
                     self._pump.settled(delivery)
                     return None
+                case "leave":
+                    return GIVE_BACK
                 case "denied" | "unanswered" | "max_hold":
                     outcome = LockLost(obituary(delivery, f"its handler was cancelled, for {WHY[why]}"))
         if not isinstance(outcome, BaseException):

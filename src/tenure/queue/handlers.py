@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tenure.errors import ConfigError
 from tenure.queue.desk import BlockingMessage, Message, Received
+from tenure.queue.message import Delivery, Token
 
 Handler = Callable[[Any], Any]
 RunIn = Literal["auto", "thread", "process"]
@@ -49,7 +50,12 @@ class Handlers:
         self._concurrency = concurrency
         self._run_in = run_in
         self._pool: Executor | None = None
+        self._left: set[tuple[Token, int]] = set()
         self.serve: Served = handler if is_async else self._in_process if run_in == "process" else self._in_thread
+
+    def is_left_behind(self, delivery: Delivery) -> bool:
+        """Tell whether a thread still works on *delivery*, although whoever waited for it has given up."""
+        return (delivery.token, delivery.sequence) in self._left
 
     def close(self) -> None:
         """Let go of threads and processes; what still runs there is not waited for."""
@@ -61,7 +67,7 @@ class Handlers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"tenure-{message.queue}")
         mine = BlockingMessage(message, functools.partial(_block, loop))
-        outcome = await _run(self._pool, contextvars.copy_context().run, self._handler, mine)
+        outcome = await self._run(message, self._pool, contextvars.copy_context().run, self._handler, mine)
         # A plain function that only looks like one, such as a lambda around an async one.
         return await outcome if inspect.isawaitable(outcome) else outcome
 
@@ -72,29 +78,40 @@ class Handlers:
         pool = self._pool
         portable = Received(message._delivery._replace(headers=dict(message.headers)))
         try:
-            return await _run(pool, self._handler, portable)
+            return await self._run(message, pool, self._handler, portable)
         except BrokenProcessPool:
             if self._pool is pool:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None
             raise
 
+    async def _run(self, message: Message, pool: Executor, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run *function* in *pool*. If we are cancelled, its end is awaited all the same: a thread can't be stopped.
 
-async def _run(pool: Executor, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run *function* in *pool*. If we are cancelled, its end is awaited all the same: a thread can't be stopped.
+        A second cancellation leaves it behind.
+        """
+        running: concurrent.futures.Future[Any] = pool.submit(function, *arguments)
+        ended = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not running.cancel():
+                await self._end_of(message._delivery, running, ended)
+            if not ended.cancelled() and ended.done():
+                ended.exception()  # looked at, so that nobody complains
+            raise
 
-    A second cancellation leaves it behind.
-    """
-    running: concurrent.futures.Future[Any] = pool.submit(function, *arguments)
-    ended = asyncio.wrap_future(running)
-    try:
-        return await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        if not running.cancel():
+    async def _end_of(
+        self, delivery: Delivery, running: concurrent.futures.Future[Any], ended: asyncio.Future[Any]
+    ) -> None:
+        try:
             await asyncio.wait({ended})
-        if not ended.cancelled() and ended.done():
-            ended.exception()  # looked at, so that nobody complains
-        raise
+        except asyncio.CancelledError:
+            one = (delivery.token, delivery.sequence)
+            self._left.add(one)
+            running.add_done_callback(lambda _: self._left.discard(one))
+            ended.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
 
 
 def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from types import TracebackType
 
-from tenure.errors import LockLost
+from tenure.errors import LockLost, TenureError
 from tenure.pacing import Timing
 from tenure.queue.broker import Claim, NoSession
 from tenure.queue.consumer import LockKeeper, Why
@@ -99,6 +100,13 @@ class Session:
         """Whether the block is being cancelled because the lock was lost."""
         return self._interrupted
 
+    def leave(self) -> None:
+        """Hold the lock no longer, without giving it back: it runs out, as somebody may yet act under it."""
+        assert self._keeper is not None
+        self.lost.set()
+        with suppress(TenureError):  # the keeper has ended, and keeps nothing
+            self._desk.keeper.submit(self._keeper.end)
+
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         while messages := await self.receive():
             yield messages[0]
@@ -156,6 +164,8 @@ class Session:
         await desk.keeper.call(self._keeper.begin)
 
     def _cancel(self, held: Delivery | SessionLock, why: Why) -> None:
+        if self.lost.is_set():
+            return
         self.lost.set()
         if self._owner is not None:
             self._interrupted = True

@@ -7,12 +7,13 @@ import math
 from contextlib import suppress
 
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.events import HandlerOverran
 from tenure.pacing import Timing, later
-from tenure.queue.consumer import OnError, complain, judge_failure, on_sigterm
+from tenure.queue.consumer import OnError, complain, event_of, judge_failure, on_sigterm
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
-from tenure.queue.message import COMPLETE, Complete, Delivery, Verdict
+from tenure.queue.message import COMPLETE, Complete, Delivery, Token, Verdict
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.queue.session import Session
 
@@ -55,32 +56,45 @@ class SessionConsumer:
         self._may_go_on = asyncio.Event()  # cleared by pause()
         self._may_go_on.set()
         self._stopping = asyncio.Event()
-        self._handling: set[asyncio.Task[None]] = set()  # workers that hold a message
-        self._deadline: asyncio.TimerHandle | None = None
+        self._handling: dict[asyncio.Task[None], tuple[Session, Delivery]] = {}  # workers that hold a message
+        self._overrun: set[tuple[Token, int]] = set()  # told of
+        self._timers: list[asyncio.TimerHandle] = []
         self._workers: list[asyncio.Task[None]] = []
+        self._ended: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Consume until :meth:`drain` is called, *stop* is set, or SIGTERM comes; return when all is settled.
+
+        Cancelled, it cancels the handlers, gives back what they leave, uncounted, and only then lets go.
 
         Raises:
             ConfigError: The broker can never be used as it is.
         """
         await self._desk.ready()
         loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
         unhook = on_sigterm(loop, self.drain) if self._sigterm is not False else None
         stopper = asyncio.ensure_future(self._stop_with(stop)) if stop is not None else None
-        self._workers = [asyncio.ensure_future(self._work()) for _ in range(self._habits.concurrency)]
+        for _ in range(self._habits.concurrency):
+            worker = loop.create_task(self._work())
+            worker.add_done_callback(self._worker_ended)
+            self._workers.append(worker)
         try:
-            await asyncio.gather(*self._workers)
+            try:
+                await asyncio.shield(self._ended)
+            except asyncio.CancelledError:
+                self.drain(grace=0.0)
+                await self._ended
+                raise
         finally:
-            for task in [*self._workers, *([stopper] if stopper else [])]:
-                task.cancel()
-            await asyncio.gather(*self._workers, return_exceptions=True)
-            if self._deadline is not None:
-                self._deadline.cancel()
+            if stopper is not None:
+                stopper.cancel()
             if unhook is not None:
                 unhook()
-            self._handlers.close()
+            await self._close()
+        if self._failure is not None:
+            raise self._failure
 
     def pause(self) -> None:
         """Take no further message and no further session, until :meth:`resume`; handlers that run go on."""
@@ -95,16 +109,57 @@ class SessionConsumer:
 
         What they leave is given back uncounted, as their sessions are.
         """
-        self._stopping.set()
-        for worker in self._workers:
-            if worker not in self._handling:
-                worker.cancel()
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._grace if grace is None else grace, self._cut_short)
+        if self._ended is None or self._ended.done():
+            return
+        if not self._stopping.is_set():
+            self._stopping.set()
+            for worker in self._workers:
+                if worker not in self._handling:
+                    worker.cancel()
+        wait = self._grace if grace is None else grace
+        patience = self._habits.timing.grace
+        loop = self._ended.get_loop()
+        self._timers += [
+            loop.call_later(wait, self._cut_short),
+            loop.call_later(wait + patience, self._cut_short),  # a thread that runs on is left behind
+            loop.call_later(wait + 2 * patience, self._give_up),
+        ]
 
     def _cut_short(self) -> None:
-        for worker in self._workers:
+        for worker in list(self._handling):
             worker.cancel()
+
+    def _give_up(self) -> None:
+        """End with handlers that won't stop: their sessions' locks run out by themselves."""
+        assert self._ended is not None
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        assert self._ended is not None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+        if (self._failure is not None or all(one.done() for one in self._workers)) and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for _ in range(2):  # the second time, threads are left behind
+            if left := [worker for worker in self._workers if not worker.done()]:
+                for worker in left:
+                    worker.cancel()
+                await asyncio.wait(left, timeout=self._habits.timing.grace)
+        for session, delivery in self._handling.values():
+            self._leave(session, delivery)
+        self._handlers.close()
+
+    def _leave(self, session: Session, delivery: Delivery) -> None:
+        """Leave *session* to itself, and not to another, as long as its lock is not over: a handler runs on in it."""
+        session.leave()
+        if (delivery.token, delivery.sequence) not in self._overrun:
+            self._overrun.add((delivery.token, delivery.sequence))
+            self._desk.tell(event_of(HandlerOverran, self._desk, delivery))
 
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -137,22 +192,28 @@ class SessionConsumer:
             messages = await session.receive()
             if not messages:
                 return
-            self._handling.add(me)
+            self._handling[me] = session, messages[0].delivery
             try:
                 await self._handle(session, messages[0])
             finally:
-                self._handling.discard(me)
+                del self._handling[me]
 
     async def _handle(self, session: Session, message: Message) -> None:
         delivery = message._delivery
         error: BaseException | None = None
-        limit = asyncio.timeout(self._habits.max_hold if self._habits.max_hold < math.inf else None)
+        most, patience = self._habits.max_hold, self._habits.timing.grace
+        limit = asyncio.timeout(most if most < math.inf else None)
+        overrun = None
+        if most < math.inf:
+            overrun = asyncio.get_running_loop().call_later(most + patience, self._leave, session, delivery)
         try:
             async with limit:
                 outcome = None if await self._was_handled(delivery) else await self._handlers.serve(message)
             if isinstance(outcome, (Retry, Reject)):
                 error = outcome
         except asyncio.CancelledError:
+            if self._handlers.is_left_behind(delivery):
+                self._leave(session, delivery)
             if session.is_interrupted:
                 with suppress(TenureError):
                     await complain(self._on_error, message, LockLost(f"{session.name!r} was lost while it was handled"))
@@ -161,6 +222,9 @@ class SessionConsumer:
             error = raised
             if limit.expired():
                 error = LockLost(f"the handler of message {message.id!r} ran for longer than max_hold")
+        finally:
+            if overrun is not None:
+                overrun.cancel()
         if error is None:
             verdict = self._success
         else:
