@@ -290,3 +290,37 @@ def test_sigterm_ends_it_gracefully() -> None:
     assert "ended 0.5" in lines  # inside grace
     assert lines[-1] == "over 3 0 [1, 1, 1]"  # given back, uncounted
     assert child.returncode == 0
+
+
+STUCK = """
+import asyncio, sys, time, tenure
+
+def handler(message):
+    print("began", flush=True)
+    time.sleep(3600)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=1.5)
+        await queue.send(b"a", session=%(session)r)
+        await queue.consume(handler, grace=0.5, sessions=%(session)r is not None)
+        print("over", (await queue.stats()).locked, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_thread_that_is_stuck_does_not_keep_the_process(session: str | None) -> None:
+    program = textwrap.dedent(STUCK % {"session": session})
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "began\n"
+        child.send_signal(signal.SIGTERM)
+        told, _ = child.communicate(timeout=15)
+    finally:
+        child.kill()
+    assert told == "over 1\n"  # not given back: its lock is left to run out
+    assert child.returncode == 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextvars
 import functools
 import inspect
 import multiprocessing
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from tenure.errors import ConfigError
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
+from tenure.queue.threads import Threads
 
 Handler = Callable[[Any], Any]
 RunIn = Literal["auto", "thread", "process"]
@@ -49,7 +49,8 @@ class Handlers:
         self._handler = handler
         self._concurrency = concurrency
         self._run_in = run_in
-        self._pool: Executor | None = None
+        self._threads: Threads | None = None
+        self._processes: ProcessPoolExecutor | None = None
         self._left: set[tuple[Token, int]] = set()
         self.serve: Served = handler if is_async else self._in_process if run_in == "process" else self._in_thread
 
@@ -59,58 +60,56 @@ class Handlers:
 
     def close(self) -> None:
         """Let go of threads and processes; what still runs there is not waited for."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.close()
+        if self._processes is not None:
+            self._processes.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, message: Message) -> object:
         loop = asyncio.get_running_loop()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"tenure-{message.queue}")
+        if self._threads is None:
+            self._threads = Threads(self._concurrency, f"tenure-{message.queue}")
         mine = BlockingMessage(message, functools.partial(_block, loop))
-        outcome = await self._run(message, self._pool, contextvars.copy_context().run, self._handler, mine)
+        running = self._threads.submit(contextvars.copy_context().run, self._handler, mine)
+        outcome = await self._end_of(message, running)
         # A plain function that only looks like one, such as a lambda around an async one.
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     async def _in_process(self, message: Message) -> object:
-        if self._pool is None:
+        if self._processes is None:
             # Forking a process that has threads, and we have, can hang the child.
-            self._pool = ProcessPoolExecutor(self._concurrency, multiprocessing.get_context("spawn"))
-        pool = self._pool
+            self._processes = ProcessPoolExecutor(self._concurrency, multiprocessing.get_context("spawn"))
+        pool = self._processes
         portable = Received(message._delivery._replace(headers=dict(message.headers)))
         try:
-            return await self._run(message, pool, self._handler, portable)
+            return await self._end_of(message, pool.submit(self._handler, portable))
         except BrokenProcessPool:
-            if self._pool is pool:
+            if self._processes is pool:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._pool = None
+                self._processes = None
             raise
 
-    async def _run(self, message: Message, pool: Executor, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run *function* in *pool*. If we are cancelled, its end is awaited all the same: a thread can't be stopped.
+    async def _end_of(self, message: Message, running: Future[Any]) -> Any:
+        """Return the result of *running*. If we are cancelled, its end is awaited all the same: a thread goes on.
 
         A second cancellation leaves it behind.
         """
-        running: concurrent.futures.Future[Any] = pool.submit(function, *arguments)
         ended = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
+            ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
             if not running.cancel():
-                await self._end_of(message._delivery, running, ended)
-            if not ended.cancelled() and ended.done():
-                ended.exception()  # looked at, so that nobody complains
+                await self._wait_for(message.delivery, running, ended)
             raise
 
-    async def _end_of(
-        self, delivery: Delivery, running: concurrent.futures.Future[Any], ended: asyncio.Future[Any]
-    ) -> None:
+    async def _wait_for(self, delivery: Delivery, running: Future[Any], ended: asyncio.Future[Any]) -> None:
         try:
             await asyncio.wait({ended})
         except asyncio.CancelledError:
             one = (delivery.token, delivery.sequence)
             self._left.add(one)
             running.add_done_callback(lambda _: self._left.discard(one))
-            ended.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
 
