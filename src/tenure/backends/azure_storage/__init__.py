@@ -12,6 +12,7 @@ from tenure.backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, 
 from tenure.backends.azure_storage.queue import TRAITS as QUEUE_TRAITS
 from tenure.backends.azure_storage.queue import AzureBroker
 from tenure.clock import Clock, SystemClock
+from tenure.errors import TenureError
 from tenure.url import Url
 
 __all__ = [
@@ -56,11 +57,19 @@ class AzureBackend:
         return [
             Fact("account", address.account, "an emulator, which loses what it was told last when it dies" * local),
             Fact("login", address.login, "" if local or address.key is None else key),
-            Fact("container", f"{options.container}, {len(await self.leases.names())} names in it"),
+            Fact("container", f"{options.container}; names in it: {len(await self.leases.names())}"),
+            await self._queues_fact(),
             Fact(
                 "polling", "Azure tells of nothing", "followers look every retry_every, idle consumers ever less often"
             ),
         ]
+
+    async def _queues_fact(self) -> Fact:
+        """Try the other service: it has an address of its own, and a login may open one of them only."""
+        try:
+            return Fact("queues", str(len(await self.broker.names())))
+        except TenureError as error:
+            return Fact("queues", "can't be used", str(error))
 
     async def close(self) -> None:
         """Close every connection."""

@@ -5,6 +5,7 @@ Secrets belong into the environment. None is ever shown: what can hold one has n
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Mapping
@@ -135,13 +136,34 @@ def _with_secret(url: Url, options: Options, env: Mapping[str, str]) -> Address:
         return _checked(url, connected(text))  # where Microsoft's own tools look, too
     found = _account(url, url.netloc or env.get("AZURE_STORAGE_ACCOUNT", ""), options)
     if options.key_env:
-        return replace(found, key=_read(env, options.key_env))
+        return replace(found, key=_key(_read(env, options.key_env), f"the environment variable {options.key_env}"))
     if options.sas_env:
-        return replace(found, sas=_read(env, options.sas_env).lstrip("?"))
+        return replace(found, sas=_signature(_read(env, options.sas_env), options.sas_env))
     if not url.netloc:
         sas = env.get("AZURE_STORAGE_SAS_TOKEN", "").lstrip("?") or None
-        return replace(found, key=env.get("AZURE_STORAGE_KEY") or None, sas=sas)
+        key = env.get("AZURE_STORAGE_KEY", "").strip()
+        return replace(found, key=_key(key, "the environment variable AZURE_STORAGE_KEY") if key else None, sas=sas)
     return found
+
+
+def _key(text: str, where: str) -> str:
+    """Return an account's key, if it can be one."""
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ConfigError(
+            f"{where} holds no account key: that is base64; copy it from the account's access keys, whole"
+        ) from None
+    return text
+
+
+def _signature(text: str, name: str) -> str:
+    """Return a shared access signature, if it can be one."""
+    if "sig=" not in text:
+        raise ConfigError(
+            f"the environment variable {name} holds no shared access signature: sig=… is missing; copy it whole"
+        )
+    return text.lstrip("?")
 
 
 def _read(env: Mapping[str, str], name: str) -> str:
@@ -184,5 +206,6 @@ def connected(text: str) -> Address:
             "the connection string lacks something: it needs AccountName and AccountKey, or SharedAccessSignature with "
             "AccountName or BlobEndpoint and QueueEndpoint"
         )
+    key = _key(key, "the AccountKey of the connection string") if key else None
     account = account or re.sub(r"^\w+://", "", blobs or queues).partition(".")[0]
     return Address(account, blobs.rstrip("/"), queues.rstrip("/"), key, sas if not key else None)

@@ -7,6 +7,7 @@ anybody who doesn't know what they mean. So it asks once here, and whoever asked
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ _ADVICE = {
     "KeyBasedAuthenticationNotPermitted": "takes no keys; use azure://ACCOUNT and an identity",
     "FeatureNotSupportedForAccount": "is of a kind that can't do this; use a general-purpose v2 account",
 }
-_ROLES = "give the identity the roles Storage Blob Data Contributor and Storage Queue Data Contributor, or the \
-signature the rights to read, add, create, write, update, process, delete and list"
+_ROLES = "check the key, if one is used; give the identity the roles Storage Blob Data Contributor and Storage Queue \
+Data Contributor, or the signature the rights to read, add, create, write, update, process, delete and list"
 
 
 def code_of(error: HttpResponseError) -> str:
@@ -66,7 +67,7 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
         case TimeoutError():
             return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
         case HttpResponseError() if code_of(error) in _NO_RIGHTS:
-            return lasting(f"{url} refuses this for lack of rights ({code_of(error)}): {_ROLES}{before}")
+            return lasting(f"{url} refuses this, for lack of rights it says ({code_of(error)}): {_ROLES}{before}")
         case HttpResponseError() if code_of(error) in _ADVICE:
             return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
         case HttpResponseError(status_code=401 | 403):
@@ -80,10 +81,24 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
         case HttpResponseError():
             return Unavailable(f"{url} could not do it: status {error.status_code}, {code_of(error) or 'no code'}")
         case ServiceRequestError() | ServiceResponseError():
-            return Unavailable(f"{url} can't be reached: {type(error.inner_exception or error).__name__}")
+            return Unavailable(_unreached(error, url))
         case AzureError() | OSError():
             return Unavailable(f"{url} could not be asked: {type(error).__name__}")
     raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+
+
+def _unreached(error: AzureError, url: Url) -> str:
+    """Say which service can't be reached, and why; not in the client's words, which may hold a signature."""
+    inside = getattr(error, "inner_exception", None) or error
+    host, port, system = (getattr(inside, name, None) for name in ("host", "port", "os_error"))
+    where = f" at {host}:{port}" if host and port else ""
+    number = getattr(system, "errno", None) or 0
+    why = os.strerror(number) if number > 0 else getattr(system, "strerror", None) or type(inside).__name__
+    if url.scheme == "azurite":
+        check = "see that Azurite runs, with its blobs at the URL's port and its queues at queue_port (the next one)"
+    else:
+        check = "check the account's name, and the way to it"
+    return f"{url} can't be reached{where}: {why}; {check}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ transaction left open. So each may be dropped at any moment, and a transaction p
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
@@ -98,8 +99,16 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> 
         case ConnectionError() if "rejected SSL" in str(error):
             return lasting(f"{url} doesn't speak TLS, and sslmode={options.sslmode} wants it{before}")
         case OSError() | EOFError() | InterfaceError() | InternalClientError():
-            return Unavailable(f"{url} can't be reached: {str(error) or type(error).__name__}")
+            return Unavailable(
+                f"{url} can't be reached: {_why(error)}; check host and port, and whether the server runs"
+            )
     raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+
+
+def _why(error: Exception) -> str:
+    """Say why there is no way to the server: the system's own word is plainer than asyncio's."""
+    number = getattr(error, "errno", None) or 0
+    return os.strerror(number) if number > 0 else str(error) or type(error).__name__
 
 
 def _no_schema(url: Url, options: Options) -> str:
@@ -188,6 +197,22 @@ def dsn_of(url: Url) -> str:
 
 assert {field.name for field in fields(Options)} >= _OURS
 
+
+def require_files(url: Url, options: Options) -> None:
+    """Refuse an option that names a file that can't be read: the driver would only say that it can't connect."""
+    for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        path = getattr(options, name)
+        if path is None or path == "system":  # the system's own authorities
+            continue
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path} of {url} can't be read: {error.strerror}; name the file as this process finds it"
+            ) from error
+
+
 # --- SQL ---------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +240,7 @@ class Client:
         self.url = url
         self.options = options
         self._dsn = dsn_of(url)
+        require_files(url, options)
         self._lines: dict[tuple[asyncio.AbstractEventLoop, bool], Line] = {}
         self._checked = False
         self._worked = False

@@ -47,7 +47,7 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
     What can never work is a ``ConfigError``, unless it *worked* before: then somebody is changing the server, and it
     may work again.
     """
-    said = str(error)
+    said = str(error).rstrip(".")
     match error:
         case exceptions.NoPermissionError():
             return ConfigError(
@@ -55,7 +55,9 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
                 "grant it the keys and commands that docs/redis.md lists"
             )
         case exceptions.AuthenticationError():
-            refused = f"{place} refused the user or the password: {said}; check both in the URL"
+            none = f"{place} wants a password, and was given none; write it into the URL: redis://:PASSWORD@…"
+            wrong = f"{place} refused the user or the password: {said}; check both in the URL"
+            refused = none if said.startswith("Authentication required") else wrong
             return Unavailable(refused) if worked else ConfigError(refused)
         case exceptions.ReadOnlyError() | exceptions.MasterDownError():
             return Unavailable(f"{place} is a replica, or lost its primary: {said}; name the primary, or wait for it")
@@ -68,15 +70,30 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
         case exceptions.ResponseError():
             return _refusal(said, place)
         case exceptions.TimeoutError():
-            return Unavailable(f"{place} gave no answer in time (option timeout); what was asked may be done")
+            return Unavailable(
+                f"{place} gave no answer in time (option timeout); what was asked may be done{_other(place, worked)}"
+            )
         case exceptions.ConnectionError():
             if certificate := _certificate_error(error):
                 untrusted = f"{place} showed a certificate that is not trusted: {certificate}; check the option ca"
                 return Unavailable(untrusted) if worked else ConfigError(untrusted)
-            return Unavailable(f"{place} could not be reached, or hung up: {said}; what was asked may be done")
+            if " connecting to " in said:
+                return Unavailable(
+                    f"{place} can't be reached: {said}; check host and port, and whether the server runs"
+                )
+            return Unavailable(f"{place} hung up: {said}; what was asked may be done{_other(place, worked)}")
         case exceptions.RedisError():
             return Unavailable(f"{place} could not be asked: {said}")
     raise AssertionError("translate() got a foreign error") from error
+
+
+def _other(place: str, worked: bool) -> str:
+    """Say what else may be wrong where nothing has worked yet: each sort of server is deaf to the other's clients."""
+    if worked:
+        return ""
+    if place.startswith("rediss:"):
+        return "; if this server speaks no TLS, write redis://"
+    return "; if this server speaks TLS only, write rediss://"
 
 
 def _refusal(said: str, place: str) -> TenureError:
@@ -227,6 +244,7 @@ class Client:
     """All connections to one Redis, by event loop."""
 
     def __init__(self, address: Address, options: Options) -> None:
+        require_files(address, options)
         self.address = address
         self.options = options
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, aioredis.Redis] = WeakKeyDictionary()
@@ -334,6 +352,21 @@ async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Seque
     if before and isinstance(refused := answers.pop(0), exceptions.RedisError):
         raise refused
     return answers
+
+
+def require_files(address: Address, options: Options) -> None:
+    """Refuse an option that names a file that can't be read: the driver would only say that it can't connect."""
+    for name in ("ca", "cert", "key"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path} of {address} can't be read: {error.strerror}; name the file as this process finds it"
+            ) from error
 
 
 def _connected(address: Address, options: Options) -> aioredis.Redis:

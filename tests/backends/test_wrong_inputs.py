@@ -1,0 +1,229 @@
+"""What goes wrong with servers on the command line: one line that says what to do, the documented code, no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis as Plain
+
+from tenure.cli import main
+from tests.servers import Authority, Azurite, Postgres, Redis, free_port, private, url_of
+
+pytest.importorskip("azure.storage.blob")
+
+Captured = pytest.CaptureFixture[str]
+SECRET, OTHER = "s3cret-of-the-server", "another-s3cret"
+EVERY = ["doctor", "lead", "send", "work"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENURE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def wrong_authority() -> Authority:
+    return Authority("another authority")
+
+
+@pytest.fixture(scope="module")
+def guarded_postgres(authority: Authority) -> Iterator[Postgres]:
+    with private(Postgres, password=SECRET, authority=authority) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded_redis(authority: Authority) -> Iterator[Redis]:
+    with private(Redis, password=SECRET, authority=authority) as server:
+        yield server
+
+
+def says(
+    captured: Captured, command: str, url: str, *, code: int, words: list[str], more: tuple[str, ...] = ()
+) -> None:
+    """Give *command* to the store at *url*, and look at how it fails."""
+    arguments = {
+        "doctor": ["doctor", url],
+        "migrate": ["migrate", url],
+        "lead": ["lead", "name", "--on", url, *more, "--", "true"],
+        "send": ["send", "queue", "body", "--on", url, *more],
+        "work": ["work", "queue", "--until-empty", "--on", url, *more, "--", "true"],
+        "queue": ["queue", "--on", url],
+    }[command]
+    ended = main(arguments)
+    out, told = captured.readouterr()
+    assert (ended, out) == (code, ""), told
+    assert [word for word in words if word not in told] == [], told
+    assert told.count("\n") == 1
+    assert SECRET not in told
+    assert OTHER not in told
+
+
+# --- PostgreSQL --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [*EVERY, "migrate"])
+def test_postgresql_with_a_wrong_password(capsys: Captured, guarded_postgres: Postgres, command: str) -> None:
+    url = guarded_postgres.url.replace(SECRET, OTHER)
+    says(capsys, command, url, code=78, words=["refused the password", "~/.pgpass"])
+
+
+@pytest.mark.parametrize("command", [*EVERY, "migrate"])
+def test_postgresql_without_such_a_database(capsys: Captured, guarded_postgres: Postgres, command: str) -> None:
+    url = guarded_postgres.url.removesuffix("postgres") + "nowhere"
+    says(capsys, command, url, code=78, words=["no such database", "createdb", '"nowhere"'])
+
+
+@pytest.mark.parametrize("command", [*EVERY, "migrate"])
+def test_postgresql_with_the_wrong_authority(
+    capsys: Captured, guarded_postgres: Postgres, wrong_authority: Authority, command: str
+) -> None:
+    url = f"{guarded_postgres.url}?sslmode=verify-full&sslrootcert={wrong_authority.certificate}"
+    says(capsys, command, url, code=78, words=["not trusted", "sslrootcert="])
+
+
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey"])
+def test_postgresql_with_a_file_that_is_not_there(capsys: Captured, guarded_postgres: Postgres, name: str) -> None:
+    url = f"{guarded_postgres.url}?sslmode=verify-full&{name}=/nowhere.pem"
+    says(capsys, "doctor", url, code=78, words=[f"{name}=/nowhere.pem", "No such file"])
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_postgresql_without_the_schema(capsys: Captured, command: str) -> None:
+    url = f"{url_of(Postgres)}?schema=not_made"
+    says(capsys, command, url, code=78, words=["no schema 'not_made'", "tenure migrate URL"])
+
+
+def test_postgresql_that_is_not_there(capsys: Captured) -> None:
+    url = f"postgresql://127.0.0.1:{free_port()}/orders"
+    says(capsys, "doctor", url, code=69, words=["can't be reached", "check host and port"])
+    says(capsys, "migrate", url, code=69, words=["can't be reached", "check host and port"])
+
+
+# --- Redis -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_redis_with_a_wrong_password(
+    capsys: Captured, guarded_redis: Redis, authority: Authority, command: str
+) -> None:
+    url = f"{guarded_redis.url.replace(SECRET, OTHER)}?ca={authority.certificate}"
+    says(capsys, command, url, code=78, words=["refused the user or the password", "check both in the URL"])
+
+
+def test_redis_without_a_password(capsys: Captured, guarded_redis: Redis, authority: Authority) -> None:
+    url = f"{guarded_redis.url.replace(f':{SECRET}@', '')}?ca={authority.certificate}"
+    says(capsys, "doctor", url, code=78, words=["wants a password, and was given none", "redis://:PASSWORD@"])
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_redis_with_the_wrong_authority(
+    capsys: Captured, guarded_redis: Redis, wrong_authority: Authority, command: str
+) -> None:
+    url = f"{guarded_redis.url}?ca={wrong_authority.certificate}"
+    says(capsys, command, url, code=78, words=["not trusted", "the option ca"])
+
+
+@pytest.mark.parametrize("name", ["ca", "cert", "key"])
+def test_redis_with_a_file_that_is_not_there(capsys: Captured, guarded_redis: Redis, name: str) -> None:
+    says(
+        capsys,
+        "doctor",
+        f"{guarded_redis.url}?{name}=/nowhere.pem",
+        code=78,
+        words=[f"{name}=/nowhere", "No such file"],
+    )
+
+
+def test_redis_spoken_to_in_the_wrong_way(capsys: Captured, guarded_redis: Redis) -> None:
+    plain = guarded_redis.url.replace("rediss:", "redis:")
+    says(capsys, "doctor", f"{plain}?timeout=1", code=69, words=["TLS only, write rediss://"])
+    says(capsys, "doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
+    tls = url_of(Redis).replace("redis:", "rediss:")
+    says(capsys, "doctor", f"{tls}?timeout=0.5", code=69, words=["speaks no TLS, write redis://"])
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_redis_without_rights(capsys: Captured, command: str) -> None:
+    url = url_of(Redis)
+    with Plain.from_url(url) as client:
+        client.execute_command("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "&*", "+@all", "-@scripting")
+    login = url.replace("redis://", f"redis://weak:{SECRET}@")
+    says(capsys, command, login, code=78, words=["does not permit this user", "docs/redis.md"])
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_redis_without_such_a_database(capsys: Captured, command: str) -> None:
+    says(capsys, command, f"{url_of(Redis)}/99", code=78, words=["no such database", "after the slash"])
+
+
+def test_redis_that_is_not_there(capsys: Captured) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    says(capsys, "doctor", url, code=69, words=["can't be reached", "check host and port"])
+
+
+# --- Azure -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "value", "words"),
+    [
+        ("key_env", OTHER, ["MINE holds no account key", "base64"]),
+        ("key_env", "", ["MINE is not set"]),
+        ("sas_env", "sv=2024", ["MINE holds no shared access signature", "sig="]),
+        ("connection_string_env", f"AccountName=mine;AccountKey={OTHER}", ["no account key", "base64"]),
+        ("connection_string_env", OTHER, ["the connection string can't be read"]),
+    ],
+)
+@pytest.mark.parametrize("command", EVERY)
+def test_azure_with_a_secret_that_is_none(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str, query: str, value: str, words: list[str]
+) -> None:
+    monkeypatch.setenv("MINE", value)
+    account = "" if query == "connection_string_env" else "mine"
+    says(capsys, command, f"azure://{account}?{query}=MINE", code=78, words=words)
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_azure_with_a_key_of_another_account(capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    with private(Azurite) as server:
+        monkeypatch.setenv("MINE", server.connection_string.replace("Eby8", "AAAA"))
+        says(capsys, command, "azure://?connection_string_env=MINE", code=78, words=["check", "key"])
+
+
+def test_azurite_that_is_not_there(capsys: Captured) -> None:
+    port, url = free_port(), url_of(Azurite)
+    words = [f"can't be reached at 127.0.0.1:{port}: Connection refused", "see that Azurite runs"]
+    says(capsys, "doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
+    elsewhere = f"{url.partition('?')[0]}?queue_port={port}"
+    says(capsys, "send", elsewhere, code=69, words=words)
+    assert main(["doctor", elsewhere]) == 0
+    assert f"! queues: {elsewhere} can't be reached at 127.0.0.1:{port}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--session", "a"), ["have no sessions", "postgresql://"]),
+        (("--priority", "1"), ["have no priorities", "postgresql://"]),
+        (("--delay", "200h"), ["seven days"]),
+    ],
+)
+def test_azure_asked_for_what_it_can_not_do(capsys: Captured, more: tuple[str, ...], words: list[str]) -> None:
+    says(capsys, "send", url_of(Azurite), code=78, words=words, more=more)
+
+
+@pytest.mark.parametrize("kind", [Postgres, Redis, Azurite])
+@pytest.mark.parametrize("command", EVERY)
+def test_an_option_that_nobody_knows(capsys: Captured, kind: type[Postgres | Redis | Azurite], command: str) -> None:
+    url = url_of(kind)
+    more = "&" if "?" in url else "?"
+    says(capsys, command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])
