@@ -14,7 +14,8 @@ from tests.servers import Postgres, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # these need a server, and are run beside the other tests of it
-EXAMPLES = sorted(example for example in (ROOT / "examples").glob("*.py") if example.stem not in SERVED)
+TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
+EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED and one not in TESTS)
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md")
 
 SAYS = {
@@ -41,6 +42,20 @@ WARNS = {"consume_threads": r"orders: message 'order-2', delivery 1: put among t
 
 def test_each_example_has_an_expectation() -> None:
     assert {example.stem for example in EXAMPLES} == set(SAYS)
+
+
+@pytest.mark.parametrize("example", TESTS, ids=lambda example: example.stem)
+def test_an_example_of_a_test_passes_with_every_seed(example: Path, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "pytest", "-p", "tenure.testing.pytest_plugin", "--seeds", "20", str(example)]
+    run = subprocess.run(
+        [*line, "--rootdir", str(tmp_path), "-c", "/dev/null", "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"\b20 passed in", run.stdout)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver
@@ -322,7 +322,7 @@ class Campaign:
         self._cancel = cancel
         self._is_entered = False
 
-    async def __aenter__(self) -> Any:  # a Term; in tenure.sync its own
+    async def __aenter__(self) -> Term:
         self._seat = seat = self._election._stand()
         await seat.__aenter__()
         try:
@@ -347,7 +347,7 @@ class Campaign:
 
         seat.occupy(term, interrupt)
         self._is_entered = True
-        return term
+        return cast("Term", term)  # what make_term has made: in tenure.sync its own kind, which it expects
 
     async def withdraw(self) -> None:
         """Leave, if entered: for a caller who was interrupted on the way in, and doesn't know."""

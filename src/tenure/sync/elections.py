@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import tenure.election.elector
 from tenure.clock import Clock
@@ -62,7 +62,7 @@ class Election:
         """
         campaign = self._behind.campaign(cancel=False)
         try:
-            term: Term = self._keeper.call_blocking(campaign.__aenter__)
+            term = cast("Term", self._keeper.call_blocking(campaign.__aenter__))  # we had it made
         except BaseException:
             self._keeper.call_blocking(campaign.withdraw)  # interrupted, we may have won all the same
             raise

@@ -1,6 +1,6 @@
 """What users and authors of backends test with: a simulator, a loop in virtual time, suites for stores.
 
-Here are the small things: a clock to turn by hand, and a wait that is no sleep.
+Here are the small things: a clock to turn by hand, a wait that is no sleep, and a store on a loop in virtual time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+
+from tenure.backend import Backend
+from tenure.events import Event
+from tenure.keeper import Keeper
+from tenure.testing.loop import VirtualClock
 
 
 class ManualClock:
@@ -26,6 +31,19 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"time does not go back: {seconds}")
         self._now += seconds
+
+
+def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | None = None) -> Backend:
+    """Connect as :func:`tenure.connect` does, with all on the running loop: no thread of the keeper's, its own time.
+
+    For tests in virtual time, see :mod:`tenure.testing.loop`. In virtual time, only ``memory:`` works: there are no
+    sockets and no threads.
+
+    Raises:
+        RuntimeError: No loop is running.
+    """
+    loop = asyncio.get_running_loop()
+    return Backend(url, on_event=on_event, clock=VirtualClock(loop), keeper=Keeper.here())
 
 
 async def until(

@@ -1,0 +1,98 @@
+"""A pytest plug-in: tests in virtual time, once for each of many seeds.
+
+Name it in your ``conftest.py``, and then ask for its fixtures::
+
+    pytest_plugins = ["tenure.testing.pytest_plugin"]
+
+::
+
+    def test_the_standby_takes_over(in_virtual_time):
+        async def main():
+            async with connect_here() as backend:  # from tenure.testing
+                ...
+                await asyncio.sleep(3600)  # no time at all
+
+        in_virtual_time(main())
+
+A test that asks for ``seed``, or for ``in_virtual_time``, runs once for each of the seeds: with ``--seeds 500`` for the
+first five hundred, with ``--seeds 17-17`` for one. A seed decides the order of what happens at the same moment; it
+stands in the test's name.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+
+from tenure.testing.loop import run
+
+T = TypeVar("T")
+
+LIMIT = 86_400.0
+"""Virtual seconds that a test may take: what goes on for a day will not end."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--seeds``."""
+    group = parser.getgroup("tenure")
+    group.addoption(
+        "--seeds",
+        type=seeds_of,
+        default=range(1),
+        metavar="N|A-B",
+        help="Run each test that depends on a seed with N of them, or with those from A to B. [default: 1]",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what depends on a seed once for each."""
+    if "seed" in metafunc.fixturenames and not _has_its_own_seeds(metafunc):
+        metafunc.parametrize("seed", metafunc.config.getoption("--seeds"))
+
+
+def _has_its_own_seeds(metafunc: pytest.Metafunc) -> bool:
+    marks = metafunc.definition.iter_markers("parametrize")
+    named = [name.strip() for mark in marks for name in _names(mark.args[0])]
+    return "seed" in named
+
+
+def _names(argnames: str | list[str] | tuple[str, ...]) -> list[str]:
+    return argnames.split(",") if isinstance(argnames, str) else list(argnames)
+
+
+def seeds_of(text: str) -> range:
+    """Return the seeds that *text* means: ``"20"`` the first twenty, ``"7-9"`` these three.
+
+    Raises:
+        ArgumentTypeError: It means none.
+    """
+    first, dash, last = text.partition("-")
+    with suppress(ValueError):
+        seeds = range(int(first), int(last) + 1) if dash else range(int(first))
+        if seeds:
+            return seeds
+    raise ArgumentTypeError(f"{text!r} names no seeds; give how many, as in 20, or which, as in 7-9")
+
+
+@pytest.fixture
+def in_virtual_time(seed: int) -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Return a function that runs a coroutine in virtual time, and returns what it returns.
+
+    It raises ``LimitReached`` after a virtual day, and ``Deadlock`` where the coroutine would wait for ever.
+    """
+
+    def run_it(main: Coroutine[Any, Any, T]) -> T:
+        return run(main, seed=seed, limit=LIMIT)
+
+    return run_it
+
+
+@pytest.fixture
+def memory_url() -> str:
+    """Return the URL of a store in memory that no other test uses; whoever connects to it in this process shares it."""
+    return f"memory:{uuid4().hex}"
