@@ -40,6 +40,12 @@ class Road(MemoryBroker):
     def __init__(self, *inside: Any) -> None:
         super().__init__(*inside)
         self.asked: list[str] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def settings(self, queue: str) -> QueueSettings:
+        await self.answers.wait()
+        return await super().settings(queue)
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         await self._set_out("receive")
@@ -733,6 +739,70 @@ async def test_draining_lets_handlers_finish_inside_grace(town: Town) -> None:
     assert town.clock.now() == pytest.approx(5.0, abs=0.1)
     assert len(log.ended) == 3
     assert (await queue.stats()).ready == 7
+
+
+@in_town
+async def test_a_drain_is_honoured_before_the_consumer_has_begun(town: Town) -> None:
+    for sessions in (False, True):
+        queue, log = town.queue(), Log()
+        await queue.send(b"a", session="s" if sessions else None)
+        town.road.asked.clear()
+        consumer = queue.consumer(log, sessions=sessions)
+        consumer.drain()
+        await consumer.run()
+        stop = asyncio.Event()
+        stop.set()
+        await queue.consume(log, sessions=sessions, stop=stop)
+        assert log.began == []
+        assert not [one for one in town.road.asked if one.startswith("receive")]
+
+
+@in_town
+async def test_a_drain_is_honoured_while_the_store_is_slow_to_answer(town: Town) -> None:
+    for sessions in (False, True):
+        queue, log = town.queue(max_deliveries=7), Log()
+        town.road.answers.clear()
+        consuming = asyncio.ensure_future(queue.consume(log, sessions=sessions))
+        await asyncio.sleep(1.0)
+        queue.pause()
+        await queue.drain()
+        assert town.clock.now() < 3.0
+        await consuming
+        town.road.answers.set()
+        assert log.began == []
+
+
+@in_town
+async def test_a_pause_that_comes_first_is_honoured(town: Town) -> None:
+    queue, log = town.queue(), Log()
+    await fill(queue, 1)
+    consumer = queue.consumer(log)
+    consumer.pause()
+    running = asyncio.ensure_future(consumer.run())
+    await asyncio.sleep(10.0)
+    assert log.began == []
+    consumer.resume()
+    await asyncio.sleep(1.0)
+    assert log.began == [b"0"]
+    consumer.drain()
+    await running
+
+
+@in_town
+async def test_a_consumer_goes_by_what_the_queue_was_declared_with(town: Town) -> None:
+    await town.queue(lock=5.0).send(b"a")
+    queue = Queue(Desk("orders", town.road, Keeper.here(), town.clock, QueueSettings(lock=LOCK), "me", given={}))
+    left: list[float] = []
+    began = town.clock.now()
+
+    async def handler(message: Message) -> None:
+        left.append(message.locked_until - message.enqueued_at)
+        await asyncio.sleep(60.0)
+
+    await queue.consumer(handler, until_empty=True).run()
+    assert left == [5.0]
+    assert town.clock.now() - began < 61.0
+    assert len([one for one in town.road.asked if one.startswith("renew")]) > 20
 
 
 @in_town

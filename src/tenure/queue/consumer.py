@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal
 
 from tenure.errors import LockLost, TenureError, Unavailable
@@ -90,7 +89,7 @@ class Consumer:
         self,
         desk: Desk,
         handler: Handler,
-        habits: Habits,
+        habits: Callable[[], Habits],
         *,
         retry: RetryPolicy,
         grace: float,
@@ -102,23 +101,26 @@ class Consumer:
         sigterm: bool | None,
     ) -> None:
         self._desk = desk
-        self._habits = habits
+        self._get_habits = habits
+        self._habits = habits()  # as far as is known now; what the queue was declared with is known when we begin
         self._retry = retry
         self._grace = grace
         self._on_error = on_error
         self._inbox = inbox
         self._until_empty = until_empty
         self._sigterm = sigterm
-        self._handlers = Handlers(handler, run_in, habits.concurrency)
+        self._handlers = Handlers(handler, run_in, self._habits.concurrency)
         self._verdict: Verdict | None = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
         self._holds: dict[Token, Hold] = {}
-        self._pump = Pump(desk.name, desk.holder, habits, desk.dice, self._holds, now=desk.clock.now())
+        self._pump = self._new_pump()
         self._workers: list[_Worker] = []
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turning = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = NEVER
+        self._told = asyncio.Event()  # to drain, maybe before we have begun
+        self._is_paused = False
         self._ended: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
 
@@ -132,23 +134,31 @@ class Consumer:
         Raises:
             ConfigError: The broker can never be used as it is.
         """
-        desk = self._desk
-        await desk.ready()
-        # The length of the lock may have been settled by others, long before us.
-        self._habits = self._pump.habits = replace(self._habits, timing=Timing(desk.settings.lock))
         self._loop = asyncio.get_running_loop()
+        unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
+        try:
+            if await is_to_begin(self._desk, self._told, stop):
+                await self._consume(stop)
+        finally:
+            if unhook is not None:
+                unhook()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _consume(self, stop: asyncio.Event | None) -> None:
+        desk = self._desk
+        self._habits = self._get_habits()
+        self._pump = self._new_pump()
         self._ended = self._loop.create_future()
-        now = desk.clock.now()
-        locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=now)
+        locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=desk.clock.now())
         keeper = LockKeeper(desk, locks, self._cancel_handler, self._look_again)
         await desk.keeper.call(keeper.begin)
-        unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
         try:
             # Also where no other process is heard of: what is sent by this one need not wait for the next look.
             self._spawn(listen(desk, desk.name, lambda: self._feed(Hint())))
             if stop is not None:
                 self._spawn(self._stop_with(stop))
-            self._feed(Tick())
+            self._feed(Pause() if self._is_paused else Tick())
             try:
                 await asyncio.shield(self._ended)
             except asyncio.CancelledError:
@@ -156,26 +166,29 @@ class Consumer:
                 await self._ended
                 raise
         finally:
-            if unhook is not None:
-                unhook()
             await self._close(keeper)
-        if self._failure is not None:
-            raise self._failure
+
+    def _new_pump(self) -> Pump:
+        desk = self._desk
+        return Pump(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=desk.clock.now())
 
     def pause(self) -> None:
         """Claim nothing and give the buffer back, until :meth:`resume`; handlers that run go on."""
+        self._is_paused = True
         self._feed(Pause())
 
     def resume(self) -> None:
         """Claim again."""
+        self._is_paused = False
         self._feed(Resume())
 
     def drain(self, grace: float | None = None) -> None:
         """Claim nothing any more, give the buffer back, let handlers finish for *grace* seconds, and end :meth:`run`.
 
         Handlers that run longer are cancelled, and what they leave is given back uncounted. A thread can't be stopped:
-        the lock of what it does is left to run out.
+        the lock of what it does is left to run out. Called before :meth:`run` has begun, it lets that end at once.
         """
+        self._told.set()
         if self._ended is None or self._ended.done():
             return
         wait = self._grace if grace is None else grace
@@ -535,6 +548,23 @@ class LockKeeper:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | None) -> bool:
+    """Make *desk* ready for a consumer; False if that one is *told* to end before, whatever the store does."""
+    events = [told, stop] if stop is not None else [told]
+    ready = asyncio.ensure_future(desk.ready())
+    tasks = [ready, *(asyncio.ensure_future(event.wait()) for event in events)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if any(event.is_set() for event in events):
+        return False
+    ready.result()
+    return True
 
 
 async def complain(on_error: OnError | None, message: Message, error: BaseException) -> None:

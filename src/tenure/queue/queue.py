@@ -210,13 +210,10 @@ class Queue:
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
         """
-        at_work = _AtWork()
+        at_work = _AtWork(self.consumer(handler, **options))
         self._at_work.append(at_work)
         try:
-            await self._desk.ready()
-            if at_work.may_begin:
-                at_work.consumer = self.consumer(handler, **options)
-                await at_work.consumer.run(stop)
+            await at_work.consumer.run(stop)
         finally:
             self._at_work.remove(at_work)
             at_work.ended.set_result(None)
@@ -289,9 +286,11 @@ class Queue:
                 until_empty=until_empty,
                 sigterm=sigterm,
             )
-        habits = Habits(
-            Timing(desk.settings.lock), concurrency, prefetch, max_hold, poll_every, desk.broker.traits.hints
-        )
+
+        def habits() -> Habits:
+            hints = desk.broker.traits.hints
+            return Habits(Timing(desk.settings.lock), concurrency, prefetch, max_hold, poll_every, hints)
+
         return Consumer(
             desk,
             handler,
@@ -309,12 +308,12 @@ class Queue:
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
         for one in list(self._at_work):
-            one.tell(one.pause)
+            one.tell(one.consumer.pause)
 
     def resume(self) -> None:
         """Let it claim again."""
         for one in list(self._at_work):
-            one.tell(one.resume)
+            one.tell(one.consumer.resume)
 
     async def drain(self, grace: float | None = None) -> None:
         """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
@@ -326,7 +325,7 @@ class Queue:
         """
         at_work = list(self._at_work)
         for one in at_work:
-            one.tell(one.drain, grace)
+            one.tell(one.consumer.drain, grace)
         calling = CALLING.get()
         by_handler = calling is not None and any(one.consumer is calling for one in at_work)
         if at_work and not by_handler:
@@ -352,9 +351,8 @@ class Queue:
 class _AtWork:
     """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
 
-    def __init__(self) -> None:
-        self.consumer: Consumer | SessionConsumer | None = None  # none yet
-        self.may_begin = True
+    def __init__(self, consumer: Consumer | SessionConsumer) -> None:
+        self.consumer = consumer
         self.ended: Future[None] = Future()
         self._loop = asyncio.get_running_loop()
 
@@ -369,19 +367,6 @@ class _AtWork:
         else:
             with suppress(RuntimeError):  # that loop is closed, and all on it has ended
                 self._loop.call_soon_threadsafe(call, *arguments)
-
-    def pause(self) -> None:
-        if self.consumer is not None:
-            self.consumer.pause()
-
-    def resume(self) -> None:
-        if self.consumer is not None:
-            self.consumer.resume()
-
-    def drain(self, grace: float | None) -> None:
-        self.may_begin = False
-        if self.consumer is not None:
-            self.consumer.drain(grace)
 
 
 def _ids(ids: Sequence[str]) -> Sequence[str]:

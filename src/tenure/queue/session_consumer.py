@@ -9,7 +9,7 @@ from contextlib import suppress
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import HandlerOverran
 from tenure.pacing import Timing, later
-from tenure.queue.consumer import OnError, complain, event_of, judge_failure, on_sigterm
+from tenure.queue.consumer import OnError, complain, event_of, is_to_begin, judge_failure, on_sigterm
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
@@ -43,8 +43,10 @@ class SessionConsumer:
     ) -> None:
         if not auto_complete:
             raise ConfigError("auto_complete=False is not for sessions=True; use 'async with queue.session()' instead")
-        self._habits = Habits(Timing(desk.settings.lock), concurrency, max_hold=max_hold)
         self._desk = desk
+        self._concurrency = concurrency
+        self._max_hold = max_hold
+        self._habits = self._get_habits()
         self._retry = retry
         self._grace = grace
         self._on_error = on_error
@@ -71,30 +73,38 @@ class SessionConsumer:
         Raises:
             ConfigError: The broker can never be used as it is.
         """
-        await self._desk.ready()
         loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
         unhook = on_sigterm(loop, self.drain) if self._sigterm is not False else None
+        try:
+            if await is_to_begin(self._desk, self._stopping, stop):
+                await self._consume(loop, stop)
+        finally:
+            if unhook is not None:
+                unhook()
+        if self._failure is not None:
+            raise self._failure
+
+    def _get_habits(self) -> Habits:
+        return Habits(Timing(self._desk.settings.lock), self._concurrency, max_hold=self._max_hold)
+
+    async def _consume(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event | None) -> None:
+        self._habits = self._get_habits()
+        self._ended = loop.create_future()
         stopper = asyncio.ensure_future(self._stop_with(stop)) if stop is not None else None
         for _ in range(self._habits.concurrency):
             worker = loop.create_task(self._work())
             worker.add_done_callback(self._worker_ended)
             self._workers.append(worker)
         try:
-            try:
-                await asyncio.shield(self._ended)
-            except asyncio.CancelledError:
-                self.drain(grace=0.0)
-                await self._ended
-                raise
+            await asyncio.shield(self._ended)
+        except asyncio.CancelledError:
+            self.drain(grace=0.0)
+            await self._ended
+            raise
         finally:
             if stopper is not None:
                 stopper.cancel()
-            if unhook is not None:
-                unhook()
             await self._close()
-        if self._failure is not None:
-            raise self._failure
 
     def pause(self) -> None:
         """Take no further message and no further session, until :meth:`resume`; handlers that run go on."""
@@ -107,15 +117,16 @@ class SessionConsumer:
     def drain(self, grace: float | None = None) -> None:
         """Take no further message, let handlers finish for *grace* seconds, then cancel them; and end :meth:`run`.
 
-        What they leave is given back uncounted, as their sessions are.
+        What they leave is given back uncounted, as their sessions are. Called before :meth:`run` has begun, it lets
+        that end at once.
         """
+        is_first = not self._stopping.is_set()
+        self._stopping.set()
         if self._ended is None or self._ended.done():
             return
-        if not self._stopping.is_set():
-            self._stopping.set()
-            for worker in self._workers:
-                if worker not in self._handling:
-                    worker.cancel()
+        for worker in self._workers if is_first else ():
+            if worker not in self._handling:
+                worker.cancel()
         wait = self._grace if grace is None else grace
         patience = self._habits.timing.grace
         loop = self._ended.get_loop()
