@@ -73,8 +73,8 @@ def seconds(duration: float | None) -> str:
     """Write a duration for people."""
     if duration is None:
         return "unknown"
-    if duration < 0.01:
-        return f"{duration * 1000:.2g} ms"
+    if duration < 0.1:
+        return f"{duration * 1000:.3g} ms"
     return f"{duration:.1f} s" if duration < 100 else f"{duration:.0f} s"
 
 
