@@ -23,13 +23,16 @@ async def test_a_name_is_shared_and_no_name_is_not() -> None:
         assert isinstance(await memory.open(Url.parse(private)).leases.acquire("name", "bob#1", 10), Granted)
 
 
-async def test_it_goes_with_its_last_user() -> None:
-    one = memory.open(Url.parse("memory:goes"))
-    await one.leases.acquire("name", "ann#1", 10)
-    await one.close()
-    del one
-    gc.collect()
-    assert list(await memory.open(Url.parse("memory:goes")).leases.names()) == []
+async def test_a_named_one_outlives_its_users_so_that_no_token_falls() -> None:
+    for token in (1, 2):
+        one = memory.open(Url.parse("memory:stays"))
+        granted = await one.leases.acquire("name", "ann#1", 10)
+        assert isinstance(granted, Granted)
+        assert granted.grant.token == token
+        await one.leases.release(granted.grant)
+        await one.close()
+        del one
+        gc.collect()
 
 
 @pytest.mark.parametrize(

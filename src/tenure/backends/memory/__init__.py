@@ -40,4 +40,4 @@ class MemoryBackend:
         ]
 
     async def close(self) -> None:
-        """Do nothing: the memory goes with its last user."""
+        """Do nothing: a private memory goes with its last user, a named one with the process."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ class Options:
     """The query of a ``memory:`` URL: there is none."""
 
 
-_shared: weakref.WeakValueDictionary[str, Memory] = weakref.WeakValueDictionary()
+_shared: dict[str, Memory] = {}  # until the process ends: no token may fall because the last user went
 _shared_lock = threading.Lock()
 
 
