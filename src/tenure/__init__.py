@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tenure.queue.retry import Retry as Retry
     from tenure.queue.retry import RetryPolicy as RetryPolicy
     from tenure.queue.session import Session as Session
+    from tenure.queue.session_consumer import SessionConsumer as SessionConsumer
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ _HOMES = {
     "tenure.queue.queue": ("Queue",),
     "tenure.queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure.queue.session": ("Session",),
+    "tenure.queue.session_consumer": ("SessionConsumer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -76,6 +78,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Session",
+    "SessionConsumer",
     "Stats",
     "TenureError",
     "Term",

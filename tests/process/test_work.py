@@ -208,6 +208,39 @@ def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -
     )
 
 
+def test_sessions_are_worked_off_in_order_and_side_by_side(stage: Stage) -> None:
+    with tenure.sync.connect(stage.url) as backend:
+        for number in range(3):
+            for session in ("a", "b"):
+                backend.queue("orders").send(f"{session}{number}".encode(), session=session)
+    script = """
+        line="$(cat) $TENURE_SESSION $TENURE_DELIVERY_COUNT"; echo "$line" >> said
+        until [ $(grep -c '0 . 1' said) = 2 ]; do sleep 0.05; done
+        case $line in a0*1) exit 75;; esac
+    """
+    worker = stage.work("--sessions", "-c", "2", "--", "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats())
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+    assert [line for line in stage.said() if " a " in line] == ["a0 a 1", "a0 a 2", "a1 a 1", "a2 a 1"]
+    assert [line for line in stage.said() if " b " in line] == ["b0 b 1", "b1 b 1", "b2 b 1"]
+
+
+def test_the_command_of_a_stopped_worker_is_gone_before_its_session_is_free(stage: Stage) -> None:
+    with tenure.sync.connect(stage.url) as backend:
+        queue = backend.queue("orders", lock=2)
+        queue.send(b"one", session="a")
+        worker = stage.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600")
+        stage.wait(stage.said)
+        stage.stop(worker)
+        with queue.session("a", wait=PATIENCE) as session:
+            assert not Path(f"/proc/{stage.said()[0]}").exists()
+            assert 0 < session.remaining() < 2
+            [message] = session.receive()
+            message.complete()
+        os.kill(worker.pid, signal.SIGCONT)
+
+
 def test_a_function_of_this_folder(stage: Stage) -> None:
     (stage.folder / "shop.py").write_text("async def sell(message):\n    print(message.body, file=open('said', 'a'))\n")
     stage.send("one", "two")

@@ -25,6 +25,7 @@ class Order:
     url: str
     settings: dict[str, Any]  # of the queue, as given
     concurrency: int
+    sessions: bool
     timeout: float | None
     grace: float
     until_empty: bool
@@ -39,6 +40,7 @@ class Order:
 @click.option(
     "--concurrency", "-c", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="At once."
 )
+@click.option("--sessions", is_flag=True, help="Take messages of sessions only: each session's in order, N at once.")
 @seconds_option("--timeout", "Stop a CMD that runs for longer, and abandon its message. [default: an hour]")
 @seconds_option("--lock", "How long a message is ours without renewal: it is back so soon after a crash. [default: 30]")
 @click.option("--max-deliveries", type=click.IntRange(min=1), metavar="N", help="Then dead-letter it. [default: 10]")
@@ -52,6 +54,7 @@ def command(
     url: str,
     handler: str | None,
     concurrency: int,
+    sessions: bool,
     until_empty: bool,
     verbose: int,
     quiet: bool,
@@ -87,6 +90,7 @@ def command(
         url,
         settings,
         concurrency,
+        sessions,
         timeout,
         25.0 if grace is None else grace,
         until_empty,

@@ -44,7 +44,7 @@ class Working:
         self._order = order
         self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
-        self._consumer: tenure.Consumer
+        self._consumer: tenure.Consumer | tenure.SessionConsumer
 
     async def run(self) -> None:
         """Consume until we are told to stop, or the queue is empty if that was asked."""
@@ -54,9 +54,10 @@ class Working:
         loop = asyncio.get_running_loop()
         async with tenure.connect(order.url) as backend:
             queue = backend.queue(order.queue, **order.settings)
-            consumer = queue.consumer(
+            self._consumer = consumer = queue.consumer(
                 _function(order.handler) if order.handler else self._serve,
                 concurrency=order.concurrency,
+                sessions=order.sessions,
                 prefetch=order.concurrency,
                 max_hold=self._timeout + 2 * STOP_GRACE if order.command else math.inf,
                 grace=order.grace,
@@ -64,8 +65,6 @@ class Working:
                 until_empty=order.until_empty,
                 sigterm=False,
             )
-            assert isinstance(consumer, tenure.Consumer)  # as no sessions are asked for
-            self._consumer = consumer
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, consumer.drain)
             await consumer.run()

@@ -42,6 +42,7 @@ class Session:
         self._wait = FOREVER if wait is None else wait
         self._held: SessionLock | None = None
         self._keeper: LockKeeper | None = None
+        self._hold: Hold
         self._owner: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._interrupted = False
@@ -132,6 +133,10 @@ class Session:
             raise LockLost(self._obituary())
         return answer.locked_until
 
+    def remaining(self) -> float:
+        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over."""
+        return 0.0 if self.lost.is_set() else max(0.0, self._hold.sure_until - self._desk.clock.now())
+
     def _lock(self) -> SessionLock:
         if self._held is None or self.lost.is_set():
             raise LockLost(self._obituary())
@@ -158,6 +163,7 @@ class Session:
         desk = self._desk
         timing = Timing(desk.settings.lock)
         hold = Hold(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
+        self._hold = hold
         holds: dict[Token, Hold] = {held.token: hold}
         locks = Locks(desk.name, desk.holder, Habits(timing), desk.dice, holds, now=desk.clock.now())
         self._keeper = LockKeeper(desk, locks, self._cancel)

@@ -136,6 +136,17 @@ class SessionConsumer:
             loop.call_later(wait + 2 * patience, self._give_up),
         ]
 
+    @property
+    def timing(self) -> Timing:
+        """The times of the locks; see :attr:`Consumer.timing`."""
+        return self._habits.timing
+
+    def remaining(self, message: Message) -> float:
+        """Return for how many seconds the lock of the session of *message* may be believed; 0.0 if it is over."""
+        found = (session for session, delivery in self._handling.values() if delivery == message.delivery)
+        session = next(found, None)
+        return session.remaining() if session is not None else 0.0
+
     def _cut_short(self) -> None:
         for worker in list(self._handling):
             worker.cancel()

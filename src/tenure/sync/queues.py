@@ -129,6 +129,10 @@ class Session:
         """Whether the lock is lost."""
         return self._behind.lost.is_set()
 
+    def remaining(self) -> float:
+        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over."""
+        return self._behind.remaining()
+
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
         """Return the next up to *max* messages, in order."""
         return _for_threads(self._keeper, lambda: self._behind.receive(max, wait=wait))
