@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -235,20 +236,118 @@ def test_heavy_handlers_run_in_processes() -> None:
             assert await queue.stats() == Stats(delayed=2, dead=1)
             assert sorted(failures) == ["Reject", "Retry", "ValueError"]
             assert (await queue.dead_letters.peek())[0].description == "x" * 300
-            await queue.send(b"crash", headers={"parent": str(os.getpid())})
-            consuming = asyncio.ensure_future(
-                queue.consume(work, run_in="process", retry=tenure.RetryPolicy(first=0), on_error=note)
-            )
+            with pytest.raises(tenure.ConfigError, match="another process can import"):
+                await queue.consume(lambda message: None, run_in="process")
 
-            async def is_done() -> bool:
-                return (await queue.stats()) == Stats(delayed=2, dead=1)
+    asyncio.run(main())
 
-            await until(is_done, within=60)
-            assert "BrokenProcessPool" in failures
-            await queue.drain()
+
+class Odd(Exception):
+    """It can be written, and not be read."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(one + other)
+
+
+def labour(message: Received) -> None:
+    """Work in a process of its own, and write down which."""
+    if folder := message.headers.get("folder"):
+        (Path(str(folder)) / f"{message.id}.{message.delivery_count}.{os.getpid()}").touch()
+    match message.body:
+        case b"segfault" if message.delivery_count == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case b"exit" if message.delivery_count == 1:
+            sys.exit(3)
+        case b"odd":
+            raise Odd("a", "b")
+        case b"long":
+            subprocess.run(["sleep", "3600"], check=True)
+        case b"short":
+            time.sleep(1.5)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(one.name.rpartition(".")[2]) for one in folder.iterdir()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)  # it, and what it has started
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30)
+            failures: list[tuple[bytes, str]] = []
+            for body in (b"short", b"short", b"segfault", b"exit", b"odd"):
+                await queue.send(body, headers={"folder": str(tmp_path)}, id=None)
+            note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
+            retry = tenure.RetryPolicy(first=0)
+            options: dict[str, Any] = {"concurrency": 5, "until_empty": True, "retry": retry, "on_error": note}
+            await queue.consume(labour, run_in="process", **options)
+            told = dict(failures)
+            assert set(told) == {b"segfault", b"exit", b"odd"}
+            assert "killed by signal 11 (SIGSEGV)" in told[b"segfault"]
+            assert "exit code 3" in told[b"exit"]
+            assert "Odd: ab (it can't be carried" in told[b"odd"]
+            assert (await queue.stats()).dead == 1
+            [dead] = await queue.dead_letters.peek()
+            assert dead.error is not None
+            assert "in labour" in dead.error.traceback
+            assert len([one for one in failures if one[0] != b"odd"]) == 2
+            assert len(list(tmp_path.iterdir())) == 2 + 2 + 2 + 10  # nobody else was tried twice
+            await until(lambda: all(is_gone(pid) for pid in pids(tmp_path)))
+
+    asyncio.run(main())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("why", ["max_hold", "denied", "drain"])
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=LOCK, max_deliveries=1 if why == "max_hold" else 10)
+            await queue.send(b"long", headers={"folder": str(tmp_path)}, session=session)
+            most = 2.0 if why == "max_hold" else 60.0
+            options: dict[str, Any] = {"sessions": session is not None, "concurrency": 2, "max_hold": most}
+            consuming = asyncio.ensure_future(queue.consume(labour, run_in="process", **options))
+            await until(lambda: pids(tmp_path), within=30)
+            [pid] = pids(tmp_path)
+            await asyncio.sleep(0.2)
+            assert not is_gone(pid)
+            if why == "denied":
+                memory = backend._opened.broker._memory  # type: ignore[union-attr]
+                with memory.lock:
+                    for row in memory.queues["orders"].live.rows.values():
+                        row.token = -1
+                    for one in memory.queues["orders"].live.sessions.values():
+                        one.token = -1
+            elif why == "drain":
+                await queue.drain(grace=0.1)
+            await until(lambda: is_gone(pid), within=20)
+            if why == "max_hold":
+                await until(lambda: _is_dead(queue))
+                [dead] = await queue.dead_letters.peek()
+                assert dead.error is not None
+                assert "max_hold" in dead.error.message
+            elif why == "drain":
+                assert (await queue.stats()).ready == 1
+            await queue.drain(grace=0.0)
             await consuming
 
     asyncio.run(main())
+
+
+async def _is_dead(queue: tenure.Queue) -> bool:
+    return (await queue.stats()).dead == 1
 
 
 SERVER = """
@@ -324,3 +423,44 @@ def test_a_thread_that_is_stuck_does_not_keep_the_process(session: str | None) -
         child.kill()
     assert told == "over 1\n"  # not given back: its lock is left to run out
     assert child.returncode == 0
+
+
+HEAVY = """
+import asyncio, os, subprocess, sys, tenure
+
+def handler(message):
+    print(os.getpid(), flush=True)
+    subprocess.run(["sleep", "3600"])
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=1.5)
+        await queue.send(b"a")
+        await queue.consume(handler, grace=0.5, run_in="process")
+        print("over", (await queue.stats()).ready, flush=True)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_consumer(number: signal.Signals, tmp_path: Path) -> None:
+    program = tmp_path / "heavy.py"
+    program.write_text(textwrap.dedent(HEAVY))
+    child = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        pid = int(child.stdout.readline())
+        child.send_signal(number)
+        told, _ = child.communicate(timeout=15)
+    finally:
+        child.kill()
+        child.wait()
+    assert told == ("over 1\n" if number is signal.SIGTERM else "")
+    began = time.monotonic()
+    while not is_gone(pid):
+        assert time.monotonic() - began < 15
+        time.sleep(0.05)

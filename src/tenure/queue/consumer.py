@@ -64,6 +64,7 @@ from tenure.queue.message import (
     Token,
     Verdict,
 )
+from tenure.queue.processes import NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
@@ -350,6 +351,8 @@ class Consumer:
         await self._complain(message, outcome)
         if why == "denied":
             return None
+        if isinstance(outcome, NotBegun):
+            return GIVE_BACK
         return judge_failure(self._desk, self._retry, delivery, outcome)
 
     async def _complain(self, message: Message, error: BaseException) -> None:

@@ -6,21 +6,24 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import multiprocessing
+import pickle
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Literal
 
 from tenure.errors import ConfigError
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
+from tenure.queue.processes import NotBegun, Processes
 from tenure.queue.threads import Threads
 
 Handler = Callable[[Any], Any]
 RunIn = Literal["auto", "thread", "process"]
 Served = Callable[[Message], Awaitable[object]]
+
+PAUSE = 1.0
+"""Seconds before another try when no process could be made."""
 
 CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
 """The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
@@ -46,11 +49,13 @@ class Handlers:
             raise ConfigError(
                 f"an async handler runs on the loop; leave out run_in={run_in!r}, or pass a plain function"
             )
+        if run_in == "process":
+            _check_portable(handler)
         self._handler = handler
         self._concurrency = concurrency
         self._run_in = run_in
         self._threads: Threads | None = None
-        self._processes: ProcessPoolExecutor | None = None
+        self._processes: Processes | None = None
         self._left: set[tuple[Token, int]] = set()
         self.serve: Served = handler if is_async else self._in_process if run_in == "process" else self._in_thread
 
@@ -63,36 +68,34 @@ class Handlers:
         if self._threads is not None:
             self._threads.close()
         if self._processes is not None:
-            self._processes.shutdown(wait=False, cancel_futures=True)
+            self._processes.close()
 
     async def _in_thread(self, message: Message) -> object:
-        loop = asyncio.get_running_loop()
-        if self._threads is None:
-            self._threads = Threads(self._concurrency, f"tenure-{message.queue}")
-        mine = BlockingMessage(message, functools.partial(_block, loop))
-        running = self._threads.submit(contextvars.copy_context().run, self._handler, mine)
+        mine = BlockingMessage(message, functools.partial(_block, asyncio.get_running_loop()))
+        running = self._pool(message).submit(contextvars.copy_context().run, self._handler, mine)
         outcome = await self._end_of(message, running)
         # A plain function that only looks like one, such as a lambda around an async one.
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     async def _in_process(self, message: Message) -> object:
         if self._processes is None:
-            # Forking a process that has threads, and we have, can hang the child.
-            self._processes = ProcessPoolExecutor(self._concurrency, multiprocessing.get_context("spawn"))
-        pool = self._processes
-        portable = Received(message._delivery._replace(headers=dict(message.headers)))
+            self._processes = Processes(self._handler)
+        task = self._processes.task(Received(message._delivery._replace(headers=dict(message.headers))))
         try:
-            return await self._end_of(message, pool.submit(self._handler, portable))
-        except BrokenProcessPool:
-            if self._processes is pool:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._processes = None
+            return await self._end_of(message, self._pool(message).submit(task), task.stop)
+        except NotBegun:
+            await asyncio.sleep(PAUSE)  # it would be tried again at once
             raise
 
-    async def _end_of(self, message: Message, running: Future[Any]) -> Any:
-        """Return the result of *running*. If we are cancelled, its end is awaited all the same: a thread goes on.
+    def _pool(self, message: Message) -> Threads:
+        if self._threads is None:
+            self._threads = Threads(self._concurrency, f"tenure-{message.queue}")
+        return self._threads
 
-        A second cancellation leaves it behind.
+    async def _end_of(self, message: Message, running: Future[Any], stop: Callable[[], None] | None = None) -> Any:
+        """Return the result of *running*. If we are cancelled, *stop* it.
+
+        Its end is awaited all the same, for a thread can't be stopped. A second cancellation leaves it behind.
         """
         ended = asyncio.wrap_future(running)
         try:
@@ -100,6 +103,8 @@ class Handlers:
         except asyncio.CancelledError:
             ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
             if not running.cancel():
+                if stop is not None:
+                    stop()
                 await self._wait_for(message.delivery, running, ended)
             raise
 
@@ -122,3 +127,13 @@ def _is_async(handler: object) -> bool:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _check_portable(handler: Handler) -> None:
+    try:
+        pickle.dumps(handler)
+    except Exception as error:
+        raise ConfigError(
+            f"run_in='process' wants a function that another process can import, not {handler!r:.80} ({error}); "
+            "define it at the top of a module"
+        ) from error

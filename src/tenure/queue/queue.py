@@ -254,7 +254,8 @@ class Queue:
                 unsettled stays locked, until ``max_hold`` is over.
             on_error: Called with the message and the exception at every failure, lost locks included; async or not.
             run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
-                importable, and their message has no verbs.
+                importable, and their message has no verbs. A process has one message at a time, and is killed when
+                that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
             inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
                 completed without calling the handler.
             until_empty: End as soon as nothing is ready and nothing runs.

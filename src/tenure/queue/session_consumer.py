@@ -13,7 +13,8 @@ from tenure.queue.consumer import OnError, complain, event_of, is_to_begin, judg
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
-from tenure.queue.message import COMPLETE, Complete, Delivery, Token, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Token, Verdict
+from tenure.queue.processes import NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.queue.session import Session
 
@@ -251,7 +252,8 @@ class SessionConsumer:
             verdict = self._success
         else:
             await complain(self._on_error, message, error)
-            verdict = judge_failure(self._desk, self._retry, delivery, error)
+            is_tried = not isinstance(error, NotBegun)
+            verdict = judge_failure(self._desk, self._retry, delivery, error) if is_tried else GIVE_BACK
         with suppress(LockLost):  # settled by its handler; if the session is lost, the next receive says so
             await self._desk.settle(delivery, verdict)
 

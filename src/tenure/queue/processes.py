@@ -1,0 +1,264 @@
+"""Processes for handlers: one message at a time in each, and each can be stopped at any moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
+from traceback import format_exception
+from typing import Any
+
+from tenure.queue.retry import Reject, Retry
+
+Handler = Callable[[Any], Any]
+
+DYING = 5.0
+"""Seconds for a process to end that has closed its pipe."""
+
+
+class HandlerDied(Exception):
+    """The process of a handler has ended without an answer: killed, crashed, or by its own exit."""
+
+
+class NotBegun(Exception):
+    """The handler could not be begun, which is no fault of the message."""
+
+
+class Processes:
+    """As many processes as messages are handled at once, made as they are needed, kept for the next message.
+
+    A message has a process to itself as long as it is handled: if the process dies, it is known of which message.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._guard = threading.Lock()
+        self._idle: list[_Process] = []
+        self._is_closed = False
+
+    def task(self, message: object) -> Task:
+        """Return what handles *message* when it is called, in a thread."""
+        return Task(self, self._handler, message)
+
+    def take(self) -> _Process:
+        """Return a process that nobody else uses.
+
+        Raises:
+            NotBegun: There is none, and none can be made.
+        """
+        with self._guard:
+            while self._idle:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+        try:
+            return _Process()
+        except OSError as error:
+            raise NotBegun(f"no process could be made for the handler: {error}") from error
+
+    def put_back(self, process: _Process) -> None:
+        """Keep *process* for another message."""
+        with self._guard:
+            if not self._is_closed:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def close(self) -> None:
+        """End the processes that are idle, and each other one as soon as it is."""
+        with self._guard:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            threading.Thread(target=process.close, name="tenure-ending", daemon=True).start()
+
+
+class Task:
+    """The handling of one message. Call it in a thread; :meth:`stop` it from any other."""
+
+    def __init__(self, processes: Processes, handler: Handler, message: object) -> None:
+        self._processes = processes
+        self._handler = handler
+        self._message = message
+        self._guard = threading.Lock()
+        self._process: _Process | None = None
+        self._is_stopped = False
+
+    def __call__(self) -> object:
+        """Return what the handler returns, or raise what it raises."""
+        process = self._processes.take()
+        with self._guard:
+            self._process = process
+            if self._is_stopped:
+                process.kill()
+        try:
+            return process.call(self._handler, self._message)
+        finally:
+            with self._guard:  # from here on, it may be another message's
+                self._process = None
+                is_killed = self._is_stopped
+            if is_killed:
+                process.close()
+            elif process.is_usable:
+                self._processes.put_back(process)
+
+    def stop(self) -> None:
+        """Kill the process, and what it has started."""
+        with self._guard:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+
+class _Process:
+    def __init__(self) -> None:
+        # Spawned: forking a process that has threads, and we have, can hang the child.
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), name="tenure-handler")
+        try:
+            self._process.start()
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            theirs.close()
+        # Unless killed first, it would be waited for when the interpreter ends.
+        self._finalizer = Finalize(self, _kill, args=(self._process,), exitpriority=10)
+        self._is_ready = False
+        self.is_usable = True
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.exitcode is None
+
+    def call(self, handler: Handler, message: object) -> object:
+        work = pickle.dumps((handler, message))
+        self.is_usable = False
+        try:
+            if not self._is_ready:
+                self._pipe.recv_bytes()
+                self._is_ready = True
+            self._pipe.send_bytes(work)
+        except (EOFError, OSError) as error:
+            raise NotBegun(
+                f"a process for handlers ended too soon, {self._end_of()}; see its words on stderr"
+            ) from error
+        try:
+            answer = self._pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise HandlerDied(f"the process of the handler ended without an answer, {self._end_of()}") from error
+        self.is_usable = True
+        return _read(answer)
+
+    def kill(self) -> None:
+        _kill(self._process)
+
+    def close(self) -> None:
+        """Let it end by itself, as there is no further message to read; wait for that."""
+        self._end_of()
+
+    def _end_of(self) -> str:
+        """Make sure that it has ended, and say how it did."""
+        self._pipe.close()
+        self._process.join(DYING)
+        _kill(self._process)
+        self._process.join()
+        self._finalizer.cancel()
+        code = self._process.exitcode or 0
+        return f"killed by signal {-code} ({_name(-code)})" if code < 0 else f"with exit code {code}"
+
+
+def _kill(process: SpawnProcess) -> None:
+    """Kill *process* with all that it has started; none of it has a say."""
+    if process.exitcode is not None or process.pid is None:
+        return
+    if os.name == "posix":
+        with suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "of no name"
+
+
+# --- answers, from process to process --------------------------------------------------------------------------------
+
+
+class _ThereTraceback(Exception):
+    """The traceback of an exception in another process, as its cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self._text}"""'
+
+
+def _worked_off(work: bytes) -> bytes:
+    try:
+        handler, message = pickle.loads(work)
+        return pickle.dumps((handler(message), None, "", ""))
+    except Exception as error:
+        is_bare = isinstance(error, (Reject, Retry)) and not (error.__cause__ or error.__context__)
+        text = "" if is_bare else "".join(format_exception(error))
+        name = f"{type(error).__qualname__}: {error}"
+        try:
+            return pickle.dumps((None, pickle.dumps(error), name, text))
+        except Exception:  # not every exception can be carried over
+            return pickle.dumps((None, b"", name, text))
+
+
+def _read(answer: bytes) -> object:
+    result, error, name, text = pickle.loads(answer)
+    if error is None:
+        return result
+    try:
+        raised = pickle.loads(error)
+    except Exception:
+        raised = RuntimeError(f"{name} (it can't be carried from the handler's process to this one)")
+    raise raised from (_ThereTraceback(text) if text else None)
+
+
+# --- in the process --------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection) -> None:
+    """Handle what comes through *pipe*, until it is closed."""
+    _stand_alone()
+    pipe.send_bytes(b"")
+    while True:
+        try:
+            work = pipe.recv_bytes()
+        except (EOFError, OSError):
+            return
+        pipe.send_bytes(_worked_off(work))
+
+
+def _stand_alone() -> None:
+    """Listen to nobody but the consumer, and do not outlive it: then, nobody keeps the lock any more."""
+    if os.name == "posix":
+        os.setpgid(0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM):  # sent to all of a service: the consumer decides what it means
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which what the handler starts would inherit
+    threading.Thread(target=_end_with_parent, name="tenure-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    if os.name == "posix":
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
