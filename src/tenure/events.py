@@ -141,7 +141,7 @@ class GivenBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class BrokerUnanswered(Event):
-    """The broker could not be asked to receive, settle or renew (*what*); it is tried again."""
+    """The broker could not be asked to receive, settle or renew, or for the inbox (*what*); it is tried again."""
 
     what: str
     why: str

@@ -16,7 +16,7 @@ import pytest
 import tenure
 from tenure.backends.memory.queue import MemoryBroker
 from tenure.errors import ConfigError, LockLost, Unavailable
-from tenure.events import Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
+from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
 from tenure.queue.broker import Claim, QueueSettings
 from tenure.queue.desk import Desk, Message
@@ -36,12 +36,19 @@ class Road(MemoryBroker):
     loses_answers = False
     delay = 0.0
     renewing = True
+    knows = True
 
     def __init__(self, *inside: Any) -> None:
         super().__init__(*inside)
         self.asked: list[str] = []
         self.answers = asyncio.Event()
         self.answers.set()
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        self.asked.append("handled")
+        if not self.knows:
+            raise Unavailable("the inbox can't be asked")
+        return await super().handled(queue, ids)
 
     async def settings(self, queue: str) -> QueueSettings:
         await self.answers.wait()
@@ -936,6 +943,35 @@ async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None
 
 
 @in_town
+async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(town: Town) -> None:
+    for session in (None, "s"):
+        queue, log, hooked = town.queue(max_deliveries=2), Log(), list[BaseException]()
+        counts: list[int] = []
+
+        async def handler(message: Message, log: Log = log, counts: list[int] = counts) -> None:
+            counts.append(message.delivery_count)
+            await log(message)
+
+        await queue.send(b"a", id=f"a of {session}", session=session)
+        town.road.knows = False
+
+        def note(message: Message, error: BaseException, hooked: list[BaseException] = hooked) -> None:
+            hooked.append(error)
+
+        options: dict[str, Any] = {"inbox": 1_000.0, "sessions": session is not None, "concurrency": 2}
+        async with town.consuming(queue, handler, on_error=note, **options):
+            await asyncio.sleep(3 * LOCK)
+            assert counts == []
+            assert len([one for one in town.road.asked if one == "handled"]) < 300
+            town.road.knows = True
+            await asyncio.sleep(10.0)
+            assert counts == [1]
+        assert hooked == []
+        assert town.told(BrokerUnanswered)[0].what == "look into the inbox"
+        assert await queue.stats() == Stats()
+
+
+@in_town
 async def test_complete_may_send_in_the_same_step(town: Town) -> None:
     queue, results = town.queue(), town.queue("results")
     await queue.send(b"2")
@@ -1167,6 +1203,28 @@ async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town
     assert seen == [b"a1", b"b1", b"a1", b"a1", b"a2", b"b2"]
     assert hooked == ["no"] * 3
     assert await queue.stats() == Stats(dead=1)
+
+
+@in_town
+async def test_a_session_asks_again_when_a_verdict_is_not_answered(town: Town) -> None:
+    for way in ("cut", "loses_answers"):
+        queue, log = town.queue(), Log()
+        await queue.send_batch([Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
+        async with town.consuming(queue, log, sessions=True, concurrency=1):
+
+            async def handler_began(log: Log = log) -> None:
+                while not log.began:
+                    await asyncio.sleep(0.1)
+
+            log.seconds = 1.0
+            await handler_began()
+            setattr(town.road, way, True)
+            await asyncio.sleep(5.0)
+            assert log.ended == [b"1"]
+            setattr(town.road, way, False)
+            await asyncio.sleep(10.0)
+        assert log.ended == [b"1", b"2"]  # and not the first one again
+        assert await queue.stats() == Stats()
 
 
 @in_town

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from tenure.errors import LockLost, TenureError, Unavailable
-from tenure.events import Event, HandlerOverran, MessageDied, MessageFailed
-from tenure.pacing import Timing
+from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageDied, MessageFailed
+from tenure.pacing import Timing, later
 from tenure.queue.desk import Desk, Message, listen, obituary
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import (
@@ -81,6 +81,10 @@ WHY = {
     "unanswered": "renewals got no answer in time",
     "max_hold": "the handler ran for longer than max_hold",
 }
+
+
+class InboxUnanswered(Exception):
+    """Nobody knows whether a message was handled before, so it goes to no handler now."""
 
 
 class Consumer:
@@ -348,6 +352,8 @@ class Consumer:
                     outcome = LockLost(obituary(delivery, f"its handler was cancelled, for {WHY[why]}"))
         if not isinstance(outcome, BaseException):
             return self._verdict
+        if isinstance(outcome, InboxUnanswered):
+            return GIVE_BACK
         await self._complain(message, outcome)
         if why == "denied":
             return None
@@ -359,8 +365,17 @@ class Consumer:
         await complain(self._on_error, message, error)
 
     async def _was_handled(self, delivery: Delivery) -> bool:
-        """Tell whether the inbox knows the message."""
-        return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
+        """Tell whether the inbox knows the message.
+
+        Raises:
+            InboxUnanswered: It could not be asked; a while ago, so that it isn't asked again and again at once.
+        """
+        try:
+            return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
+        except Unavailable as error:
+            tell_unanswered(self._desk, "look into the inbox", error)
+            await asyncio.sleep(later(self._habits.timing.retry_every, self._desk.dice))
+            raise InboxUnanswered from error
 
     def _cancel_handler(self, held: Delivery | SessionLock, why: Why) -> None:
         """Cancel the handler of *held*, if it still runs. Called on our loop."""
@@ -589,6 +604,11 @@ def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: Bas
     if isinstance(verdict, Abandon):
         desk.tell(event_of(MessageFailed, desk, delivery, f"{type(error).__name__}: {error}", verdict.delay))
     return verdict
+
+
+def tell_unanswered(desk: Desk, what: str, error: Unavailable) -> None:
+    """Let the ears know that the broker did not answer when it was asked to do *what*."""
+    desk.tell(BrokerUnanswered(desk.clock.now(), desk.name, desk.holder, what, str(error)))
 
 
 def event_of(kind: type[Any], desk: Desk, delivery: Delivery, *more: object) -> Event:

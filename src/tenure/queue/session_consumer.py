@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import HandlerOverran
 from tenure.pacing import Timing, later
-from tenure.queue.consumer import OnError, complain, event_of, is_to_begin, judge_failure, on_sigterm
+from tenure.queue.consumer import OnError, complain, event_of, is_to_begin, judge_failure, on_sigterm, tell_unanswered
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
@@ -17,6 +19,8 @@ from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Token,
 from tenure.queue.processes import NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.queue.session import Session
+
+T = TypeVar("T")
 
 
 class SessionConsumer:
@@ -222,32 +226,11 @@ class SessionConsumer:
                 del self._handling[me]
 
     async def _handle(self, session: Session, message: Message) -> None:
-        delivery = message._delivery
-        error: BaseException | None = None
-        most, patience = self._habits.max_hold, self._habits.timing.grace
-        limit = asyncio.timeout(most if most < math.inf else None)
-        overrun = None
-        if most < math.inf:
-            overrun = asyncio.get_running_loop().call_later(most + patience, self._leave, session, delivery)
-        try:
-            async with limit:
-                outcome = None if await self._was_handled(delivery) else await self._handlers.serve(message)
-            if isinstance(outcome, (Retry, Reject)):
-                error = outcome
-        except asyncio.CancelledError:
-            if self._handlers.is_left_behind(delivery):
-                self._leave(session, delivery)
-            if session.is_interrupted:
-                with suppress(TenureError):
-                    await complain(self._on_error, message, LockLost(f"{session.name!r} was lost while it was handled"))
-            raise  # by the session, which is lost, or by drain(): given back with the session
-        except Exception as raised:
-            error = raised
-            if limit.expired():
-                error = LockLost(f"the handler of message {message.id!r} ran for longer than max_hold")
-        finally:
-            if overrun is not None:
-                overrun.cancel()
+        delivery = message.delivery
+        if await self._was_handled(session, delivery):
+            error = None
+        else:
+            error = await self._call(session, message)
         if error is None:
             verdict = self._success
         else:
@@ -255,7 +238,47 @@ class SessionConsumer:
             is_tried = not isinstance(error, NotBegun)
             verdict = judge_failure(self._desk, self._retry, delivery, error) if is_tried else GIVE_BACK
         with suppress(LockLost):  # settled by its handler; if the session is lost, the next receive says so
-            await self._desk.settle(delivery, verdict)
+            await self._ask(session, "settle", lambda: self._desk.settle(delivery, verdict))
 
-    async def _was_handled(self, delivery: Delivery) -> bool:
-        return bool(self._inbox) and (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
+    async def _call(self, session: Session, message: Message) -> BaseException | None:
+        """Call the handler; return what it raised, or returned in its place."""
+        most, patience = self._habits.max_hold, self._habits.timing.grace
+        limit = asyncio.timeout(most if most < math.inf else None)
+        overrun = None
+        if most < math.inf:
+            overrun = asyncio.get_running_loop().call_later(most + patience, self._leave, session, message.delivery)
+        try:
+            async with limit:
+                outcome = await self._handlers.serve(message)
+        except asyncio.CancelledError:
+            if self._handlers.is_left_behind(message.delivery):
+                self._leave(session, message.delivery)
+            if session.is_interrupted:
+                with suppress(TenureError):
+                    await complain(self._on_error, message, LockLost(f"{session.name!r} was lost while it was handled"))
+            raise  # by the session, which is lost, or by drain(): given back with the session
+        except Exception as error:
+            if limit.expired():
+                return LockLost(f"the handler of message {message.id!r} ran for longer than max_hold")
+            return error
+        finally:
+            if overrun is not None:
+                overrun.cancel()
+        return outcome if isinstance(outcome, (Retry, Reject)) else None
+
+    async def _was_handled(self, session: Session, delivery: Delivery) -> bool:
+        if not self._inbox:
+            return False
+        broker, name = self._desk.broker, self._desk.name
+        return (await self._ask(session, "look into the inbox", lambda: broker.handled(name, [delivery.id])))[0]
+
+    async def _ask(self, session: Session, what: str, question: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer to *question*, asked again as long as there is none and *session* is ours."""
+        while True:
+            try:
+                return await question()
+            except Unavailable as error:
+                if session.lost.is_set():
+                    raise
+                tell_unanswered(self._desk, what, error)
+                await asyncio.sleep(later(self._habits.timing.retry_every / 4, self._desk.dice))
