@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 import asyncpg
 
 import tenure
+from benchmarks import standing
 from tenure.backends import postgres
 from tenure.queue.message import COMPLETE, Outgoing, Settlement
 from tenure.url import Url
@@ -176,7 +176,7 @@ async def wakes(server: Postgres, count: int, batch: int) -> None:
         claim = await receiver.broker.receive("bench", 1, 30.0)
         took.append(time.perf_counter() - begun)
         await receiver.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
-    tell(took)
+    standing.tell(took)
     await sender.close()
     await receiver.close()
 
@@ -184,62 +184,20 @@ async def wakes(server: Postgres, count: int, batch: int) -> None:
 async def hand_overs(server: Postgres, count: int, batch: int) -> None:
     """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
     await postgres.migrate(server.url)
-    took: list[float] = []
-    resigned_at = 0.0
-
-    async def stand(url: str) -> None:
-        async def lead(term: tenure.Term) -> None:
-            nonlocal resigned_at
-            if resigned_at:
-                took.append(time.perf_counter() - resigned_at)
-            await asyncio.sleep(0.05)
-            resigned_at = time.perf_counter()
-
-        async with tenure.connect(url) as backend:
-            await backend.election("bench").run(lead, again=True)
-
-    candidates = [asyncio.create_task(stand(server.url)) for _ in range(3)]
-    while len(took) < min(count, 200):
-        await asyncio.sleep(0.1)
-    for candidate in candidates:
-        candidate.cancel()
-    await asyncio.gather(*candidates, return_exceptions=True)
-    tell(took)
-    await idle(server)
-
-
-async def idle(server: Postgres) -> None:
-    """Count the statements of ten who stand by."""
+    await standing.hand_overs(server.url, min(count, 100))
     connection = await asyncpg.connect(server.url)
+    looked = 0
 
-    async def done() -> int:
+    async def asked() -> int:
+        nonlocal looked
         await connection.execute("SELECT pg_stat_clear_snapshot()")
-        return int(
+        looked += 2  # these two
+        return -looked + int(
             await connection.fetchval("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
         )
 
-    async def stand() -> None:
-        async with tenure.connect(server.url) as backend:
-            await backend.election("idle").run(asyncio.Event().wait)  # type: ignore[arg-type]
-
-    async with tenure.connect(server.url) as backend:
-        held = await backend._opened.leases.acquire("idle", "nobody", 3_600.0)  # type: ignore[union-attr]
-        assert isinstance(held, tenure.lease.Granted)
-        candidates = [asyncio.create_task(stand()) for _ in range(10)]
-        await asyncio.sleep(5)
-        before, begun = await done(), time.perf_counter()
-        await asyncio.sleep(30)
-        asked = await done() - before - 2
-        print(f"    standing by: {asked / 10 / (time.perf_counter() - begun):.2f} statements /s for each candidate")
-        for candidate in candidates:
-            candidate.cancel()
-        await asyncio.gather(*candidates, return_exceptions=True)
+    await standing.idle(server.url, asked)
     await connection.close()
-
-
-def tell(took: list[float]) -> None:
-    cuts = statistics.quantiles(took, n=100)
-    print(f"    {len(took)} times: p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms", flush=True)
 
 
 Contender = Callable[[Postgres, int, int], Awaitable[None]]

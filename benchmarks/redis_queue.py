@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 from redis import asyncio as aioredis
 
 import tenure
+from benchmarks import standing
 from tenure.backends import redis
 from tenure.queue.message import COMPLETE, Outgoing, Settlement
 from tenure.url import Url
@@ -224,10 +224,27 @@ async def wakes(server: Redis, count: int, batch: int) -> None:
         claim = await receiver.broker.receive("bench", 1, 30.0)
         took.append(time.perf_counter() - begun)
         await receiver.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
-    cuts = statistics.quantiles(took, n=100)
-    print(f"    p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms", flush=True)
+    standing.tell(took)
     await sender.close()
     await receiver.close()
+
+
+async def hand_overs(server: Redis, count: int, batch: int) -> None:
+    """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
+    await standing.hand_overs(server.url, min(count, 100))
+    client = aioredis.Redis.from_url(server.url)
+    looked = 0
+
+    async def asked() -> int:
+        nonlocal looked
+        looked += 1  # this one, which is counted at the next
+        # Commands inside a script count on their own, and cost no question.
+        counted = ("cmdstat_evalsha", "cmdstat_ping", "cmdstat_info")
+        calls = await client.info("commandstats")
+        return -looked + sum(calls[name]["calls"] for name in counted if name in calls)
+
+    await standing.idle(server.url, asked)
+    await client.aclose()
 
 
 Contender = Callable[[Redis, int, int], Awaitable[None]]
@@ -242,6 +259,7 @@ CONTENDERS: dict[str, tuple[Contender, str, int]] = {
     "taskiq": (taskiq, "taskiq_redis", 5),
     "dramatiq": (dramatiq, "dramatiq", 5),
     "wakes": (wakes, "tenure", 1),
+    "hand-overs": (hand_overs, "tenure", 1),
 }
 
 

@@ -1,0 +1,72 @@
+"""What stands by: how long a hand-over takes, and what a candidate asks meanwhile; the same for every server."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+import tenure
+from tenure.backend import Backend
+
+TERM = 0.5
+"""Seconds of a term here. Who has just looked waits a little before it looks again, however often it is told to."""
+
+
+async def hand_overs(url: str, count: int) -> None:
+    """From the end of the work to the next leader's first moment, among three."""
+    took: list[float] = []
+    ended_at = 0.0
+
+    async def stand() -> None:
+        async def lead(term: tenure.Term) -> None:
+            nonlocal ended_at
+            if ended_at:
+                took.append(time.perf_counter() - ended_at)
+            await asyncio.sleep(TERM)
+            ended_at = time.perf_counter()
+
+        async with tenure.connect(url) as backend:
+            await backend.election("bench").run(lead, again=True)
+
+    candidates = [asyncio.create_task(stand()) for _ in range(3)]
+    while len(took) < count:
+        await asyncio.sleep(0.1)
+    for candidate in candidates:
+        candidate.cancel()
+    await asyncio.gather(*candidates, return_exceptions=True)
+    tell(took)
+
+
+async def idle(url: str, asked: Callable[[], Awaitable[int]], seconds: float = 30.0) -> None:
+    """Count what ten who stand by ask; *asked* tells how much was asked so far, itself left out."""
+
+    async def stand() -> None:
+        async with tenure.connect(url) as backend:
+            await backend.election("idle").run(asyncio.Event().wait)  # type: ignore[arg-type]
+
+    async with tenure.connect(url) as backend:
+        await hold(backend)
+        candidates = [asyncio.create_task(stand()) for _ in range(10)]
+        await asyncio.sleep(5)
+        before, begun = await asked(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        count = await asked() - before
+        print(f"    standing by: {count / 10 / (time.perf_counter() - begun):.2f} questions /s for each candidate")
+        for candidate in candidates:
+            candidate.cancel()
+        await asyncio.gather(*candidates, return_exceptions=True)
+
+
+async def hold(backend: Backend) -> None:
+    """Lead "idle" for an hour, without renewing."""
+    assert backend._opened is not None
+    held = await backend._opened.leases.acquire("idle", "nobody", 3_600.0)
+    assert isinstance(held, tenure.lease.Granted)
+
+
+def tell(took: list[float]) -> None:
+    """Print how long it took."""
+    cuts = statistics.quantiles(took, n=100)
+    print(f"    {len(took)} times: p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms", flush=True)
