@@ -61,7 +61,7 @@ messages = st.one_of(
     st.builds(Claim, numbers, names, names, numbers, seconds, st.booleans(), metadata),
     st.builds(Vouch, numbers, st.booleans()),
     st.builds(Deny, numbers, numbers, held),
-    st.builds(Free, numbers, names, names, numbers),
+    st.builds(Free, numbers, names, names, numbers, st.booleans()),
     st.builds(Freed, numbers),
     st.builds(Look, numbers, names),
     st.builds(Seen, numbers, numbers, held),

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tenure.errors import ConfigError
 from tenure.lease import Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
@@ -224,6 +224,9 @@ class Machine:
         self._round = self._learning = nonce
         self._rounds: dict[int, Round] = {}
         self._applicants: dict[str, list[_Applicant]] = {}
+        self._wanted: dict[str, float] = {}  # until when a candidate that had to stand by is taken to stand by still
+        self._turns: dict[str, float] = {}  # until when a candidate that asks for a name may claim it at once
+        self._kept: dict[str, list[tuple[int, Elect]]] = {}  # what came round while we were bound to a dead leader
         self._claims: dict[str, int] = {}  # the round of the claim that is under way for a name
         self._higher: dict[str, int] = {}  # how often it was made again for its token
         self._races: dict[str, Race] = {}
@@ -285,6 +288,10 @@ class Machine:
                     self._applicants_due(name, now, effects)
                 case "race", str(name) if name in self._races:
                     self._run(name, race.Tick(), now, effects)
+                case "kept", str(name):
+                    self._pass_kept(name, now, effects)
+                case "turn", str(name):
+                    self._turn_due(name, now, effects)
                 case "suspect", str(name):
                     self._suspect(name, now, effects)
 
@@ -350,8 +357,8 @@ class Machine:
         match question:
             case Claim():
                 self._vote(sender, question, now, effects)
-            case Free(number, name, holder, token):
-                if self.voter.free(name, sender, holder, token):
+            case Free(number, name, holder, token, won):
+                if self.voter.free(name, sender, holder, token, won=won):
                     effects.append(Hint(name))
                 effects.append(Send(sender, Freed(number)))
             case List(number, after):
@@ -404,8 +411,38 @@ class Machine:
     # --- races ---
 
     def _hear(self, sender: int, message: Strategic, now: float, effects: list[Effect]) -> None:
-        if message.name in self._races or len(self._races) < NAMES_MAX:
-            self._run(message.name, race.Heard(sender, message), now, effects)
+        name = message.name
+        if name not in self._races and len(self._races) >= NAMES_MAX:
+            return
+        if isinstance(message, Elect) and self._keep(sender, message, now):
+            return
+        wanted = False
+        if now < self._wanted.get(name, -math.inf) and self.voter.awake and self.voter.promise(name, now) is None:
+            # A candidate here stands by, and learns only now that there is an election. Its asking is as good as done.
+            effects.append(Hint(name))
+            wanted = True
+        self._run(name, race.Heard(sender, message, wanted), now, effects)
+
+    def _keep(self, sender: int, message: Elect, now: float) -> bool:
+        """Keep *message* while we are bound, for a moment more, to a leader that is dead; return whether it is kept.
+
+        Promises to one leader end a little apart. If the message went on at once, its owner would claim before we may
+        vouch, in vain, and all would begin anew.
+        """
+        promise = self.voter.promise(message.name, now)
+        if promise is None or self.fleet.quorum == "none" or self.liveness.is_alive(promise.member, now):
+            return False
+        if promise.until - now > self.fleet.answer_within:
+            return False
+        kept = self._kept.setdefault(message.name, [])
+        if all(each.candidate != message.candidate for _, each in kept):
+            kept.append((sender, message))
+            self._at(promise.until, "kept", message.name)
+        return True
+
+    def _pass_kept(self, name: str, now: float, effects: list[Effect]) -> None:
+        for sender, message in self._kept.pop(name, ()):
+            self._hear(sender, message, now, effects)
 
     def _run(self, name: str, event: race.Input, now: float, effects: list[Effect]) -> None:
         """Give *event* to the race for *name*, and do what it says."""
@@ -434,23 +471,38 @@ class Machine:
             if (promise.member, promise.holder) == (self.fleet.me, event.holder):
                 # Its answer was lost, or came too late: ask all once more, under the same token.
                 claim = self._renewal(promise, name, event.ttl)
+                if self.fleet.quorum == "majority":
+                    # Nobody has acted on it, so others may have led meanwhile: it may be outdated, as a new one may.
+                    claim = replace(claim, renewal=False)
                 lost = NoAnswer("the claim was lost while its answer was asked for once more")
-                self._begin(ClaimRound(self.fleet, claim, [event.ask], lost, now), now, effects)
+                self._begin(ClaimRound(self.fleet, claim, [event.ask], lost, now, holds=True), now, effects)
             else:
+                self._want(name, now)
                 effects.append(Answer(event.ask, held_by(name, promise.held(now))))
             return
         until = now + self.fleet.election_lasts
         applicant = _Applicant(event.ask, event.holder, event.ttl, event.metadata, until)
+        self._wanted.pop(name, None)
         self._applicants.setdefault(name, []).append(applicant)
         self._at(applicant.until, "applicant", name)
-        if self.voter.awake:
+        if not self.voter.awake:
+            return
+        if now < self._turns.pop(name, -math.inf):
+            self._stake(name, now, effects)
+        else:
             self._run(name, race.Stand(), now, effects)
+
+    def _want(self, name: str, now: float) -> None:
+        """A candidate here stands by for *name*: it asks again when it is free, but may be the last to see it."""
+        if name in self._wanted or len(self._wanted) < NAMES_MAX:
+            self._wanted[name] = now + 2 * self.fleet.ttl_max
 
     def _applicants_due(self, name: str, now: float, effects: list[Effect]) -> None:
         waiting = self._applicants.get(name, [])
         for applicant in [each for each in waiting if each.until <= now]:
             waiting.remove(applicant)
             effects.append(Answer(applicant.ask, self._unelected(name, applicant, now)))
+            self._want(name, now)
         self._stand_back_alone(name, now, effects)
 
     def _drop(self, ask: int, now: float, effects: list[Effect]) -> None:
@@ -483,7 +535,15 @@ class Machine:
     def _stake(self, name: str, now: float, effects: list[Effect]) -> None:
         """Claim *name* for the first applicant."""
         waiting = self._applicants.get(name)
-        if not waiting or name in self._claims:
+        if not waiting:
+            if self._wanted.pop(name, -math.inf) > now:  # it was told a moment ago; the race was faster
+                self._turns[name] = now + self.fleet.answer_within
+                self._at(self._turns[name], "turn", name)
+                effects.append(Hint(name))
+            else:
+                self._run(name, race.StandBack(), now, effects)
+            return
+        if name in self._claims:
             return
         promise = self.voter.promise(name, now)
         if promise is not None:
@@ -493,7 +553,13 @@ class Machine:
         asks = [each.ask for each in waiting if each.holder == first.holder]
         claim = Claim(self._next_round(), name, first.holder, self.voter.newest + 1, first.ttl, False, first.metadata)
         self._claims[name] = claim.round
-        self._begin(ClaimRound(self.fleet, claim, asks, NoAnswer("not elected"), now), now, effects)
+        self._begin(ClaimRound(self.fleet, claim, asks, NoAnswer("not elected"), now, holds=False), now, effects)
+
+    def _turn_due(self, name: str, now: float, effects: list[Effect]) -> None:
+        if self._turns.get(name, math.inf) <= now:
+            del self._turns[name]
+            if name not in self._applicants:
+                self._run(name, race.StandBack(), now, effects)
 
     def _renewal(self, promise: Promise, name: str, ttl: float) -> Claim:
         # Members that have not heard of the claim hear of it now, so it tells everything once more.
@@ -502,10 +568,11 @@ class Machine:
     def _look_at_votes(self, voting: ClaimRound, now: float, effects: list[Effect]) -> None:
         if voting.is_settled:
             return
-        if voting.is_won(self.liveness.alive(now)):
+        alive = self.liveness.alive(now)
+        if voting.is_won(alive):
             voting.is_settled = True
             self._win(voting, now, effects)
-        elif voting.is_refused:
+        elif voting.is_refused(alive):
             voting.is_settled = True
             self._lose(voting, now, effects)
 
@@ -513,7 +580,7 @@ class Machine:
         claim = voting.question
         grant = Grant(claim.name, claim.holder, claim.token)
         granted = Granted(grant, voting.poll.resign_asked)
-        if claim.renewal:
+        if voting.holds:
             effects.extend(Answer(ask, granted) for ask in voting.asks)
             return
         del self._claims[claim.name]
@@ -529,9 +596,12 @@ class Machine:
 
     def _lose(self, voting: ClaimRound, now: float, effects: list[Effect]) -> None:
         claim = voting.question
-        if claim.renewal:
+        if voting.holds:
             self._rounds.pop(claim.round, None)
             effects.extend(Answer(ask, voting.if_lost) for ask in voting.asks)
+            if not claim.renewal:
+                self.voter.learn(voting.poll.newest)
+                self._let_go(claim, [], now, effects)
             return
         self._take_back(claim.name, now, effects)
         winner = voting.winner()
@@ -547,7 +617,8 @@ class Machine:
             self._stake(claim.name, now, effects)
             return
         self._higher.pop(claim.name, None)
-        self._run(claim.name, race.Beaten(), now, effects)
+        wait = voting.in_vain_for(self.liveness.alive(now))
+        self._run(claim.name, race.Beaten(wait), now, effects)
 
     def _take_back(self, name: str, now: float, effects: list[Effect]) -> None:
         """Claim *name* no more: count no further vote, and free whoever has voted."""
@@ -555,15 +626,19 @@ class Machine:
         assert isinstance(voting, ClaimRound)
         claim = voting.question
         assert self.fleet.me is not None
-        self.voter.free(name, self.fleet.me, claim.holder, claim.token)  # no hint: it would make us try again at once
-        free = Free(self._next_round(), name, claim.holder, claim.token)
+        # No hint to ourselves: it would make us try again at once.
+        self.voter.free(name, self.fleet.me, claim.holder, claim.token, won=False)
+        free = Free(self._next_round(), name, claim.holder, claim.token, won=False)
         self._begin(FreeRound(self.fleet, free, [], now + self.fleet.question_lasts), now, effects)
 
     def _answer_all(self, name: str, answer: HeldBy, now: float, effects: list[Effect]) -> None:
         """Somebody else leads: tell all applicants."""
         if name in self._claims:
             self._take_back(name, now, effects)
-        effects.extend(Answer(each.ask, answer) for each in self._applicants.pop(name, ()))
+        waiting = self._applicants.pop(name, ())
+        if waiting:
+            self._want(name, now)
+        effects.extend(Answer(each.ask, answer) for each in waiting)
         if name in self._races:
             self._run(name, race.Settled(), now, effects)
 
@@ -573,9 +648,9 @@ class Machine:
             effects.append(Answer(ask, Lost(grant)))
             return
         claim = self._renewal(promise, grant.name, ttl)
-        self._begin(ClaimRound(self.fleet, claim, [ask], Lost(grant), now), now, effects)
+        self._begin(ClaimRound(self.fleet, claim, [ask], Lost(grant), now, holds=True), now, effects)
 
-    def _own(self, grant: Grant, now: float) -> Promise | None:
+    def _own(self, grant: Grant | Claim, now: float) -> Promise | None:
         """Return our own vote for our own claim: without it, the claim is over."""
         promise = self.voter.promise(grant.name, now)
         me = self.fleet.me
@@ -585,16 +660,20 @@ class Machine:
         if self._own(grant, now) is None:
             self._release_again(ask, grant, effects)
             return
-        assert self.fleet.me is not None
         for voting in [each for each in self._rounds.values() if isinstance(each, ClaimRound)]:
             if (voting.question.name, voting.question.token) == (grant.name, grant.token):
                 del self._rounds[voting.question.round]  # votes for it count no more
                 if not voting.is_settled:
                     effects.extend(Answer(each, voting.if_lost) for each in voting.asks)
-        self.voter.free(grant.name, self.fleet.me, grant.holder, grant.token)
         effects.append(Hint(grant.name))
-        free = Free(self._next_round(), grant.name, grant.holder, grant.token)
-        self._begin(FreeRound(self.fleet, free, [ask], now + self.fleet.question_lasts), now, effects)
+        self._let_go(grant, [ask], now, effects)
+
+    def _let_go(self, held: Grant | Claim, asks: list[int], now: float, effects: list[Effect]) -> None:
+        """Free whoever vouches for a claim of ours that was won."""
+        assert self.fleet.me is not None
+        self.voter.free(held.name, self.fleet.me, held.holder, held.token, won=True)
+        free = Free(self._next_round(), held.name, held.holder, held.token, won=True)
+        self._begin(FreeRound(self.fleet, free, asks, now + self.fleet.question_lasts), now, effects)
 
     def _release_again(self, ask: int, grant: Grant, effects: list[Effect]) -> None:
         """The claim is over, or is just being handed back: then wait for that."""
@@ -657,16 +736,23 @@ class Machine:
         if asked is None or sender not in asked.missing:
             return
         asked.take(sender, reply)
-        if isinstance(asked, ClaimRound) and isinstance(reply, Deny) and reply.held is not None:
-            name = asked.question.name
-            if self.voter.adopt(name, reply.held, now):
-                self._follow(name, now, effects)
-                if reply.round not in self._rounds:
-                    return
+        if isinstance(asked, ClaimRound) and isinstance(reply, Deny) and self.fleet.quorum == "none":
+            self._meet(asked.question, reply, now, effects)
+            if reply.round not in self._rounds:
+                return
         question = asked.next_question(sender)
         if question is not None:
             effects.append(Send(sender, question))
         self._look_at_answers(asked, now, effects)
+
+    def _meet(self, claim: Claim, denied: Deny, now: float, effects: list[Effect]) -> None:
+        """Without a quorum: somebody knows better than we who leads, or that our term was followed by another."""
+        if denied.held is None:
+            if claim.renewal and denied.newest > claim.token and self._own(claim, now) is not None:
+                self._let_go(claim, [], now, effects)
+                effects.append(Hint(claim.name))
+        elif self.voter.adopt(claim.name, denied.held, now):
+            self._follow(claim.name, now, effects)
 
     def _round_due(self, number: int, now: float, effects: list[Effect]) -> None:
         asked = self._rounds.get(number)
@@ -722,7 +808,7 @@ class Machine:
         if asked.is_settled:
             return
         match asked:
-            case ClaimRound() if not asked.question.renewal:
+            case ClaimRound() if not asked.holds:
                 self._rounds[asked.question.round] = asked
                 if self.fleet.quorum == "none" and asked.poll.yes and not asked.poll.no:
                     asked.missing.clear()

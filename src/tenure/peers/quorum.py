@@ -56,8 +56,10 @@ class Promise:
 class Record:
     """What is known of one name. It is never deleted, so that its tokens never fall."""
 
-    newest: int = 0  # the highest token vouched for, or heard to be over
-    closed: int = 0  # the claim under this token was freed: neither it nor one before it is vouched for again
+    newest: int = 0  # the highest token vouched for, or heard of: a new claim must be higher
+    term: int = 0  # the highest token vouched for that may have been won: a leader that renews must not be older
+    before: int = 0  # what ``term`` was before the newest vote, should that turn out to be for nothing
+    closed: int = 0  # the term under this token was handed back: neither it nor one before it is vouched for again
     promise: Promise | None = None  # the newest one, even if it has run out
 
 
@@ -151,6 +153,7 @@ class Voter:
         if not self._is_new(record, member, claim):
             return Deny(claim.round, max(record.newest, self._floor), None)
         record.newest = max(record.newest, claim.token)
+        record.before, record.term = record.term, max(record.term, claim.token)
         record.promise = Promise(member, claim.holder, claim.token, now + claim.ttl, claim.metadata)
         self.learn(claim.token)
         return Vouch(claim.round, resign_asked=False)
@@ -166,8 +169,9 @@ class Voter:
     def _is_new(self, record: Record, member: int, claim: Claim) -> bool:
         if claim.token <= record.closed:
             return False
-        # Who renews has its token already, from others who remembered: our own floor is for new ones.
-        if claim.token > (record.newest if claim.renewal else max(record.newest, self._floor)):
+        # Who renews has its token already, from others who remembered: our own floor is for new ones. But no term goes
+        # on after a newer one that may have been won, be it over again.
+        if claim.token > (record.term if claim.renewal else max(record.newest, self._floor)):
             return True
         last = record.promise
         if last is not None and last.is_of(member, claim.holder, claim.token):
@@ -175,7 +179,7 @@ class Voter:
         # Without a quorum there may be two terms of one number: a leader that renews is believed.
         return self._fleet.quorum == "none" and claim.renewal
 
-    def free(self, name: str, member: int, holder: str, token: int) -> bool:
+    def free(self, name: str, member: int, holder: str, token: int, *, won: bool) -> bool:
         """Forget the promise for this claim, and that it ever may be renewed; return whether that is news."""
         record = self._record(name)
         if record is None:
@@ -183,9 +187,14 @@ class Voter:
         record.newest = max(record.newest, token)  # should the claim itself come later, it finds itself outdated
         self.learn(token)
         last = record.promise
-        if last is None or not last.is_of(member, holder, token):
+        is_ours = last is not None and last.is_of(member, holder, token)
+        if won and (is_ours or self._fleet.quorum == "majority"):  # without a quorum, another may lead under this token
+            record.closed = max(record.closed, token)
+        if not is_ours:
             return False  # whoever we vouch for, it isn't this claim
-        record.closed, record.promise = token, None
+        record.promise = None
+        if not won:
+            record.term = record.before
         return True
 
     def adopt(self, name: str, held: Held, now: float) -> bool:
@@ -199,6 +208,7 @@ class Voter:
         if standing is not None and (held.token, held.member) <= (standing.token, standing.member):
             return False
         record.newest = max(record.newest, held.token)
+        record.before, record.term = record.term, max(record.term, held.token)
         record.promise = Promise(held.member, held.holder, held.token, now + held.remaining, held.metadata)
         self.learn(held.token)
         return True

@@ -34,10 +34,11 @@ class StandBack:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Another member's message about this election."""
+    """Another member's message about this election; *wanted* if a candidate of ours waits for the name to be free."""
 
     sender: int
     message: Strategic
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """Our claim was not won, and we don't know who leads, if anybody."""
+    """Our claim was not won, and we don't know who leads, if anybody. Another is in vain for *wait* seconds."""
+
+    wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +120,26 @@ class Race(ABC):
                 self.wake_at = math.inf
                 self._end()
                 return []
-            case Heard(sender, message):
-                return self._hear(sender, message, now)
-            case Beaten():
+            case Heard(sender, message, wanted):
+                return self._join(sender, message, now) if wanted else self._hear(sender, message, now)
+            case Beaten(wait):
                 if self.stands:
                     self._end()
-                    self.wake_at = now + self._pause()
+                    self.wake_at = now + wait + self._pause()
                 return []
             case Tick():
                 if now < self.wake_at:
                     return []
                 self.wake_at = math.inf
                 return self._wake(now)
+
+    def _join(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+        """Take part from this message on, as if our candidate had asked just before; if it leads to nothing, don't."""
+        stood, self.stands = self.stands, True
+        effects = self._hear(sender, message, now)
+        if not stood and self.wake_at == math.inf and Stake() not in effects:
+            self.stands = False
+        return effects
 
     def _pause(self) -> float:
         """Return how long to wait after a claim that was not won: members that met should not meet again."""

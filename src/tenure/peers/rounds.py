@@ -69,15 +69,16 @@ class Round(ABC):
 
 
 class ClaimRound(Round):
-    """Who vouches for us."""
+    """Who vouches for us; *holds* if the claim was won before, so that silence does not end it."""
 
     question: Claim
 
     def __init__(
-        self, fleet: Fleet, question: Claim, asks: Sequence[int], if_lost: Lost | NoAnswer, now: float
+        self, fleet: Fleet, question: Claim, asks: Sequence[int], if_lost: Lost | NoAnswer, now: float, *, holds: bool
     ) -> None:
-        lasts = fleet.question_lasts if question.renewal else 2 * fleet.answer_within
+        lasts = fleet.question_lasts if holds else 2 * fleet.answer_within
         super().__init__(fleet, question, asks, now + lasts)
+        self.holds = holds
         self.if_lost = if_lost
         """What to answer if too many refuse."""
         self.poll = Poll(fleet.size)
@@ -90,18 +91,28 @@ class ClaimRound(Round):
 
     def is_won(self, awaited: Collection[int]) -> bool:
         """Return whether enough have vouched; *awaited* are those whose answer must be heard first."""
-        if self.fleet.quorum == "majority" or self.question.renewal:
+        if self.fleet.quorum == "majority" or self.holds:
             return len(self.poll.yes) >= self.fleet.needed
         return bool(self.poll.yes) and not self.poll.no and not self.missing.intersection(awaited)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether too many have refused."""
+    def is_refused(self, awaited: Collection[int]) -> bool:
+        """Return whether too many have refused, or nobody is left of *awaited* who might still vouch."""
         if self.fleet.quorum == "majority":
-            return self.poll.is_hopeless(self.fleet.needed)
-        if self.question.renewal:  # a newer leader than we was met
+            everybody = not self.holds and not self.missing.intersection(awaited)
+            return everybody or self.poll.is_hopeless(self.fleet.needed)
+        if self.holds:  # a newer leader than we was met
             return self.fleet.me in self.poll.no
         return bool(self.poll.no)
+
+    def in_vain_for(self, alive: Collection[int]) -> float:
+        """Return for how long another claim is in vain: so long, too many still vouch for a leader that is dead.
+
+        A member that lives and was not elected frees its voters at once; one that died has left them bound.
+        """
+        denies = self.poll.no.values()
+        bound = sorted(deny.held.remaining for deny in denies if deny.held and deny.held.member not in alive)
+        short = self.fleet.needed - (len(alive) - len(bound))
+        return bound[short - 1] if 0 < short <= len(bound) else 0.0
 
     def winner(self) -> Held | None:
         """Return who leads, as far as the refusals tell it for certain."""

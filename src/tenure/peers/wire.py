@@ -115,12 +115,13 @@ class Deny:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """I claim *name* no more under this token: whoever vouched for it is free."""
+    """I claim *name* no more under this token: whoever vouched for it is free. *won*: I have led under it."""
 
     round: int
     name: str
     holder: str
     token: int
+    won: bool
 
 
 @dataclass(frozen=True, slots=True)

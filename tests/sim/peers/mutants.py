@@ -52,8 +52,8 @@ class FreedByAnybody(_WithVoter):
     """A newer claim that is taken back frees whoever was vouched for."""
 
     class voter_type(Voter):  # noqa: N801
-        def free(self, name: str, member: int, holder: str, token: int) -> bool:
-            news = super().free(name, member, holder, token)
+        def free(self, name: str, member: int, holder: str, token: int, *, won: bool) -> bool:
+            news = super().free(name, member, holder, token, won=won)
             record = self._records[name]
             if record.promise is not None and record.promise.token <= token:
                 record.promise = None
@@ -76,6 +76,17 @@ class HalfIsEnough(peers.Machine):
 
     def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
         if not voting.is_settled and 2 * len(voting.poll.yes) >= self.fleet.size:
+            voting.is_settled = True
+            self._win(voting, now, effects)
+        else:
+            super()._look_at_votes(voting, now, effects)
+
+
+class RenewsAlone(peers.Machine):
+    """A leader goes on as long as it vouches for itself."""
+
+    def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
+        if voting.holds and not voting.is_settled and self.fleet.me in voting.poll.yes:
             voting.is_settled = True
             self._win(voting, now, effects)
         else:
@@ -146,18 +157,19 @@ class FollowsTheDead(_WithVoter):
 
 
 MUTANTS: dict[str, tuple[type[peers.Machine], dict[str, Any]]] = {
-    "forgets_silence": (ForgetsSilence, {"quorum": "majority"}),
+    "forgets_silence": (ForgetsSilence, {"quorum": "majority", "size": 3, "faults": ("kill", "pause")}),
     "vouches_twice": (VouchesTwice, {"quorum": "majority"}),
     "expires_early": (ExpiresEarly, {"quorum": "majority"}),
     "freed_by_anybody": (FreedByAnybody, {"quorum": "majority"}),
     "token_twice": (TokenTwice, {"quorum": "majority"}),
     "half_is_enough": (HalfIsEnough, {"quorum": "majority"}),
     "answers_late_askers": (AnswersLateAskers, {"quorum": "majority"}),
-    "always_clear": (AlwaysClear, {"quorum": "majority"}),
-    "one_tells_for_all": (OneTellsForAll, {"quorum": "majority"}),
+    "renews_alone": (RenewsAlone, {"quorum": "majority"}),
+    "always_clear": (AlwaysClear, {"quorum": "majority", "size": 3, "faults": ("kill", "partition")}),
+    "one_tells_for_all": (OneTellsForAll, {"quorum": "majority", "size": 3, "faults": ("kill", "pause")}),
     "no_floor": (NoFloor, {"quorum": "majority"}),
     "never_gives_way": (NeverGivesWay, {"quorum": "none"}),
     "yields_for_ever": (YieldsForEver, {"strategy": "bully"}),
     "follows_the_dead": (FollowsTheDead, {"quorum": "none"}),
 }
-"""The machine, and what the runs are confined to, for each."""
+"""The machine, and what the runs are confined to, for each: where it errs, and which faults that takes, if two."""

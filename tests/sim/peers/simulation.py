@@ -74,7 +74,8 @@ class Checkers:
     """What must hold, looked at from outside and collected: nothing is asserted inside a run.
 
     ``two leaders``: with a quorum, two candidates trusted a term at one true moment. ``token order``: a later term had
-    no higher token. ``no leader``, ``many leaders``: not exactly one leads, long after the faults were over.
+    no higher token. ``old term``: a term went on after a newer one had begun. ``no leader``, ``many leaders``: not
+    exactly one leads, long after the faults were over.
     ``machine``: a machine raised, or answered twice. ``late release``: a lease went back while its work ran.
     """
 
@@ -102,6 +103,9 @@ class Checkers:
     def believes(self, candidate: Candidate, work: Work) -> None:
         until = candidate.member.clock.moment(work.until)
         if self.plan.quorum == "majority":
+            longer = until > max(self.world.now, self._beliefs.get(candidate, 0.0)) + BLUR
+            if longer and work.grant.token < self._newest:
+                self.violated("old term", f"{candidate.name} trusts {work.grant} for longer after {self._newest} began")
             for other, theirs in self._beliefs.items():
                 if other is not candidate and min(theirs, until) > self.world.now + BLUR:
                     self.violated("two leaders", f"{candidate.name} trusts {work.grant} while {other.name} leads")
@@ -167,7 +171,7 @@ class Simulation:
     Args:
         seed: Decides everything.
         machine: The member's machine; a planted bug brings its own.
-        given: What is not drawn: ``strategy``, ``quorum``, ``size``.
+        given: What is not drawn: ``strategy``, ``quorum``, ``size``, ``faults``.
     """
 
     def __init__(
@@ -181,12 +185,13 @@ class Simulation:
         strategy: Strategy | None = None,
         quorum: Quorum | None = None,
         size: int | None = None,
+        faults: tuple[str, ...] | None = None,
     ) -> None:
         self.seed = seed
         self.mutant = mutant
         self._machine = machine
         self.world = World(seed, trace=trace)
-        self.plan = plan or draw(self.world.dice, strategy=strategy, quorum=quorum, size=size)
+        self.plan = plan or draw(self.world.dice, strategy=strategy, quorum=quorum, size=size, faults=faults)
         self.checkers = Checkers(self.world, self.plan)
         self.network = Network(self)
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)

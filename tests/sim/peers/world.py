@@ -73,7 +73,12 @@ class Plan:
 
 
 def draw(
-    dice: random.Random, *, strategy: Strategy | None = None, quorum: Quorum | None = None, size: int | None = None
+    dice: random.Random,
+    *,
+    strategy: Strategy | None = None,
+    quorum: Quorum | None = None,
+    size: int | None = None,
+    faults: tuple[str, ...] | None = None,
 ) -> Plan:
     """Draw the setting of a run; what is given is not drawn."""
     timing = dice.choice(TIMINGS)
@@ -106,7 +111,7 @@ def draw(
         slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
         duplicate=dice.choice((0.0, 0.02, 0.1)),
         ignores=dice.choice((0.0, 0.1, 0.3)),
-        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else (),
+        faults=faults or (tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else ()),
         fault_every=ttl * dice.choice((0.2, 0.4, 1.0)),
         seconds=14.0 * ttl,
     )

@@ -1,0 +1,265 @@
+"""Machines of one fleet among themselves: late, lost and overtaken messages, and what must come of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tenure.lease import Grant, Granted, HeldBy, Lost
+from tenure.peers.fleet import Fleet, Quorum, Strategy
+from tenure.peers.machine import (
+    Acquire,
+    Answer,
+    Found,
+    Hint,
+    Input,
+    Machine,
+    Received,
+    Release,
+    Renew,
+    Send,
+    Tick,
+)
+from tenure.peers.rounds import NoAnswer
+from tenure.peers.wire import Claim, Deny, Elect, Elected, Free, Message, Vouch
+
+TTL = 15.0
+STEP = 0.01
+
+
+class Hall:
+    """Members that hear each other at once, unless a way is cut."""
+
+    def __init__(self, size: int = 3, *, strategy: Strategy = "lowest", quorum: Quorum = "majority") -> None:
+        self.size = size
+        self.strategy = strategy
+        self.quorum = quorum
+        self.now = 0.0
+        self.cuts: set[tuple[int, int]] = set()
+        self.answers: dict[int, Found] = {}
+        self.sent: list[tuple[int, int, Message]] = []
+        self.hinted: list[int] = []
+        self._count = itertools.count(1)
+        self.machines: dict[int, Machine] = {}
+        for number in range(size):
+            self.start(number)
+        self.run(1.5)  # until all have heard each other
+
+    def start(self, number: int) -> None:
+        """Start a member, with an empty memory."""
+        fleet = Fleet(tuple(f"m{each}:1" for each in range(self.size)), number, self.strategy, self.quorum, TTL)
+        nonce = 1_000_000 * next(self._count)
+        self.machines[number] = Machine(fleet, random.Random(nonce), floor=1, nonce=nonce, now=self.now)
+        self.feed(number, Tick())
+
+    def feed(self, number: int, event: Input) -> list[Message]:
+        """Give *event* to a member, deliver what it sends, and return that."""
+        said = []
+        for effect in self.machines[number].handle(event, self.now):
+            match effect:
+                case Send(to, message):
+                    said.append(message)
+                    self.sent.append((number, to, message))
+                    if to in self.machines and (number, to) not in self.cuts:
+                        self.feed(to, Received(number, message))
+                case Answer(ask, answer):
+                    assert ask not in self.answers
+                    self.answers[ask] = answer
+                case Hint():
+                    self.hinted.append(number)
+        return said
+
+    def ask(self, number: int, question: Callable[[int], Input]) -> int:
+        ask = next(self._count)
+        self.feed(number, question(ask))
+        return ask
+
+    def acquire(self, number: int, holder: str = "") -> int:
+        holder = holder or f"h{number}"
+        return self.ask(number, lambda ask: Acquire(ask, "chair", holder, TTL, {}))
+
+    def lead(self, number: int, holder: str = "") -> Grant:
+        ask = self.acquire(number, holder)
+        self.run(5.0)
+        granted = self.answers[ask]
+        assert isinstance(granted, Granted), granted
+        return granted.grant
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += STEP
+            for number, machine in list(self.machines.items()):
+                if machine.wake_at <= self.now:
+                    self.feed(number, Tick())
+
+    def part(self, number: int) -> None:
+        """Cut a member off from all others."""
+        for other in range(self.size):
+            self.cuts |= {(number, other), (other, number)}
+
+    def count(self, *kinds: type[Message]) -> int:
+        return sum(isinstance(message, kinds) for _, _, message in self.sent)
+
+
+def test_an_answer_that_was_lost_is_not_given_again_after_a_newer_term() -> None:
+    hall = Hall()
+    old = hall.lead(0)  # let us say that its answer was lost
+    hall.part(0)
+    for _ in range(2):  # and that it is asked for again, by a candidate that hears nobody
+        again = hall.acquire(0)
+        hall.run(TTL / 2 + 1)
+        assert isinstance(hall.answers[again], NoAnswer)
+    newer = hall.lead(2)
+    assert newer.token > old.token
+    del hall.machines[1]
+    hall.run(1.0)
+    hall.start(1)  # and has forgotten whom it vouched for
+    for _ in range(3):
+        again = hall.acquire(0)
+        hall.run(TTL / 2 + 1)
+        assert isinstance(hall.answers[again], NoAnswer)
+    hall.cuts.clear()
+    hall.run(1.0)
+    again = hall.acquire(0)
+    hall.run(5.0)
+    answer = hall.answers[again]
+    assert not isinstance(answer, Granted) or answer.grant.token > newer.token, answer
+    assert hall.lead(0).token > newer.token  # it does not stay bound to its old claim
+
+
+def test_an_answer_that_was_lost_is_given_again_while_it_holds() -> None:
+    hall = Hall()
+    grant = hall.lead(0)
+    assert hall.lead(0) == grant
+
+
+@pytest.mark.parametrize("quorum", ["majority", "none"])
+def test_a_renewal_that_was_overtaken_by_its_release_binds_nobody(quorum: Quorum) -> None:
+    hall = Hall(quorum=quorum)
+    grant = hall.lead(0)
+    hall.ask(0, lambda ask: Release(ask, grant))
+    late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
+    assert isinstance(hall.feed(1, Received(0, late))[0], Deny)
+
+
+def test_a_renewal_that_was_overtaken_binds_nobody_who_never_heard_of_the_claim() -> None:
+    hall = Hall()
+    hall.cuts |= {(0, 2), (2, 0)}
+    grant = hall.lead(0)
+    hall.cuts.clear()
+    hall.ask(0, lambda ask: Release(ask, grant))
+    late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)
+
+
+def test_a_claim_that_came_to_nothing_does_not_end_a_term() -> None:
+    hall = Hall()
+    hall.cuts |= {(0, 2), (2, 0)}
+    grant = hall.lead(0)
+    token = grant.token + 1
+    assert isinstance(hall.feed(2, Received(1, Claim(7, "chair", "x", token, TTL, False)))[0], Vouch)
+    late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)  # the other claim may be won
+    hall.feed(2, Received(1, Free(8, "chair", "x", token, won=False)))
+    assert isinstance(hall.feed(2, Received(0, late))[0], Vouch)
+
+
+def test_a_claim_that_was_won_ends_older_terms_even_if_it_is_over() -> None:
+    hall = Hall()
+    hall.cuts |= {(0, 2), (2, 0)}
+    grant = hall.lead(0)
+    newer, newest = grant.token + 1, grant.token + 2
+    hall.feed(2, Received(1, Claim(7, "chair", "x", newer, 1.0, False)))
+    hall.run(1.5)  # it may have been won, and is over
+    hall.feed(2, Received(1, Claim(9, "chair", "y", newest, TTL, False)))
+    hall.feed(2, Received(1, Free(10, "chair", "y", newest, won=False)))
+    late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)
+
+
+def test_without_a_quorum_a_leader_whose_term_was_followed_by_another_leaves() -> None:
+    hall = Hall(2, quorum="none")
+    hall.part(0)
+    hall.run(5.0)  # until they take each other for dead
+    old = hall.lead(0)
+    newer = hall.lead(1)
+    while newer.token <= old.token:
+        hall.ask(1, lambda ask, grant=newer: Release(ask, grant))  # type: ignore[misc]
+        hall.ask(0, lambda ask: Renew(ask, old, TTL))
+        newer = hall.lead(1)
+    assert isinstance(hall.answers[hall.ask(0, lambda ask: Renew(ask, old, TTL))], Granted)
+    hall.ask(1, lambda ask: Release(ask, newer))
+    hall.cuts.clear()
+    hall.run(2.0)
+    hall.ask(0, lambda ask: Renew(ask, old, TTL))
+    renewed = hall.ask(0, lambda ask: Renew(ask, old, TTL))
+    assert hall.answers[renewed] == Lost(old)
+    assert hall.lead(1).token > newer.token
+
+
+def test_a_claim_is_given_up_when_all_that_live_have_answered() -> None:
+    hall = Hall(5)
+    grant = hall.lead(0)
+    del hall.machines[0], hall.machines[1]
+    hall.run(4.0)  # who died is taken for dead; two of three are still bound to it
+    hall.machines[4].voter.free("chair", 0, grant.holder, grant.token, won=True)
+    hall.sent.clear()
+    hall.acquire(4)
+    hall.run(3.0)
+    assert hall.count(Claim) == 4  # once to each other, and not again and again
+    hall.run(TTL)
+    hall.lead(4)
+
+
+def test_in_the_ring_a_message_waits_for_who_is_bound_to_a_dead_leader_for_a_moment_more() -> None:
+    hall = Hall(4, strategy="ring")
+    grant = hall.lead(3)
+    assert isinstance(hall.answers[hall.acquire(0)], HeldBy)
+    assert isinstance(hall.answers[hall.acquire(1)], HeldBy)
+    late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
+    hall.feed(2, Received(3, late))
+    del hall.machines[3]
+    until = hall.now + TTL
+    hall.run(TTL - 0.2)
+    hall.sent.clear()
+    hall.feed(2, Received(1, Elect("chair", 1, 1)))
+    hall.feed(2, Received(1, Elect("chair", 1, 1)))
+    assert hall.count(Elect) == 0
+    hall.run(until - hall.now + 2 * STEP)
+    assert hall.count(Elect) > 0
+    hall.run(1.0)
+    assert hall.count(Elect) + hall.count(Elected) <= 3 * 3 - 1
+
+
+def test_in_the_ring_who_stands_by_takes_part_as_soon_as_it_hears_of_an_election() -> None:
+    hall = Hall(3, strategy="ring")
+    hall.lead(2)
+    assert isinstance(hall.answers[hall.acquire(1)], HeldBy)
+    del hall.machines[2]
+    hall.run(TTL + 1.0)
+    hall.hinted.clear()
+    hall.sent.clear()
+    ask = hall.acquire(0)  # the lowest begins, and member 1 has not asked again yet
+    assert 1 in hall.hinted
+    assert hall.count(Elect) == 3  # 0, then 1 twice round
+    assert ask not in hall.answers
+    heir = hall.acquire(1)  # its turn has come before it asked
+    assert isinstance(hall.answers[heir], Granted)
+    assert isinstance(hall.answers[ask], HeldBy)
+
+
+def test_in_the_ring_a_turn_that_nobody_takes_is_over_soon() -> None:
+    hall = Hall(3, strategy="ring")
+    hall.lead(2)
+    hall.acquire(1)
+    del hall.machines[2]
+    hall.run(TTL + 1.0)
+    hall.sent.clear()
+    ask = hall.acquire(0)
+    hall.run(10.0)
+    assert isinstance(hall.answers[ask], Granted) or isinstance(hall.answers[hall.acquire(0)], (Granted, HeldBy))
+    assert hall.count(Claim) > 0
