@@ -9,6 +9,7 @@
  *   -DTOKENS=3            how many claims there are, all in all
  *   -DREACHED             fails as soon as somebody leads: to see that the model gets there
  *   -DFORGETFUL, -DTWICE  planted bugs: no silence after a start; a promise gives way. Both must fail
+ *   -DONCE                nobody renews: whose promise has run out does not vouch for that claim again. Fewer states
  *
  * A message is a mark that stays until it is overwritten by a newer one: it may arrive late, more than once, or never,
  * which is how it is lost. What a member sends to itself is done at once.
@@ -30,7 +31,10 @@ typedef Row { byte by[N] };
 
 byte promised[N];             /* whom voter v vouches for; NOBODY */
 byte under[N];                /* the token of that */
+bool bound[N];                /* that it has not run out */
 byte newest[N];               /* the highest token that v knows of */
+byte term[N], before[N];      /* the highest that it vouched for and may have been won; the same before the last vote */
+byte closed[N];               /* the highest that was won and handed back */
 byte ghost[N], ghost_under[N];/* what v had promised before it was started anew, until it runs out */
 bool silent[N];
 Row told[N];                  /* told[v].by[j]: j has told v that it leads and claims nothing */
@@ -39,6 +43,7 @@ bool leads[N];
 Row asked[N];                 /* asked[i].by[v]: the newest claim of i to v that may still arrive */
 Row vote[N];                  /* vote[i].by[v]: the token of v's vote for i, which may have arrived */
 Row freed[N];                 /* freed[i].by[v]: the newest claim that i has taken back, and v may still hear of */
+bool won[N];                  /* whether that had been won */
 byte claims = 0, given = 0, restarts = 0;
 
 /* --- the strategies: who claims. Stages: 0 idle, 1 asking (Ring: takes part), 2 yielding, 3 claims */
@@ -55,33 +60,71 @@ inline count_votes(i, n) {
 #define NEEDS(h, v, t) (leads[h] && token[h] == t && vote[h].by[v] == t && \
   ((vote[h].by[0] == t) + (vote[h].by[1] == t) + (vote[h].by[2] == t)) <= 2)
 
+inline let_go(v, c, t, w) {   /* v hears that c claims no more under t, and whether that was won */
+#ifndef ONCE
+  if :: w && closed[v] < t -> closed[v] = t :: else fi;
+  if :: !w && promised[v] == c && under[v] == t -> term[v] = before[v] :: else fi;
+#endif
+  if
+  :: promised[v] == c && under[v] == t -> promised[v] = NOBODY; under[v] = 0; bound[v] = false
+  :: else
+  fi;
+  if :: newest[v] < t -> newest[v] = t :: else fi
+}
+
+inline promise(v, c, t) {     /* v vouches for c */
+  promised[v] = c; under[v] = t; bound[v] = true;
+#ifndef ONCE
+  before[v] = term[v];
+  if :: term[v] < t -> term[v] = t :: else fi;
+#endif
+  if :: newest[v] < t -> newest[v] = t :: else fi
+}
+
+/* Has v vouched for c under t, and for nobody else since? */
+#define OF(v, c, t) (promised[v] == c && under[v] == t)
+
+/* May v vouch for c, that leads and says so, though the token is not new? */
+#ifdef ONCE
+#define RENEWS(c, v) false
+#else
+#define RENEWS(c, v) (leads[c] && asked[c].by[v] == token[c] && OF(c, c, token[c]) && bound[c] && \
+  asked[c].by[v] > term[v] && asked[c].by[v] > closed[v])
+#endif
+
 inline take_back(i, j) {      /* i claims or leads no more */
-  leads[i] = false;
   for (j : 0 .. N - 1) { vote[i].by[j] = 0; asked[i].by[j] = 0; freed[i].by[j] = token[i] }
-  if :: promised[i] == i && under[i] == token[i] -> promised[i] = NOBODY :: else fi;
+#ifndef ONCE
+  won[i] = leads[i];
+#endif
+  leads[i] = false;
+  let_go(i, i, token[i], won[i]);
   token[i] = 0;
   stage[i] = 0
 }
 
 inline hear_claim(v, c) {     /* v hears the claim of c, which may have been made long ago, and comes again */
   if
-  :: promised[v] == c && under[v] == asked[c].by[v] ->
+  :: OF(v, c, asked[c].by[v]) && (bound[v] || asked[c].by[v] > closed[v]) ->   /* again; nobody else since */
+     if :: !bound[v] -> promise(v, c, asked[c].by[v]) :: else fi;
      if :: under[v] == token[c] -> vote[c].by[v] = under[v] :: else fi
 #ifdef TWICE
-  :: !(promised[v] == c && under[v] == asked[c].by[v]) && asked[c].by[v] > newest[v] ->
+  :: !OF(v, c, asked[c].by[v]) && asked[c].by[v] > newest[v] ->
 #else
-  :: promised[v] == NOBODY && asked[c].by[v] > newest[v] ->
+  :: !OF(v, c, asked[c].by[v]) && !bound[v] && asked[c].by[v] > newest[v] ->
 #endif
-     promised[v] = c; under[v] = asked[c].by[v]; newest[v] = under[v];
+     promise(v, c, asked[c].by[v]);
      if :: under[v] == token[c] -> vote[c].by[v] = under[v] :: else fi
+  :: !OF(v, c, asked[c].by[v]) && !bound[v] && asked[c].by[v] <= newest[v] && RENEWS(c, v) ->
+     promise(v, c, asked[c].by[v]);
+     vote[c].by[v] = under[v]
   :: else ->                  /* Deny tells the newest token */
      if :: newest[c] < newest[v] -> newest[c] = newest[v] :: else fi
   fi
 }
 
 inline hear_free(v, c) {
-  if :: promised[v] == c && under[v] == freed[c].by[v] -> promised[v] = NOBODY :: else fi;
-  if :: newest[v] < freed[c].by[v] -> newest[v] = freed[c].by[v] :: else fi;
+  let_go(v, c, freed[c].by[v], won[c]);
   freed[c].by[v] = 0
 }
 
@@ -116,16 +159,16 @@ proctype member(byte i) {
   byte v, n, j;
   do
   /* --- claims --- */
-  :: d_step { stage[i] == 3 && token[i] == 0 && claims < TOKENS && !silent[i] && promised[i] == NOBODY ->
+  :: d_step { stage[i] == 3 && token[i] == 0 && claims < TOKENS && !silent[i] && !bound[i] ->
        claims++;
        newest[i]++;
        token[i] = newest[i];
-       promised[i] = i; under[i] = token[i];
+       promise(i, i, token[i]);
        for (v : 0 .. N - 1) { asked[i].by[v] = token[i]; vote[i].by[v] = 0; freed[i].by[v] = 0 }
        asked[i].by[i] = 0;
        vote[i].by[i] = token[i];
        v = 0; n = 0 }
-  :: d_step { stage[i] == 3 && (silent[i] || promised[i] != NOBODY) && token[i] == 0 -> stage[i] = 0 }
+  :: d_step { stage[i] == 3 && (silent[i] || bound[i]) && token[i] == 0 -> stage[i] = 0 }
   :: d_step { token[i] > 0 && !leads[i] ->
        count_votes(i, n);
        if
@@ -153,11 +196,15 @@ proctype member(byte i) {
 
   /* --- time --- */
 #ifndef CALM
-  :: d_step { promised[i] != NOBODY && !NEEDS(promised[i], i, under[i]) ->
+  :: d_step { bound[i] && !NEEDS(promised[i], i, under[i]) ->
        j = promised[i];
        /* a claimant that would count this vote now would find its trust over */
        if :: vote[j].by[i] == under[i] -> vote[j].by[i] = 0 :: else fi;
-       promised[i] = NOBODY; j = 0 }
+       bound[i] = false; j = 0
+#ifdef ONCE
+       ; promised[i] = NOBODY; under[i] = 0
+#endif
+     }
   :: d_step { ghost[i] != NOBODY && !NEEDS(ghost[i], i, ghost_under[i]) ->
        j = ghost[i];
        if :: vote[j].by[i] == ghost_under[i] -> vote[j].by[i] = 0 :: else fi;
@@ -168,8 +215,9 @@ proctype member(byte i) {
        restarts++;
        if :: token[i] > 0 -> take_back(i, j) :: else fi;
        for (j : 0 .. N - 1) { freed[i].by[j] = 0; told[i].by[j] = 0; okay[i].by[j] = 0; election[i].by[j] = 0 }
-       if :: promised[i] != NOBODY -> ghost[i] = promised[i]; ghost_under[i] = under[i] :: else fi;
-       promised[i] = NOBODY;
+       if :: bound[i] -> ghost[i] = promised[i]; ghost_under[i] = under[i] :: else fi;
+       promised[i] = NOBODY; under[i] = 0; bound[i] = false;
+       term[i] = 0; before[i] = 0; closed[i] = 0;
        stage[i] = 0;
 #ifndef FORGETFUL
        silent[i] = true;
@@ -185,7 +233,7 @@ proctype member(byte i) {
 #endif
 
 #ifdef BULLY
-  :: d_step { wants[i] && stage[i] == 0 && token[i] == 0 && promised[i] == NOBODY ->
+  :: d_step { wants[i] && stage[i] == 0 && token[i] == 0 && !bound[i] ->
        if
        :: i == N - 1 -> stage[i] = 3
        :: else -> stage[i] = 1; for (j : i + 1 .. N - 1) { election[i].by[j] = 1 }
@@ -209,7 +257,7 @@ proctype member(byte i) {
 #endif
 
 #ifdef RING
-  :: d_step { wants[i] && stage[i] == 0 && token[i] == 0 && promised[i] == NOBODY ->
+  :: d_step { wants[i] && stage[i] == 0 && token[i] == 0 && !bound[i] ->
        stage[i] = 1; elect[(i + 1) % N].by[i] = 1 }
   :: d_step { elect[i].by[0] -> hear_elect(i, 0) }
   :: d_step { elect[i].by[1] -> hear_elect(i, 1) }
