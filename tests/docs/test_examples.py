@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # these need a server, and are run beside the other tests of it
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED and one not in TESTS)
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md", "docs/sqlite.md")
 
 SAYS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
