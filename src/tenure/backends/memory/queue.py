@@ -290,25 +290,25 @@ class MemoryBroker:
         with self._memory.lock:
             now = self._clock.now()
             until = now + lock
-            yes = Renewed(until + self._wall)
-            return [yes if self._renew(one, until, now) else LAPSED for one in held]
+            ends = [self._renew(one, until, now) for one in held]
+            return [LAPSED if end is None else Renewed(end + self._wall) for end in ends]
 
-    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> bool:
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
         if isinstance(one, SessionLock):
             session = self._session(one, now)
             if session is None:
-                return False
+                return None
             session.locked_until = until
             for row in session.locked.values():
                 row.locked_until = until
-            return True
+            return until
         found = self._locked(one, now)
         if found is None:
-            return False
+            return None
         shelf, row = found
         if row.session is None or shelf.is_dead or row.is_deferred:
             row.locked_until = until
-        return True
+        return row.locked_until  # that of its session, which is renewed by itself
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Pass many verdicts."""

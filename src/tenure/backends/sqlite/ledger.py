@@ -192,7 +192,6 @@ class Ledger(Places):
     def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> list[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now."""
         answers: list[Renewed | Lapsed] = [LAPSED] * len(held)
-        yes = Renewed(self._at.wall + lock)
         for token, places in _by_token(held).items():
             holds = self._holds(token)
             kept: dict[int, None] = {}
@@ -201,11 +200,12 @@ class Ledger(Places):
                 hold = self._hold_of(holds, one)
                 if hold is None:
                     continue
-                answers[place] = yes
                 if isinstance(one, SessionLock):
                     self._renew_hold(hold, lock)
                 elif hold.session is None:
                     kept[one.sequence] = None
+                until = hold.until if hold.session is not None else self._at.now + lock
+                answers[place] = Renewed(self._at.wall + until - self._at.now)
             if kept:
                 self._renew_part(holds, kept, lock)
         return answers
@@ -227,6 +227,7 @@ class Ledger(Places):
             self._insert_hold(part)
 
     def _renew_hold(self, hold: Hold, lock: float) -> None:
+        hold.until = self._at.now + lock
         self._run(_SQL["renew_hold"], (hold.token, hold.part, self._at.boot, self._at.now + lock, lock))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
