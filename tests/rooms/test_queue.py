@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -824,6 +824,49 @@ async def test_cancelled_it_gives_back_and_lets_go(town: Town) -> None:
     assert len(log.cancelled) == 3
     assert (await queue.stats()).ready == 10
     assert {one.delivery_count for one in await queue.receive(10)} == {1}
+
+
+@in_town
+async def test_it_ends_even_if_a_handler_catches_what_is_to_cancel_it(town: Town) -> None:
+    for session in (None, "s"):
+        queue, go_on, began = town.queue(), asyncio.Event(), asyncio.Event()
+        await queue.send(b"a", session=session)
+
+        async def stubborn(message: Message, began: asyncio.Event = began, go_on: asyncio.Event = go_on) -> None:
+            began.set()
+            while not go_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await go_on.wait()
+
+        consuming = asyncio.ensure_future(queue.consume(stubborn, sessions=session is not None))
+        await began.wait()
+        since = town.clock.now()
+        async with asyncio.timeout(20.0):
+            await queue.drain(grace=5.0)
+        await consuming
+        assert town.clock.now() - since <= 5.0 + 3 * 2.0  # grace, and three times what a handler has to stop
+        assert len(town.told(HandlerOverran)) == (1 if session is None else 2)
+        assert (await queue.stats()).locked == 1
+        go_on.set()
+        await asyncio.sleep(2 * LOCK)
+
+
+@in_town
+async def test_whoever_receives_goes_by_the_lock_that_the_queue_was_declared_with(town: Town) -> None:
+    await fill(town.queue(lock=5.0), 3)
+    first = await town.queue(lock=5.0).receive(2)
+    await first[0].defer()
+    await first[1].dead_letter("bad")
+
+    def stranger() -> Queue:
+        return Queue(Desk("orders", town.road, Keeper.here(), town.clock, QueueSettings(lock=LOCK), "me", given={}))
+
+    [deferred] = await stranger().receive_deferred(first[0].sequence)
+    [dead] = await stranger().dead_letters.receive()
+    await asyncio.sleep(5.0)
+    for message in (deferred, dead):
+        with pytest.raises(LockLost):
+            await message.complete()
 
 
 @in_town

@@ -410,12 +410,15 @@ class Consumer:
     async def _close(self, keeper: LockKeeper) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        left = {*self._tasks, *(worker.task for worker in self._workers)}
+        for _ in range(2):  # the second time, threads are left behind
+            for task in left:
+                task.cancel()
+            if left:  # not for ever: a handler may catch what is to cancel it, and go on
+                _, left = await asyncio.wait(left, timeout=self._habits.timing.grace / 2)
         for worker in self._workers:
-            worker.task.cancel()
-        left = [*self._tasks, *(worker.task for worker in self._workers)]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+            if worker.task in left and worker.delivery is not None:
+                self._desk.tell(event_of(HandlerOverran, self._desk, worker.delivery))
         self._handlers.close()
         await self._desk.keeper.call(keeper.end)
 

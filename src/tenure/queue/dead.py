@@ -66,6 +66,7 @@ class DeadLetters:
         """
         _check_limit(max, "max")
         desk = self._desk
+        await desk.ready()
 
         async def look() -> tuple[list[Message] | None, float | None]:
             claim = await desk.claim(lambda: desk.broker.receive(self.name, max, desk.settings.lock))

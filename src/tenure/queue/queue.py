@@ -167,6 +167,7 @@ class Queue:
     async def receive_deferred(self, *sequences: int) -> list[Message]:
         """Lock deferred messages by their ``sequence``; those that are gone or locked are left out."""
         desk = self._desk
+        await desk.ready()
         claim = await desk.claim(lambda: desk.broker.receive_deferred(desk.name, sequences, desk.settings.lock))
         assert isinstance(claim, Claim)
         return [Message(one, desk) for one in claim.deliveries]

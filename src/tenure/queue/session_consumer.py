@@ -176,7 +176,7 @@ class SessionConsumer:
             if left := [worker for worker in self._workers if not worker.done()]:
                 for worker in left:
                     worker.cancel()
-                await asyncio.wait(left, timeout=self._habits.timing.grace)
+                await asyncio.wait(left, timeout=self._habits.timing.grace / 2)
         for session, delivery in self._handling.values():
             self._leave(session, delivery)
         self._handlers.close()
