@@ -25,8 +25,8 @@ from tenure.lease import Leader
 from tenure.pacing import DERIVED, Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits
 from tenure.queue.desk import Desk
-from tenure.queue.message import check_name
-from tenure.queue.producer import Requests
+from tenure.queue.message import Stats, check_name
+from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
 from tenure.url import Url
 
@@ -213,12 +213,17 @@ class Backend:
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used on this store, sorted.
 
+        The queues in which processes hear answers to their requests are left out, unless something is in them.
+
         Raises:
             Unavailable: The store could not be asked.
         """
         _, _, opened = self._connected()
         broker: Broker | None = getattr(opened, "broker", None)
-        return list(await broker.names()) if broker is not None else []
+        if broker is None:
+            return []
+        names = await broker.names()
+        return [name for name in names if not is_reply_queue(name) or await broker.stats(name) != Stats()]
 
     async def leaders(self) -> dict[str, Leader | None]:
         """Return every name that was ever led on this store, sorted, with its present leader.

@@ -19,10 +19,12 @@ from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
 from tenure.queue.broker import Claim, QueueSettings
-from tenure.queue.desk import Desk, Message
+from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
+from tenure.queue.producer import Producer, Requests
 from tenure.queue.queue import Queue
 from tenure.queue.retry import Reject, Retry, RetryPolicy
+from tenure.testing import until
 from tenure.testing.loop import VirtualLoop, run
 
 LOCK = 30.0
@@ -37,6 +39,7 @@ class Road(MemoryBroker):
     delay = 0.0
     renewing = True
     knows = True
+    settling = True
 
     def __init__(self, *inside: Any) -> None:
         super().__init__(*inside)
@@ -69,6 +72,8 @@ class Road(MemoryBroker):
         return answer
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        if not self.settling:
+            raise Unavailable("no verdict gets through")
         await self._set_out(f"settle {len(settlements)}")
         answer = await super().settle(settlements)
         await self._come_back()
@@ -1062,6 +1067,68 @@ async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
     [message] = await queue.receive()
     with pytest.raises(ConfigError, match="nobody waits for an answer"):
         await message.reply(b"x")
+
+
+@in_town
+async def test_an_answer_that_comes_twice_was_waited_for(town: Town) -> None:
+    queue = town.queue()
+
+    async def answers(message: Message) -> None:
+        town.road.settling = False
+        assert message.reply_to is not None
+        await town.queue(message.reply_to).send(b"yes", correlation_id=message.correlation_id)
+
+    async with town.consuming(queue, answers):
+        assert (await queue.request(b"?", timeout=20.0)).body == b"yes"
+        town.road.settling = True
+        await asyncio.sleep(3 * LOCK)  # it is delivered again, as nobody has heard that it is gone
+        [name] = [one for one in await town.road.names() if "replies" in one]
+        assert await town.queue(name).stats() == Stats()
+
+
+@in_town
+async def test_an_answer_that_comes_at_the_last_moment_is_not_lost(town: Town) -> None:
+    desk = town.queue()._desk
+    requests = Requests(desk)
+    [delivery] = (await _claimed(town, b"yes")).deliveries
+    town.loop.call_at(town.loop.time() + 5.0, lambda: requests._waiting["x"].set_result(Received(delivery)))
+    answer = await requests.ask(Producer(desk), Outgoing(b"?", correlation_id="x"), 5.0)
+    assert answer.body == b"yes"
+    await requests.close()
+
+
+async def _claimed(town: Town, body: bytes) -> Claim:
+    await town.road.send("elsewhere", [Outgoing(body)])
+    return await town.road.receive("elsewhere", 1, LOCK)
+
+
+def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:
+    async def main() -> None:
+        async with tenure.connect("memory:") as backend:
+            queue = backend.queue("orders", lock=5)
+
+            async def handler(message: tenure.Message) -> None:
+                await message.reply(b"yes")
+
+            consuming = asyncio.ensure_future(queue.consume(handler))
+            answer = await queue.request(b"?")
+            assert answer.body == b"yes"
+            assert answer.queue.startswith("orders.replies.")
+
+            async def queues() -> list[str]:
+                return await backend.queues()
+
+            await until(lambda: _is(queues, ["orders"]))
+            await backend.queue(answer.queue).send(b"nobody waits for this", correlation_id="x")
+            await until(lambda: _is(queues, ["orders", answer.queue]))
+            await queue.drain()
+            await consuming
+
+    asyncio.run(main())
+
+
+async def _is(ask: Callable[[], Coroutine[Any, Any, Any]], wanted: object) -> bool:
+    return bool(await ask() == wanted)
 
 
 # --- sessions ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +27,14 @@ from tenure.queue.message import (
 NOBODY_WAITS = "nobody_waits"
 """The reason of an answer that died because its request had been given up."""
 
+REPLIES = ".replies."
+
 _NOT_GIVEN: Any = object()
+
+
+def is_reply_queue(name: str) -> bool:
+    """Tell whether this is the queue in which one process hears answers to its requests."""
+    return re.fullmatch(rf".+{re.escape(REPLIES)}[0-9a-f]{{16}}", name) is not None
 
 
 class Producer:
@@ -92,7 +100,8 @@ class Requests:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.reply_to: str = f"{desk.name[:150]}.replies.{secrets.token_hex(8)}"
+        self.reply_to: str = f"{desk.name[:150]}{REPLIES}{secrets.token_hex(8)}"
+        self._handed: set[int] = set()  # sequences of answers that were handed over, their verdicts not answered yet
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -120,6 +129,8 @@ class Requests:
                 self._woken.set()
                 return await answer
         except TimeoutError:
+            if answer.done() and not answer.cancelled():  # it came at the last moment, and nobody else will get it
+                return answer.result()
             raise TimeoutError(
                 f"no answer to request {correlation!r} on {self._desk.name!r} within {timeout:g} s; one that comes "
                 f"later is kept among the dead letters of {self.reply_to!r}"
@@ -164,11 +175,15 @@ class Requests:
         settlements = [self._judge(one, waits) for one, waits in zip(claim.deliveries, for_whom, strict=True)]
         if settlements:
             await self._desk.broker.settle(settlements)
+            self._handed.difference_update(one.sequence for one in claim.deliveries)
         return bool(settlements)
 
     def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
+        if delivery.sequence in self._handed:  # it comes again only because nobody said that it is gone
+            return Settlement(delivery, COMPLETE)
         if waits is None or waits.done():
             told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
             return Settlement(delivery, DeadLetter(NOBODY_WAITS, told))
         waits.set_result(Received(delivery))
+        self._handed.add(delivery.sequence)
         return Settlement(delivery, COMPLETE)
