@@ -36,7 +36,7 @@ class Redis(Server):
         super().__init__(turnable=turnable)
         self.password = password
         self.authority = authority
-        self._options = options
+        self.options = options
 
     @classmethod
     def missing(cls) -> str:
@@ -53,7 +53,7 @@ class Redis(Server):
             lines += [("tls-port", str(self.port)), ("tls-auth-clients", "no")]
             lines += [("tls-cert-file", str(certificate)), ("tls-key-file", str(key))]
             lines += [("tls-ca-cert-file", str(self.authority.certificate))]
-        lines += self._options
+        lines += self.options
         self.write("redis.conf", "".join(f"{name} {value}\n" for name, value in lines))
 
     def argv(self) -> Sequence[str]:

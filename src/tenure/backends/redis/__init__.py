@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tenure.backends import Fact
 from tenure.backends.redis.client import Client, Options, address_of
+from tenure.backends.redis.cluster import ClusterClient
 from tenure.backends.redis.facts import facts
 from tenure.backends.redis.leases import TRAITS, RedisLeases
 from tenure.backends.redis.queue import QUEUE_TRAITS, RedisBroker
@@ -26,7 +27,7 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
     address, options = address_of(url), url.options(Options)
     if not address.is_tls and (options.ca or options.cert or options.key):
         raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write rediss://")
-    return RedisBackend(Client(address, options))
+    return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
 
 
 class RedisBackend:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib import resources
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -41,7 +41,7 @@ Answer = Any
 """What Redis returns: bytes, numbers, None, and lists of them."""
 
 
-def translate(error: Exception, place: str, *, worked: bool = False) -> TenureError:
+def translate(error: Exception, place: str, *, worked: bool = False, is_cluster: bool = False) -> TenureError:
     """Turn what redis-py says about the Redis at *place* into one of ours.
 
     What can never work is a ``ConfigError``, unless it *worked* before: then somebody is changing the server, and it
@@ -65,8 +65,10 @@ def translate(error: Exception, place: str, *, worked: bool = False) -> TenureEr
             return Unavailable(f"{place} is still loading its data; it is tried again")
         case exceptions.OutOfMemoryError():
             return Unavailable(f"{place} is out of memory, and took nothing: {said}; raise maxmemory, or drain queues")
-        case exceptions.MovedError() | exceptions.AskError() | exceptions.ClusterCrossSlotError():
-            return ConfigError(f"{place} is a node of a Redis Cluster ({said}), and tenure talks to one primary")
+        case exceptions.TryAgainError() | exceptions.AskError() if is_cluster:
+            return Unavailable(f"{place} is moving what was asked for to another node; it is asked again: {said}")
+        case exceptions.MovedError() | exceptions.AskError() | exceptions.ClusterCrossSlotError() if not is_cluster:
+            return ConfigError(f"{place} is a node of a Redis Cluster ({said}); add cluster=true to the URL's options")
         case exceptions.ResponseError():
             return _refusal(said, place)
         case exceptions.TimeoutError():
@@ -102,6 +104,8 @@ def _refusal(said: str, place: str) -> TenureError:
         return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
     if "unknown command" in said.lower():
         return ConfigError(f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, with nothing renamed")
+    if "cluster support disabled" in said:
+        return ConfigError(f"{place} is no node of a Redis Cluster: {said}; leave out cluster=true")
     if "DB index" in said:
         return ConfigError(f"{place} has no such database: {said}; check the number after the slash")
     # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (another's script), and what is to come
@@ -132,6 +136,7 @@ class Options:
         cert: A file with our own certificate, where the server wants one.
         key: A file with its key.
         check_hostname: Whether the server's certificate must be for the host in the URL.
+        cluster: Whether the URL names a node of a Redis Cluster, any of them.
     """
 
     timeout: float = 5.0
@@ -142,6 +147,7 @@ class Options:
     cert: str | None = None
     key: str | None = None
     check_hostname: bool = True
+    cluster: bool = False
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.timeout <= 60.0:
@@ -158,8 +164,7 @@ class Options:
         return f"{self.prefix}lease:" if self.lease_prefix is None else self.lease_prefix
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a Redis is, and who we are there."""
 
     host: str
@@ -243,6 +248,9 @@ class Call:
 class Client:
     """All connections to one Redis, by event loop."""
 
+    is_cluster: ClassVar[bool] = False
+    """Whether a script can reach the keys of one slot only."""
+
     def __init__(self, address: Address, options: Options) -> None:
         require_files(address, options)
         self.address = address
@@ -253,15 +261,23 @@ class Client:
 
     def here(self) -> aioredis.Redis:
         """Return the running loop's own connections."""
-        if self._closed:
-            raise ConfigError("this backend was closed; connect again")
+        self.require_open()
         loop = asyncio.get_running_loop()
         redis = self._pools.get(loop)
         if redis is None:
             for ended in [known for known in self._pools if known.is_closed()]:
                 del self._pools[ended]
-            redis = self._pools[loop] = _connected(self.address, self.options)
+            redis = self._pools[loop] = connected(self.address, self.options)
         return redis
+
+    def require_open(self) -> None:
+        """Refuse to be used after the end."""
+        if self._closed:
+            raise ConfigError("this backend was closed; connect again")
+
+    def translated(self, error: Exception) -> TenureError:
+        """Turn what redis-py says into one of ours."""
+        return translate(error, str(self.address), worked=self._worked, is_cluster=self.is_cluster)
 
     async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
         """Return what *question* learns from Redis.
@@ -275,9 +291,9 @@ class Client:
             async with asyncio.timeout(self.options.timeout):
                 answer = await question(redis)
         except TimeoutError as error:
-            raise translate(exceptions.TimeoutError(), str(self.address)) from error
+            raise self.translated(exceptions.TimeoutError()) from error
         except exceptions.RedisError as error:
-            raise translate(error, str(self.address), worked=self._worked) from error
+            raise self.translated(error) from error
         self._worked = True
         return answer
 
@@ -304,12 +320,12 @@ class Client:
         """Run many scripts in one round trip, and return what each returns. They may lie in several slots."""
 
         async def run_all(redis: aioredis.Redis) -> list[Answer]:
-            answers = await _pipelined(redis, calls, before)
+            answers = await pipelined(redis, calls, before)
             if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
                 for text in {call.script.text for call in calls}:
                     await redis.script_load(text)
                 missed = [i for i, answer in enumerate(answers) if isinstance(answer, exceptions.NoScriptError)]
-                again = await _pipelined(redis, [calls[i] for i in missed])
+                again = await pipelined(redis, [calls[i] for i in missed])
                 for i, answer in zip(missed, again, strict=True):
                     answers[i] = answer
             for answer in answers:
@@ -321,10 +337,13 @@ class Client:
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""
-        self._closed = True
-        for loop, redis in list(self._pools.items()):
-            await on_loop(loop, redis.aclose, within=self.options.timeout)
+        await self._close({loop: redis.aclose for loop, redis in self._pools.items()})
         self._pools.clear()
+
+    async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
+        self._closed = True
+        for loop, close in closing.items():
+            await on_loop(loop, close, within=self.options.timeout)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
@@ -342,7 +361,8 @@ async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[o
         await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
 
 
-async def _pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Sequence[Argument] = ()) -> list[Answer]:
+async def pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Sequence[Argument] = ()) -> list[Answer]:
+    """Run many scripts in one round trip; an answer may be an error."""
     async with redis.pipeline(transaction=False) as pipeline:
         if before:
             pipeline.execute_command(*before)
@@ -369,7 +389,8 @@ def require_files(address: Address, options: Options) -> None:
             ) from error
 
 
-def _connected(address: Address, options: Options) -> aioredis.Redis:
+def connected(address: Address, options: Options) -> aioredis.Redis:
+    """Return a pool of connections, none of them open yet."""
     tls: dict[str, Any] = {}
     if address.is_tls:
         tls = {

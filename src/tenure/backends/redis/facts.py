@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from tenure.backends import Fact
-from tenure.backends.redis.client import Client
+from tenure.backends.redis.client import Answer, Client
+from tenure.backends.redis.cluster import ClusterClient
 from tenure.errors import ConfigError
 
 VERSION_MIN = (7, 0)
 
+STEPS = "what is sent together with a complete, to another queue, is not one step with it: handlers must be idempotent"
+
 
 async def facts(client: Client) -> list[Fact]:
-    """Ask the server of *client*; what it may not tell us is named as unknown."""
+    """Ask the server of *client*, or each primary of its cluster; what it may not tell us is named as unknown."""
     found = [Fact("server", str(client.address))]
+    if not isinstance(client, ClusterClient):
+        return found + await _facts(client.command)
+    primaries = await client.each_primary()
+    found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS))
+    for name, command in primaries:
+        found += [Fact(f"{fact.name} of {name}", fact.value, fact.advice) for fact in await _facts(command)]
+    return found
+
+
+async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
+    """Ask one server, which *command* gives commands to."""
+    found: list[Fact] = []
     try:
-        info = await client.command("INFO")
+        info = await command("INFO")
     except ConfigError as error:
         return [*found, Fact("server's state", "not told", f"{error}")]
     found += [_version(info), _role(info), *_persistence_errors(info)]
     try:
-        config = await client.command("CONFIG GET", "*")
+        config = await command("CONFIG GET", "*")
     except ConfigError:
         why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
         return [*found, Fact("configuration", "may not be read", why)]

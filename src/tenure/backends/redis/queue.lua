@@ -454,6 +454,15 @@ for i = 2, #ARGV, 4 do
 end
 return answers
 
+-- name: holds (for each: q or d, token, sequence)
+local answers = {}
+for i = 1, #ARGV, 3 do
+    local is_dead, token, which = ARGV[i] == 'd', ARGV[i + 1], ARGV[i + 2]
+    local score = redis.call('ZSCORE', KEYS[1] .. (is_dead and 'dead:locked' or 'locked'), which)
+    answers[#answers + 1] = locked_row(KEYS[1], is_dead, redis.call('HGET', KEYS[1] .. 'state', which), score, token) and 1 or 0
+end
+return answers
+
 -- name: settle (groups, each: number of its key, q or d, token, verdict, how many, their sequences, then what the
 -- verdict needs: A delay in ms, error. D reason, description, error. X remember in ms, id, how many sends, and each:
 -- number of its key, then as keep wants it)

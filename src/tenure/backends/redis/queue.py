@@ -20,14 +20,15 @@ House rules:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tenure.backends.redis.client import Answer, Argument, Client, escaped, runs, scripts
 from tenure.backends.redis.wake import Wake
@@ -60,6 +61,9 @@ from tenure.queue.message import (
     Verdict,
 )
 
+T = TypeVar("T")
+A = TypeVar("A")
+
 QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
 
 _LUA = scripts("queue.lua")
@@ -80,8 +84,8 @@ class RedisBroker:
 
     @property
     def traits(self) -> QueueTraits:
-        """What this broker can do."""
-        return QUEUE_TRAITS
+        """What this broker can do: in a cluster, a step ends where a slot does."""
+        return replace(QUEUE_TRAITS, transactions=False) if self._client.is_cluster else QUEUE_TRAITS
 
     # --- settings ---
 
@@ -152,6 +156,11 @@ class RedisBroker:
         """Extend many locks to *lock* seconds from now."""
         if not held:
             return []
+        if self._client.is_cluster:
+            return await self._slot_by_slot(held, [one.queue for one in held], lambda part: self._renew(part, lock))
+        return await self._renew(held, lock)
+
+    async def _renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> list[Renewed | Lapsed]:
         keys = _Keys(self)
         arguments: list[Argument] = [_milliseconds(lock)]
         for one in held:
@@ -167,6 +176,12 @@ class RedisBroker:
         """Pass many verdicts."""
         if not settlements:
             return []
+        if self._client.is_cluster:
+            queues = [delivery.queue for delivery, _ in settlements]
+            return await self._slot_by_slot(settlements, queues, self._settle_in_slot)
+        return await self._settle(settlements)
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
         keys = _Keys(self)
         arguments: list[Argument] = []
         for group in runs(settlements, _go_together):
@@ -175,6 +190,42 @@ class RedisBroker:
         answers = await self._client.run(_LUA["settle"], keys.bases, *arguments, before=self._listing(sent_to))
         self._listed |= sent_to
         return [_ANSWERS[answer] for answer in answers]
+
+    # --- in a cluster ---
+
+    async def _slot_by_slot(
+        self, items: Sequence[T], queues: Sequence[str], ask: Callable[[Sequence[T]], Awaitable[Sequence[A]]]
+    ) -> list[A]:
+        """Ask about *items* in parts whose *queues* share their keys' slot; return the answers in order."""
+        parts: dict[str, list[int]] = {}
+        for number, queue in enumerate(queues):
+            parts.setdefault(self._base(queue), []).append(number)
+        told = await asyncio.gather(*(ask([items[number] for number in part]) for part in parts.values()))
+        answers = {
+            number: answer
+            for part, of_part in zip(parts.values(), told, strict=True)
+            for number, answer in zip(part, of_part, strict=True)
+        }
+        return [answers[number] for number in range(len(items))]
+
+    async def _settle_in_slot(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass verdicts on the messages of one queue. What they send to other queues is sent first, if they stand."""
+        base = self._base(settlements[0].delivery.queue)
+        plain, asked = list(settlements), []
+        for number, (delivery, verdict) in enumerate(settlements):
+            if type(verdict) is Complete and any(self._base(queue) != base for queue, _ in verdict.sends):
+                plain[number] = Settlement(delivery, replace(verdict, sends=()))
+                asked.append(number)
+        if asked:
+            deliveries = [settlements[number].delivery for number in asked]
+            answer = await self._client.run(_LUA["holds"], [base], *_held(deliveries))
+            for number, holds in zip(asked, answer, strict=True):
+                verdict = settlements[number].verdict
+                assert isinstance(verdict, Complete)
+                if holds:
+                    for queue, message in verdict.sends:
+                        await self.send(queue, [message])
+        return await self._settle(plain)
 
     def _judged(self, group: Sequence[Settlement], keys: _Keys) -> Iterator[Argument]:
         """Write a group of verdicts as the script wants it."""
@@ -304,6 +355,11 @@ class _Keys:
             self.bases.append(self._broker._base(queue))
             number = self._numbers[queue] = len(self.bases)
         return number
+
+
+def _held(deliveries: Sequence[Delivery]) -> Iterator[Argument]:
+    for delivery in deliveries:
+        yield from ("d" if _is_dead(delivery.queue) else "q", delivery.token, delivery.sequence)
 
 
 # --- going in ----------------------------------------------------------------------------------------------------

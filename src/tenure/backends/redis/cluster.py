@@ -1,0 +1,243 @@
+"""A Redis Cluster: which node has what, learned from any of them, and each question put to the right one.
+
+House rules:
+
+- What one script touches lies in one slot, so each script has one node. What is about several slots is asked slot by
+  slot, and is not one step.
+- MOVED is followed: nothing was done yet. ASK is not: while a slot is on its way to another node, a part of its keys is
+  here and a part is there, and a script that sees half of a queue would make another one. Whoever asks, asks again.
+- Who can't be reached may have been succeeded: then the map is forgotten, and learned anew from whoever answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.crc import key_slot
+
+from tenure.backends.redis.client import Address, Answer, Argument, Call, Client, Options, Script, connected, pipelined
+from tenure.errors import ConfigError
+
+T = TypeVar("T")
+
+Place = tuple[str, int]
+"""Host and port of a node."""
+
+REDIRECTS_MAX = 4
+"""So often a question is sent on before we say that nobody has it."""
+
+
+class Nodes:
+    """The nodes as one event loop knows them: a pool for each that was asked, and who has which slot."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._address = address
+        self._options = options
+        self._pools: dict[Place, aioredis.Redis] = {}
+        self._slots: dict[int, Place] = {}
+        self._learning = asyncio.Lock()
+
+    def at(self, place: Place) -> aioredis.Redis:
+        """Return the connections to a node."""
+        pool = self._pools.get(place)
+        if pool is None:
+            address = self._address._replace(host=place[0], port=place[1])
+            pool = self._pools[place] = connected(address, self._options)
+        return pool
+
+    def any(self) -> aioredis.Redis:
+        """Return the connections to some node that is thought to be there."""
+        return self.at(random.choice(self.primaries() or [self._home]))
+
+    def primaries(self) -> list[Place]:
+        """Return the nodes that have slots, in order."""
+        return sorted(set(self._slots.values()))
+
+    async def of(self, slot: int) -> Place:
+        """Return who has *slot*."""
+        if slot not in self._slots:
+            await self.learn()
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise exceptions.ClusterDownError(f"no node has slot {slot}") from None
+
+    def move(self, slot: int, place: Place) -> None:
+        """Note that *slot* is at *place* now."""
+        self._slots[slot] = place
+
+    def forget(self) -> None:
+        """Take nothing for known: a node is gone, or the cluster is down."""
+        self._slots.clear()
+
+    async def learn(self) -> None:
+        """Ask who has which slot: the node in the URL, then all that are known."""
+        async with self._learning:
+            if self._slots:
+                return
+            known = [self._home, *(place for place in self._pools if place != self._home)]
+            for last, place in enumerate(known, 1 - len(known)):
+                try:
+                    told: Any = await self.at(place).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+                except (exceptions.ConnectionError, exceptions.TimeoutError):
+                    if last == 0:
+                        raise
+                    continue
+                self._slots = dict(_slots(told, place[0]))
+                return
+
+    @property
+    def _home(self) -> Place:
+        return self._address.host, self._address.port
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for pool in self._pools.values():
+            await pool.aclose()
+
+
+def _slots(told: Any, asked: str) -> Iterator[tuple[int, Place]]:
+    """Read the answer to CLUSTER SLOTS: ranges, each with its primary first."""
+    for first, last, primary, *_ in told:
+        host, port = primary[:2]
+        # A node that doesn't know its own name leaves it to us: it is the one that we have asked.
+        place = (host.decode() if host else asked, int(port))
+        for slot in range(int(first), int(last) + 1):
+            yield slot, place
+
+
+class ClusterClient(Client):
+    """All connections to one Redis Cluster, by event loop. The URL names any node of it."""
+
+    is_cluster = True
+
+    def __init__(self, address: Address, options: Options) -> None:
+        super().__init__(address, options)
+        if address.database:
+            raise ConfigError(f"a Redis Cluster has database 0 only, not {address.database}; leave it out of the URL")
+        self._nodes: dict[asyncio.AbstractEventLoop, Nodes] = {}
+
+    def here(self) -> aioredis.Redis:
+        """Return the running loop's connections to some node: all hear what is published at any."""
+        return self._known().any()
+
+    async def command(self, *words: Argument) -> Answer:
+        """Give a command about the key that is its second word."""
+        return await self._ask_at(str(words[1]), *words)
+
+    async def run(
+        self, script: Script, keys: Sequence[str], *arguments: Argument, before: Sequence[Argument] = ()
+    ) -> Answer:
+        """Run *script*, and return what it returns; *before* it, give a command."""
+        if before:
+            await self.command(*before)
+        rest = (len(keys), *keys, *arguments)
+        try:
+            return await self._asked_at(keys[0], "EVALSHA", script.sha, *rest)
+        except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
+            return await self._ask_at(keys[0], "EVAL", script.text, *rest)
+
+    async def run_all(self, calls: Sequence[Call], *, before: Sequence[Argument] = ()) -> list[Answer]:
+        """Run many scripts, side by side where they lie on several nodes, and return what each returns."""
+        if before:
+            await self.command(*before)
+        by_node: dict[Place, list[int]] = {}
+
+        async def sort(nodes: Nodes) -> None:
+            for number, call in enumerate(calls):
+                by_node.setdefault(await nodes.of(key_slot(call.keys[0].encode())), []).append(number)
+
+        await self._bounded(sort)
+        answers: list[Answer] = [None] * len(calls)
+
+        async def run(place: Place, numbers: list[int]) -> None:
+            async def ask(nodes: Nodes) -> list[Answer]:
+                return await pipelined(nodes.at(place), [calls[number] for number in numbers])
+
+            for number, answer in zip(numbers, await self._bounded(ask), strict=True):
+                # Not known there, or no longer there: then it was not run, and has its way to go alone.
+                if isinstance(answer, (exceptions.NoScriptError, exceptions.AskError)):
+                    call = calls[number]
+                    answer = await self.run(call.script, call.keys, *call.arguments)
+                elif isinstance(answer, exceptions.RedisError):
+                    raise self.translated(answer) from answer
+                answers[number] = answer
+
+        await asyncio.gather(*(run(place, numbers) for place, numbers in by_node.items()))
+        return answers
+
+    async def each_primary(self) -> list[tuple[str, Callable[..., Awaitable[Answer]]]]:
+        """Return every node that has slots: its name, and what gives it a command."""
+        await self._bounded(Nodes.learn)
+
+        def commander(place: Place) -> Callable[..., Awaitable[Answer]]:
+            async def command(*words: Argument) -> Answer:
+                return await self._bounded(lambda nodes: nodes.at(place).execute_command(*words))  # type: ignore[no-untyped-call]
+
+            return command
+
+        return [(f"{host}:{port}", commander((host, port))) for host, port in self._known().primaries()]
+
+    async def close(self) -> None:
+        """Close every connection, on the loop that it belongs to."""
+        await self._close({loop: nodes.close for loop, nodes in self._nodes.items()})
+        self._nodes.clear()
+
+    # --- the way to a node ---
+
+    def _known(self) -> Nodes:
+        self.require_open()
+        loop = asyncio.get_running_loop()
+        nodes = self._nodes.get(loop)
+        if nodes is None:
+            for ended in [known for known in self._nodes if known.is_closed()]:
+                del self._nodes[ended]
+            nodes = self._nodes[loop] = Nodes(self.address, self.options)
+        return nodes
+
+    async def _ask_at(self, key: str, *words: Argument) -> Answer:
+        try:
+            return await self._asked_at(key, *words)
+        except exceptions.RedisError as error:
+            raise self.translated(error) from error
+
+    async def _asked_at(self, key: str, *words: Argument) -> Answer:
+        """Give a command to the node that has *key*; NoScriptError is left to the asker."""
+        slot = key_slot(key.encode())
+
+        async def ask(nodes: Nodes) -> Answer:
+            for _ in range(REDIRECTS_MAX):
+                place = await nodes.of(slot)
+                try:
+                    return await nodes.at(place).execute_command(*words)  # type: ignore[no-untyped-call]
+                except exceptions.NoScriptError as error:
+                    return error
+                except exceptions.MovedError as error:  # a kind of AskError, which is not followed
+                    nodes.move(slot, (error.host or place[0], error.port))
+            raise exceptions.ClusterDownError(f"slot {slot} was sent from node to node")
+
+        answer = await self._bounded(ask)
+        if isinstance(answer, exceptions.NoScriptError):
+            raise answer
+        return answer
+
+    async def _bounded(self, question: Callable[[Nodes], Awaitable[T]]) -> T:
+        """Ask within the time given; who did not answer is not taken for the right one any longer."""
+        nodes = self._known()
+
+        async def ask(_: object) -> T:
+            try:
+                return await question(nodes)
+            except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterDownError, OSError):
+                nodes.forget()
+                raise
+            except asyncio.CancelledError:  # perhaps for want of time
+                nodes.forget()
+                raise
+
+        return await self.ask(ask)

@@ -1,0 +1,170 @@
+"""What only a Redis Cluster does: slots that move, nodes that go and come back, an address that names one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.crc import key_slot
+
+from tenure.backends import redis
+from tenure.backends.redis.queue import QUEUE_TRAITS
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import Granted, Vacant
+from tenure.queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Settlement
+from tenure.testing import until
+from tenure.url import Url
+from tests.servers import Redis, private, shared, url_of
+from tests.servers.redis_cluster import RedisCluster, client_of
+
+TTL = 30.0
+NAMES = [f"name-{number}" for number in range(12)]  # enough to lie on all three
+
+
+@pytest.fixture
+def cluster() -> RedisCluster:
+    return shared(RedisCluster)
+
+
+@pytest.fixture
+def own() -> Iterator[RedisCluster]:
+    with private(RedisCluster) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
+    backend = redis.open(Url.parse(url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def test_each_node_leads_to_all_the_others(cluster: RedisCluster) -> None:
+    tokens = set()
+    for node in cluster.nodes:
+        async with opened(f"{node.url}?cluster=true") as backend:
+            for name in NAMES:
+                won = await backend.leases.acquire(f"lead-{name}", "me#1", TTL)
+                assert isinstance(won, Granted)
+                tokens.add(won.grant)
+            assert set(await backend.leases.names()) >= {f"lead-{name}" for name in NAMES}
+            grants = list(tokens)
+            assert list(await backend.leases.renew(grants, TTL)) == [Granted(grant) for grant in grants]
+    assert len(tokens) == len(NAMES)
+
+
+async def test_the_hint_of_one_node_is_heard_at_all(cluster: RedisCluster) -> None:
+    async with opened(cluster.url) as mine, opened(cluster.url) as others:
+        for name in NAMES:
+            heard = mine.broker.hints(name)
+            await asyncio.wait_for(anext(heard), 10)  # it stands
+            await others.broker.send(name, [Outgoing(b"a")])
+            await asyncio.wait_for(anext(heard), 10)
+
+
+async def test_what_goes_with_a_complete_is_sent_first_and_only_under_the_lock(cluster: RedisCluster) -> None:
+    async with opened(cluster.url) as backend:
+        broker = backend.broker
+        assert QUEUE_TRAITS.transactions
+        assert not broker.traits.transactions
+        await broker.send("orders", [Outgoing(b"1"), Outgoing(b"2")])
+        one, two = (await broker.receive("orders", 2, TTL)).deliveries
+        assert list(await broker.settle([Settlement(two, COMPLETE)])) == [SETTLED]
+        sends = tuple((f"results-{name}", Outgoing(b"result")) for name in NAMES)
+        answers = await broker.settle([Settlement(one, Complete(sends)), Settlement(two, Complete(sends))])
+        assert list(answers) == [SETTLED, LAPSED]
+        for name in NAMES:
+            [result] = (await broker.receive(f"results-{name}", 9, TTL)).deliveries
+            assert result.body == b"result"
+            await broker.settle([Settlement(result, COMPLETE)])
+
+
+async def test_verdicts_and_renewals_may_be_about_many_queues(cluster: RedisCluster) -> None:
+    async with opened(cluster.url) as backend:
+        broker, held = backend.broker, list[Delivery]()
+        for name in NAMES:
+            await broker.send(f"many-{name}", [Outgoing(b"a"), Outgoing(b"b")])
+            held += (await broker.receive(f"many-{name}", 2, TTL)).deliveries
+        mixed = held[::2] + held[1::2]
+        assert LAPSED not in await broker.renew(mixed, TTL)
+        assert list(await broker.settle([Settlement(one, COMPLETE) for one in mixed])) == [SETTLED] * len(mixed)
+
+
+async def test_a_slot_that_moves_is_away_for_a_while_and_then_found(own: RedisCluster) -> None:
+    base = "tenure:queue:{orders}:"
+    slot, source = key_slot(base.encode()), own.node_of(base)
+    target = next(node for node in own.nodes if node is not source)
+    async with opened(own.url) as backend:
+        broker = backend.broker
+        await broker.send("orders", [Outgoing(b"a")])
+        with client_of(source) as old, client_of(target) as new:
+            ids = {node: client.execute_command("CLUSTER MYID").decode() for node, client in ((0, old), (1, new))}
+            new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+            old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+            with pytest.raises(Unavailable, match="moving what was asked for"):
+                await broker.receive("orders", 1, TTL)
+            keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
+            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
+            for client in (new, old):
+                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+        [message] = (await broker.receive("orders", 1, TTL)).deliveries
+        assert message.body == b"a"
+        assert list(await broker.settle([Settlement(message, COMPLETE)])) == [SETTLED]
+
+
+async def test_a_node_that_is_away_is_no_answer_and_is_found_again(own: RedisCluster) -> None:
+    async with opened(f"{own.url}&timeout=2") as backend:
+        tokens = {}
+        for name in NAMES:
+            won = await backend.leases.acquire(name, "me#1", TTL)
+            assert isinstance(won, Granted)
+            tokens[name] = won.grant.token
+        gone = own.nodes[0]  # the one in the URL
+        gone.kill()
+        away = 0
+        for name in NAMES:
+            here = own.node_of(f"tenure:lease:{name}") is not gone
+            if here:
+                assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
+                continue
+            away += 1
+            with pytest.raises(Unavailable):
+                await backend.leases.acquire(name, "me#1", TTL)
+        assert 0 < away < len(NAMES)
+        gone.start()
+
+        async def all_well() -> bool:
+            try:
+                again = [await backend.leases.acquire(name, "me#1", TTL) for name in NAMES]
+            except Unavailable:
+                return False
+            return [one.grant.token for one in again if isinstance(one, Granted)] == list(tokens.values())
+
+        await until(all_well, within=60)
+
+
+async def test_a_cluster_that_is_not_called_one_is_named(cluster: RedisCluster) -> None:
+    elsewhere = next(name for name in NAMES if cluster.node_of(f"tenure:lease:{name}") is not cluster.nodes[0])
+    async with opened(cluster.nodes[0].url) as backend:
+        with pytest.raises(ConfigError, match="add cluster=true"):
+            await backend.leases.inspect(elsewhere)
+
+
+async def test_a_server_that_is_no_cluster_is_named() -> None:
+    async with opened(f"{url_of(Redis)}?cluster=true") as backend:
+        with pytest.raises(ConfigError, match="leave out cluster=true"):
+            await backend.leases.inspect("name")
+    with pytest.raises(ConfigError, match="has database 0 only"):
+        redis.open(Url.parse("redis://127.0.0.1/3?cluster=true"))
+
+
+async def test_doctor_looks_at_every_primary(cluster: RedisCluster) -> None:
+    async with opened(cluster.url) as backend:
+        assert isinstance(await backend.leases.inspect("name"), Vacant)
+        facts = {fact.name: fact for fact in await backend.describe()}
+    assert facts["cluster"].value == "3 primaries"
+    assert {f"durability of 127.0.0.1:{node.port}" for node in cluster.nodes} <= set(facts)

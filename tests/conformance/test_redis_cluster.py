@@ -1,0 +1,60 @@
+"""Leases and queues in a Redis Cluster, before the suites, on three servers whose clocks are turned together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tenure.backends import redis
+from tenure.backends.redis.queue import QUEUE_TRAITS
+from tenure.election.store import LeaseStore
+from tenure.queue.broker import Broker
+from tenure.testing.conformance import BrokerSuite, LeaseHarness, LeaseStoreSuite, QueueHarness
+from tenure.url import Url
+from tests.servers import shared
+from tests.servers.redis_cluster import RedisCluster
+
+LONG = 200.0  # seconds of the servers' clocks, which also go by themselves
+
+
+class House:
+    """A cluster for one test."""
+
+    async def start(self) -> None:
+        self._cluster = shared(RedisCluster, turnable=True)
+        self._backends: list[redis.RedisBackend] = []
+
+    async def backend(self) -> redis.RedisBackend:
+        backend = redis.open(Url.parse(self._cluster.url))
+        self._backends.append(backend)
+        return backend
+
+    async def close(self) -> None:
+        while self._backends:
+            await self._backends.pop().close()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._cluster.turn(seconds)
+
+
+class ClusterHarness(House, LeaseHarness):
+    traits = redis.TRAITS
+    ttl = LONG
+
+    async def open(self) -> LeaseStore:
+        return (await self.backend()).leases
+
+
+class ClusterQueueHarness(House, QueueHarness):
+    traits = replace(QUEUE_TRAITS, transactions=False)
+    lock = LONG
+
+    async def open(self) -> Broker:
+        return (await self.backend()).broker
+
+
+class TestClusterLeases(LeaseStoreSuite):
+    harness = ClusterHarness
+
+
+class TestClusterQueues(BrokerSuite):
+    harness = ClusterQueueHarness

@@ -1,0 +1,117 @@
+"""A Redis Cluster of three, each with a third of the slots."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Self
+
+from redis import Redis as Plain
+from redis import exceptions
+from redis.crc import key_slot
+
+from tests.servers.process import START_MAX, free_port
+from tests.servers.redis import Redis
+
+SLOTS = 16_384
+THIRDS = [(0, 5_460), (5_461, 10_922), (10_923, SLOTS - 1)]
+
+
+class RedisCluster:
+    """Three servers under one name.
+
+    Args:
+        turnable: Whether their clocks can be put forward, all by the same.
+    """
+
+    install: ClassVar[str] = Redis.install
+    scheme: ClassVar[str] = "redis_cluster"
+
+    def __init__(self, *, turnable: bool = False) -> None:
+        self.nodes = [Redis(options=_settings(), turnable=turnable) for _ in THIRDS]
+        self._is_made = False
+
+    @classmethod
+    def missing(cls) -> str:
+        return Redis.missing()
+
+    def start(self) -> Self:
+        for node in self.nodes:
+            node.start()
+        if not self._is_made:
+            self._make()
+        self.until_well()
+        return self
+
+    def _make(self) -> None:
+        first = self.nodes[0]
+        for node, (begin, end) in zip(self.nodes, THIRDS, strict=True):
+            client = client_of(node)
+            client.execute_command("CLUSTER ADDSLOTSRANGE", begin, end)  # type: ignore[no-untyped-call]
+            met = "127.0.0.1", first.port, dict(first.options)["cluster-port"]
+            client.execute_command("CLUSTER MEET", *met)  # type: ignore[no-untyped-call]
+        self._is_made = True
+
+    def until_well(self) -> None:
+        """Wait until every node knows of all the others, and of all the slots."""
+        give_up = time.monotonic() + START_MAX
+        while not all(map(_is_well, self.nodes)):
+            assert time.monotonic() < give_up, "the cluster did not come together"
+            time.sleep(0.05)
+
+    def node_of(self, key: str) -> Redis:
+        """Return the node that had the slot of *key* in the beginning."""
+        slot = key_slot(key.encode())
+        return next(node for node, (_, end) in zip(self.nodes, THIRDS, strict=True) if slot <= end)
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def turn(self, seconds: float) -> None:
+        for node in self.nodes:
+            node.turn(seconds)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        return self.nodes[0].folder
+
+    @property
+    def url(self) -> str:
+        return f"{self.nodes[0].url}?cluster=true"
+
+
+def client_of(node: Redis) -> Plain:
+    """Return a client that speaks with this node, whatever it has."""
+    return Plain(port=node.port)
+
+
+def _settings() -> list[tuple[str, str]]:
+    # Nodes of a machine that is busy, and whose clocks may jump, are not to be taken for dead.
+    patient = [("cluster-node-timeout", "86400000"), ("cluster-require-full-coverage", "no")]
+    return [("cluster-enabled", "yes"), ("cluster-port", str(free_port())), *patient]
+
+
+def _is_well(node: Redis) -> bool:
+    try:
+        with client_of(node) as client:
+            told = client.execute_command("CLUSTER INFO")
+            has = client.execute_command("CLUSTER SLOTS")
+    except (exceptions.RedisError, OSError):
+        return False
+    assert isinstance(told, dict), told
+    return told["cluster_state"] == "ok" and int(told["cluster_known_nodes"]) == len(THIRDS) == len(has)
