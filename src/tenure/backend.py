@@ -30,6 +30,9 @@ from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
 from tenure.url import Url
 
+TTL_USUAL = 15.0
+"""Seconds of a lease if nothing else is said."""
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -119,7 +122,7 @@ class Backend:
         self,
         name: str,
         *,
-        ttl: float = 15.0,
+        ttl: float = DERIVED,
         renew_every: float = DERIVED,
         retry_every: float = DERIVED,
         drift: float = 0.05,
@@ -135,7 +138,8 @@ class Backend:
 
         Args:
             name: What to lead: 1 to 1,024 characters. All instances that use it compete.
-            ttl: Length of a lease in seconds. A dead leader's name is free after this time.
+            ttl: Length of a lease in seconds (15, or what comes nearest within this backend's limits). A dead leader's
+                name is free after this time.
             renew_every, retry_every, drift, margin, grace: See :class:`tenure.Timing`; unset, they follow from *ttl*.
             stall_after: Renew only while ``term.beat()`` was called within so many seconds.
             health: Renew only while this function (plain or async, called on the work's loop) returns true.
@@ -149,8 +153,11 @@ class Backend:
             ConfigError: The times leave too little room, or don't fit this backend's limits.
         """
         keeper, driver, opened = self._connected()
+        traits = opened.leases.traits
+        if ttl is DERIVED:
+            ttl = min(max(TTL_USUAL, traits.ttl_min), traits.ttl_max)
         timing = Timing(ttl, renew_every, retry_every, drift, margin, grace)
-        require_ttl(timing.ttl, opened.leases.traits)
+        require_ttl(timing.ttl, traits)
         return Election(
             name,
             timing,

@@ -56,6 +56,16 @@ def machine_of(backend: tenure.Backend) -> Machine:
     return member._running()[1]
 
 
+async def test_a_lease_that_was_not_said_fits_the_fleet() -> None:
+    for ttl_max, ttl in ((3, 3.0), (15, 15.0), (60, 15.0)):
+        async with tenure.connect(urls(3, f"ttl_max={ttl_max}")[0]) as backend:
+            assert backend.election("chair").timing.ttl == ttl
+    async with tenure.connect(urls(3, "ttl_max=90&heartbeat=20")[0]) as backend:
+        assert backend.election("chair").timing.ttl == 60.0
+        with pytest.raises(ConfigError, match="ttl"):
+            backend.election("chair", ttl=15.0)
+
+
 @pytest.mark.parametrize("strategy", ["lowest", "bully", "ring"])
 async def test_one_leads_and_another_follows(strategy: str) -> None:
     began: asyncio.Queue[tuple[int, tenure.Term]] = asyncio.Queue()

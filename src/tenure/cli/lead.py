@@ -29,7 +29,7 @@ class Order:
 @click.argument("name")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED)
 @on_option
-@seconds_option("--ttl", "Length of the lease: how long a dead leader's name stays taken. [default: 15]")
+@seconds_option("--ttl", "Length of the lease: how long a dead leader's name stays taken. [default: 15, if it fits]")
 @seconds_option("--renew-every", "From one renewal to the next. [default: ttl/3]")
 @seconds_option("--retry-every", "From an unanswered question, or a look while standing by, to the next. [default: 2]")
 @seconds_option("--grace", "From TERM to the end of a lost term; KILL comes when a quarter of it is left. [default: 2]")

@@ -71,7 +71,7 @@ class Backend:
         self,
         name: str,
         *,
-        ttl: float = 15.0,
+        ttl: float = DERIVED,
         renew_every: float = DERIVED,
         retry_every: float = DERIVED,
         drift: float = 0.05,
