@@ -298,9 +298,20 @@ async def test_members_with_another_key_are_strangers(monkeypatch: pytest.Monkey
             await each.leaders()
         dropped = backends[0]._opened.leases._running()[2].counts.dropped  # type: ignore[union-attr]
         await until(lambda: dropped.get("forged", 0) > 0)
-        with pytest.raises(Unavailable, match="of 3 members answered"):
+        with pytest.raises(Unavailable, match=r"of 3 members answered.*refused us: compare key, member list"):
             await backends[2].election("chair", ttl=3).leader()
         assert not machine_of(backends[2]).voter.awake
+
+
+async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> None:
+    free, taken = fleet_of(2)
+    with socket.create_server(("127.0.0.1", int(taken.rpartition(":")[2]))):
+        every = f"{free},{taken},192.0.2.1:7000"
+        for me, advice in ((taken, "in use.*leave me= out"), ("192.0.2.1", "no address of this machine")):
+            async with tenure.connect(f"peers://{every}?me={me}&insecure=yes&ttl_max=3") as backend:
+                assert backend._opened is not None
+                with pytest.raises(Unavailable, match=advice):
+                    await backend._opened.leases.acquire("chair", "a#1", 3.0)
 
 
 async def test_members_may_speak_tls(tmp_path: Path) -> None:
@@ -344,7 +355,12 @@ async def test_members_may_speak_tls(tmp_path: Path) -> None:
     [
         ("peers://127.0.0.1:1", "can't lose one and still be a majority"),
         ("peers://127.0.0.1:1,127.0.0.1:2", "quorum=none"),
-        ("peers://127.0.0.1", "no member's address"),
+        ("peers://127.0.0.1", "a host and a port are needed"),
+        ("peers://127.0.0.1:65536,127.0.0.1:2,127.0.0.1:3", "from 1 to 65535, not '65536'"),
+        ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "a space"),
+        ("peers://::1:1,127.0.0.1:2,127.0.0.1:3", "brackets"),
+        ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "no password"),
+        ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=auto", "needs dns="),
         ("peers://", "no member's address"),
         ("peers://127.0.0.1:x", "no member's address"),
         ("peers://127.0.0.1:1,127.0.0.1:1,127.0.0.1:2", "twice"),
@@ -357,7 +373,7 @@ async def test_members_may_speak_tls(tmp_path: Path) -> None:
         ("peers://a:1,b:1,c:1?insecure=yes&heartbeat=9", "at most a third of ttl_max"),
         ("peers://a:1,b:1,c:1?insecure=yes&patience=5", "patience"),
         ("peers://a:1,b:1,c:1?insecure=yes&ttl_max=0", "ttl_max"),
-        ("peers://a:1,b:1,c:1?key_file=/nowhere", "key file can't be read"),
+        ("peers://a:1,b:1,c:1?key_file=/nowhere", "key file '/nowhere' can't be read"),
         ("peers://a:1,b:1?dns=3&insecure=yes", "one host name"),
         ("peers://a:1?dns=2&insecure=yes", "quorum=none"),
         ("peers://a:1,b:1,c:1?insecure=yes&tls_cert=x", "tls_ca"),

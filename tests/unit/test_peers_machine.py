@@ -215,6 +215,31 @@ def test_a_claim_is_given_up_when_all_that_live_have_answered() -> None:
     hall.lead(4)
 
 
+def test_who_can_not_be_elected_is_told_why_and_hears_when_that_changes() -> None:
+    hall = Hall()
+    del hall.machines[0], hall.machines[1]
+    hall.run(5.0)
+    ask = hall.acquire(2)
+    hall.run(0.1 * TTL + 2 * STEP)
+    assert hall.answers[ask] == NoAnswer("nobody was elected; 1 of 3 members live, 2 are needed")
+    hall.hinted.clear()
+    hall.start(1)
+    hall.run(0.5)
+    assert hall.hinted == [2]
+    hall.start(0)
+    hall.run(0.5)
+    hall.lead(1)
+    hall.start(0)
+    ask = hall.acquire(0)
+    hall.run(0.1 * TTL + 2 * STEP)
+    answer = hall.answers[ask]
+    assert isinstance(answer, NoAnswer)
+    assert "silent for 13" in answer.why
+    hall.hinted.clear()
+    hall.run(TTL)
+    assert 0 in hall.hinted
+
+
 def test_in_the_ring_a_message_waits_for_who_is_bound_to_a_dead_leader_for_a_moment_more() -> None:
     hall = Hall(4, strategy="ring")
     grant = hall.lead(3)

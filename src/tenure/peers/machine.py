@@ -67,6 +67,9 @@ from tenure.peers.wire import (
 
 RACES: dict[Strategy, type[Race]] = {"lowest": Lowest, "bully": Bully, "ring": Ring}
 
+HOPELESS_AFTER = 0.1
+"""Shares of a lease after which it is said why nobody can be elected now: soon enough to be heard by who asks."""
+
 HIGHER_TRIES = 3
 """How often a claim that was refused for its token is made again at once with a higher one."""
 
@@ -191,6 +194,7 @@ class _Applicant:
     holder: str
     ttl: float
     metadata: Metadata
+    hopeless_at: float
     until: float
     perhaps: Held | None = None  # who may lead, as far as a refused claim has told
 
@@ -330,12 +334,14 @@ class Machine:
         self.voter.wake()
         for name in list(self._applicants):
             self._run(name, race.Stand(), now, effects)
+        self._hope(now, effects)
 
     # --- what others say ---
 
     def _receive(self, sender: int, message: Message, now: float, effects: list[Effect]) -> None:
         if sender >= 0:
-            self.liveness.heard(sender, now)
+            if self.liveness.heard(sender, now) and len(self.liveness.alive(now)) == self.fleet.needed:
+                self._hope(now, effects)
         elif not isinstance(message, (Look, List, Ask)):
             return
         match message:
@@ -481,10 +487,12 @@ class Machine:
                 effects.append(Answer(event.ask, held_by(name, promise.held(now))))
             return
         until = now + self.fleet.election_lasts
-        applicant = _Applicant(event.ask, event.holder, event.ttl, event.metadata, until)
+        hopeless_at = min(until, now + HOPELESS_AFTER * event.ttl)
+        applicant = _Applicant(event.ask, event.holder, event.ttl, event.metadata, hopeless_at, until)
         self._wanted.pop(name, None)
         self._applicants.setdefault(name, []).append(applicant)
-        self._at(applicant.until, "applicant", name)
+        self._at(hopeless_at, "applicant", name)
+        self._at(until, "applicant", name)
         if not self.voter.awake:
             return
         if now < self._turns.pop(name, -math.inf):
@@ -499,7 +507,8 @@ class Machine:
 
     def _applicants_due(self, name: str, now: float, effects: list[Effect]) -> None:
         waiting = self._applicants.get(name, [])
-        for applicant in [each for each in waiting if each.until <= now]:
+        hopeless = self._is_hopeless(now)
+        for applicant in [each for each in waiting if now >= (each.hopeless_at if hopeless else each.until)]:
             waiting.remove(applicant)
             effects.append(Answer(applicant.ask, self._unelected(name, applicant, now)))
             self._want(name, now)
@@ -554,6 +563,15 @@ class Machine:
         claim = Claim(self._next_round(), name, first.holder, self.voter.newest + 1, first.ttl, False, first.metadata)
         self._claims[name] = claim.round
         self._begin(ClaimRound(self.fleet, claim, asks, NoAnswer("not elected"), now, holds=False), now, effects)
+
+    def _is_hopeless(self, now: float) -> bool:
+        """Return whether nobody can be elected now, as far as we know."""
+        return not self.voter.awake or len(self.liveness.alive(now)) < self.fleet.needed
+
+    def _hope(self, now: float, effects: list[Effect]) -> None:
+        """Somebody can be elected from now on: tell whoever stood in vain."""
+        wanted = [name for name, until in self._wanted.items() if now < until]
+        effects.extend(Hint(name) for name in wanted if self.voter.promise(name, now) is None)
 
     def _turn_due(self, name: str, now: float, effects: list[Effect]) -> None:
         if self._turns.get(name, math.inf) <= now:

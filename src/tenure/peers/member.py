@@ -63,6 +63,8 @@ TRAITS = LeaseTraits(
 )
 """With the times as they are if nothing is said; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
 
+COMPARE = "compare key, member list, quorum and ttl_max of all members"
+
 CLOCK_MIN = 946_684_800_000
 """The year 2000, in ms: a wall clock that stands earlier was never set."""
 
@@ -123,7 +125,10 @@ class Member:
         told = MappingProxyType(dict(metadata))
         await self._open()
         if self._fleet is not None and self._fleet.me is None:
-            raise ConfigError("who only looks on can't lead; add me=ADDRESS to the URL, to say which member this is")
+            raise ConfigError(
+                f"to lead, this must be one of the members {', '.join(self._fleet.members)}, and the URL does not say "
+                f"which; add me={self._fleet.members[0]}, or whichever it is"
+            )
         return _expect(await self._ask(lambda ask: Acquire(ask, name, holder, ttl, told)), Granted, HeldBy)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
@@ -183,7 +188,7 @@ class Member:
         else:
             facts.append(Fact("quorum", f"majority: {rule}"))
         dropped = ", ".join(f"{count} {why}" for why, count in sorted(transport.counts.dropped.items()))
-        advice = "compare key, member list, quorum and ttl_max of all members" if dropped else ""
+        advice = COMPARE if dropped else ""
         facts.append(Fact("dropped frames", dropped or "none", advice))
         return facts
 
@@ -251,8 +256,15 @@ class Member:
             if self._waiting.pop(ask, None) is not None:
                 self._feed(Drop(ask))
         if isinstance(answer, NoAnswer):
-            raise Unavailable(f"the fleet did not answer: {answer.why}")
+            raise Unavailable(f"the fleet did not answer: {answer.why}{self._refusals()}")
         return answer
+
+    def _refusals(self) -> str:
+        """Say who refuses to hear us, and what to do about it."""
+        if self._transport is None or self._fleet is None or not self._transport.counts.refused:
+            return ""
+        refused = ", ".join(self._fleet.members[member] for member in sorted(self._transport.counts.refused))
+        return f"; {refused} refused us: {COMPARE}"
 
     def _deliver(self, sender: int, message: Message) -> None:
         self._feed(Received(sender, message))

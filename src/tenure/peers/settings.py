@@ -136,10 +136,17 @@ class Settings:
         if not me:
             return None
         fits = [n for n, member in enumerate(members) if me in (member, *_parts(member))]
-        if len(fits) != 1:
-            trouble = "is none of the members" if not fits else "is more than one of the members"
-            raise ConfigError(f"me={me} {trouble} {', '.join(members)}; write the whole address of this one")
-        return fits[0]
+        if len(fits) == 1:
+            return fits[0]
+        every = ", ".join(members)
+        if fits:
+            raise ConfigError(f"me={me} is more than one of the members {every}; write the whole address of this one")
+        if me == "auto":
+            raise ConfigError(f"me=auto needs dns=, and the URL lists its members; say which of {every} this one is")
+        raise ConfigError(
+            f"me={me} is none of the members {every}; write the one that this is as it is listed, or add it to the "
+            "list of every member"
+        )
 
     def _me_of_these(self, members: tuple[str, ...]) -> int | None:
         """Return which of *members* has an address of this machine: one that can be bound."""
@@ -167,13 +174,22 @@ class Settings:
 
 
 def _member(written: str, url: Url) -> str:
-    try:
-        host, port = address(written)
-    except ValueError:
-        host, port = "", 0
-    if not host or not 0 < port < 65_536 or "@" in host:
+    host, _, port = written.rpartition(":")
+    trouble = ""
+    if "@" in written:
+        trouble = "members have no user and no password, but a key: see key_file"
+    elif not host:
+        trouble = "a host and a port are needed"
+    elif any(each.isspace() for each in written):
+        trouble = "it has a space"
+    elif not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        trouble = f"its port must be a number from 1 to 65535, not {port!r}"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        trouble = "an IPv6 address must stand in brackets"
+    if trouble:
         raise ConfigError(
-            f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address; write peers://a:7000,b:7000,c:7000?me=a"
+            f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address: {trouble}; write "
+            "peers://a:7000,b:7000,c:7000?me=a"
         )
     return written
 
@@ -191,7 +207,10 @@ def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
         try:
             key = Path(options.key_file).read_bytes().strip()
         except OSError as error:
-            raise ConfigError(f"the key file can't be read: {error.strerror}") from error
+            raise ConfigError(
+                f"the key file {options.key_file!r} can't be read: {error.strerror}; make one with: "
+                f"openssl rand -hex 32 > {options.key_file}"
+            ) from error
     if key or options.key_file:
         if len(key) < KEY_MIN:
             raise ConfigError(

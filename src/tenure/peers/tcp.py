@@ -11,6 +11,8 @@ House rules:
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import secrets
 import socket
 import ssl
@@ -45,6 +47,9 @@ STRANGERS_MAX = 64
 
 GREET_WITHIN = 3.0
 """Seconds for a connection to stand, greetings and introduction included."""
+
+ACCEPT_WITHIN = 0.5
+"""Seconds after which a member that has not hung up is taken to accept us."""
 
 DIAL_EVERY_MAX = 2.0
 """Seconds between attempts to reach a member that can't be reached, at most."""
@@ -160,10 +165,9 @@ class TcpTransport:
         try:
             self._server = await asyncio.start_server(self._answer, **place)
         except OSError as error:
-            raise Unavailable(
-                f"can't listen on {self._fleet.members[me]} ({error}); if a member runs here already, leave me= out of "
-                "the URL to look on"
-            ) from error
+            place_of_me = self._fleet.members[me]
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise Unavailable(f"can't listen on {place_of_me} ({why}): {_advice(error)}") from error
 
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._spawn(self._serve(reader, writer))
@@ -247,6 +251,8 @@ class TcpTransport:
             writing = asyncio.create_task(self._write(writer, channel, self._outboxes[to]))
             reading = asyncio.create_task(self._read(reader, channel, to))
             try:
+                done, _ = await asyncio.wait({reading}, timeout=ACCEPT_WITHIN)
+                (self.counts.refused.add if done else self.counts.refused.discard)(to)
                 await asyncio.wait({writing, reading}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 writing.cancel()
@@ -291,6 +297,15 @@ class TcpTransport:
             # Who takes nothing for so long is as good as gone; the connection is dialled anew.
             async with asyncio.timeout(max(GREET_WITHIN, self._fleet.suspect_after)):
                 await writer.drain()
+
+
+def _advice(error: OSError) -> str:
+    """Say what to do about an address that can't be listened on."""
+    if error.errno == errno.EADDRINUSE:
+        return "another process does; if that is this member, leave me= out of the URL to look on"
+    if error.errno == errno.EACCES:
+        return "this user may not; use a port above 1023"
+    return "it is no address of this machine now; look whether me= says which member this is"
 
 
 def address(member: str) -> tuple[str, int]:

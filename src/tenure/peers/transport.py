@@ -19,6 +19,8 @@ class Counts:
     received: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     """Frames that were not handled, by the reason: forged, replayed, malformed, oversized, stranger."""
+    refused: set[int] = field(default_factory=set)
+    """Members that hung up on us as soon as we had said who we are: they have other keys or terms than we."""
 
     def drop(self, why: str) -> None:
         """Count a frame that was dropped."""
