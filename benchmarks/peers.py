@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 MEMBER = """
 import asyncio, sys, time
@@ -53,16 +53,16 @@ class Fleet:
             each.close()
         self.ttl = heartbeat * TTL_OF_HEARTBEATS
         self.options = f"strategy={strategy}&heartbeat={heartbeat}&ttl_max={self.ttl}&quorum={quorum}"
+        self._heard: dict[int, bytes] = {}
         self.processes = [self.start(number) for number in range(size)]
 
-    def start(self, number: int) -> subprocess.Popen[str]:
+    def start(self, number: int) -> subprocess.Popen[bytes]:
         url = f"peers://{','.join(self.addresses)}?me={self.addresses[number]}&{self.options}"
         process = subprocess.Popen(
             [sys.executable, "-c", MEMBER, url, str(self.ttl)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
         )
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
@@ -72,10 +72,13 @@ class Fleet:
         """Return a line that this member has said meanwhile, taken apart; nothing if it has said none."""
         stdout = self.processes[number].stdout
         assert stdout is not None
-        try:
-            return (stdout.readline() or "").split()
-        except (OSError, TypeError):
+        with suppress(BlockingIOError):
+            self._heard[number] = self._heard.get(number, b"") + os.read(stdout.fileno(), 4096)
+        line, end, rest = self._heard.get(number, b"").partition(b"\n")
+        if not end:
             return []
+        self._heard[number] = rest
+        return line.decode().split()
 
     def elected(self, but: int | None = None) -> tuple[int, float]:
         """Wait for the next leader; return who it is, and since when."""
@@ -92,7 +95,7 @@ class Fleet:
         total = 0
         for number, process in enumerate(self.processes):
             assert process.stdin is not None
-            process.stdin.write("count\n")
+            process.stdin.write(b"count\n")
             process.stdin.flush()
             while not (line := self.said(number)) or line[0] != "sent":
                 time.sleep(0.005)
