@@ -160,11 +160,11 @@ def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> N
         go_on.wait(PATIENCE)
 
     consuming = threading.Thread(target=lambda: queue.consume(handle, on_error=hook, until_empty=True))
-    with backend.election("chair", ttl=0.5).campaign() as term:
+    with backend.election("chair", ttl=2).campaign() as term:
         consuming.start()
         assert blocked.wait(PATIENCE)
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:  # for three leases
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:  # longer than a lease
             term.check()
             time.sleep(0.01)
         queue.pause()
