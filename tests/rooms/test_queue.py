@@ -18,7 +18,7 @@ from tenure.backends.memory.queue import MemoryBroker
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
-from tenure.queue.broker import Claim, QueueSettings
+from tenure.queue.broker import Claim, NoSession, QueueSettings
 from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.queue.producer import Producer, Requests
@@ -60,6 +60,11 @@ class Road(MemoryBroker):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         await self._set_out("receive")
         answer = await super().receive(queue, limit, lock)
+        await self._come_back()
+        return answer
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        answer = await super().accept(queue, session, lock)
         await self._come_back()
         return answer
 
@@ -1179,6 +1184,25 @@ async def test_a_session_waits_for_its_first_message(town: Town) -> None:
         assert session.name == "s"
         assert town.clock.now() == pytest.approx(30.0, abs=0.1)
     await sending
+
+
+@in_town
+async def test_a_session_that_comes_when_nobody_waits_any_more_is_let_go(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a", session="s")
+    town.road.delay = 1.0
+    for kind in ("receiver", "consumer"):
+        waiting = asyncio.ensure_future(
+            queue.session().__aenter__() if kind == "receiver" else queue.consume(Log(), sessions=True, concurrency=1)
+        )
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        await asyncio.sleep(5.0)
+        answer = await MemoryBroker.accept(town.road, "orders", None, LOCK)
+        assert isinstance(answer, SessionLock), kind
+        await town.road.release(answer)
 
 
 @in_town

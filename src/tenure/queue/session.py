@@ -149,7 +149,12 @@ class Session:
         async def look() -> tuple[SessionLock | None, float | None]:
             nonlocal asked_at
             asked_at = desk.clock.now()
-            answer = await desk.broker.accept(desk.name, self._asked_for, desk.settings.lock)
+            asking = asyncio.ensure_future(desk.broker.accept(desk.name, self._asked_for, desk.settings.lock))
+            try:
+                answer = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                asking.add_done_callback(self._release)  # what comes is let go, and not left locked
+                raise
             return (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
 
         held = await desk.wait_for(look, self._wait)
@@ -158,6 +163,13 @@ class Session:
             named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
             raise TimeoutError(f"{named}{desk.name!r} could not be had within {self._wait:g} s: {what}")
         return held, asked_at
+
+    def _release(self, asked: asyncio.Future[SessionLock | NoSession]) -> None:
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        if isinstance(held := asked.result(), SessionLock):
+            releasing = asyncio.ensure_future(self._desk.broker.release(held))
+            releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _keep(self, held: SessionLock, asked_at: float) -> None:
         desk = self._desk
