@@ -65,9 +65,9 @@ def translate(error: Exception, place: str, *, worked: bool = False, is_cluster:
             return Unavailable(f"{place} is still loading its data; it is tried again")
         case exceptions.OutOfMemoryError():
             return Unavailable(f"{place} is out of memory, and took nothing: {said}; raise maxmemory, or drain queues")
-        case exceptions.TryAgainError() | exceptions.AskError() if is_cluster:
+        case exceptions.ResponseError() if is_cluster and cluster_word(error) in ("ASK", "TRYAGAIN"):
             return Unavailable(f"{place} is moving what was asked for to another node; it is asked again: {said}")
-        case exceptions.MovedError() | exceptions.AskError() | exceptions.ClusterCrossSlotError() if not is_cluster:
+        case exceptions.ResponseError() if not is_cluster and cluster_word(error) in ("MOVED", "ASK", "CROSSSLOT"):
             return ConfigError(f"{place} is a node of a Redis Cluster ({said}); add cluster=true to the URL's options")
         case exceptions.ResponseError():
             return _refusal(said, place)
@@ -87,6 +87,24 @@ def translate(error: Exception, place: str, *, worked: bool = False, is_cluster:
         case exceptions.RedisError():
             return Unavailable(f"{place} could not be asked: {said}")
     raise AssertionError("translate() got a foreign error") from error
+
+
+_OF_CLUSTERS: dict[type[Exception], str] = {
+    exceptions.MovedError: "MOVED",  # before AskError, of which it is a kind
+    exceptions.AskError: "ASK",
+    exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.ClusterCrossSlotError: "CROSSSLOT",
+}
+
+
+def cluster_word(error: Exception) -> str:
+    """Return what only a cluster says, in its own word. Older versions of redis-py have one class for all of them."""
+    for kind, word in _OF_CLUSTERS.items():
+        if isinstance(error, kind):
+            return word
+    said = str(error).partition(" ")[0]
+    return said if said in _OF_CLUSTERS.values() else ""
 
 
 def _other(place: str, worked: bool) -> str:

@@ -20,7 +20,18 @@ from redis import asyncio as aioredis
 from redis import exceptions
 from redis.crc import key_slot
 
-from tenure.backends.redis.client import Address, Answer, Argument, Call, Client, Options, Script, connected, pipelined
+from tenure.backends.redis.client import (
+    Address,
+    Answer,
+    Argument,
+    Call,
+    Client,
+    Options,
+    Script,
+    cluster_word,
+    connected,
+    pipelined,
+)
 from tenure.errors import ConfigError
 
 T = TypeVar("T")
@@ -111,6 +122,16 @@ def _slots(told: Any, asked: str) -> Iterator[tuple[int, Place]]:
             yield slot, place
 
 
+def _is_moved(answer: object) -> bool:
+    return isinstance(answer, exceptions.ResponseError) and cluster_word(answer) == "MOVED"
+
+
+def _moved_to(error: exceptions.ResponseError, asked: str) -> Place:
+    """Return where a slot is: the end of MOVED SLOT HOST:PORT; without a host, it is on the one that was asked."""
+    host, _, port = str(error).split()[-1].rpartition(":")
+    return host or asked, int(port)
+
+
 class ClusterClient(Client):
     """All connections to one Redis Cluster, by event loop. The URL names any node of it."""
 
@@ -161,7 +182,7 @@ class ClusterClient(Client):
 
             for number, answer in zip(numbers, await self._bounded(ask), strict=True):
                 # Not known there, or no longer there: then it was not run, and has its way to go alone.
-                if isinstance(answer, (exceptions.NoScriptError, exceptions.AskError)):
+                if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
                     call = calls[number]
                     answer = await self.run(call.script, call.keys, *call.arguments)
                 elif isinstance(answer, exceptions.RedisError):
@@ -217,8 +238,10 @@ class ClusterClient(Client):
                     return await nodes.at(place).execute_command(*words)  # type: ignore[no-untyped-call]
                 except exceptions.NoScriptError as error:
                     return error
-                except exceptions.MovedError as error:  # a kind of AskError, which is not followed
-                    nodes.move(slot, (error.host or place[0], error.port))
+                except exceptions.ResponseError as error:
+                    if cluster_word(error) != "MOVED":
+                        raise
+                    nodes.move(slot, _moved_to(error, place[0]))
             raise exceptions.ClusterDownError(f"slot {slot} was sent from node to node")
 
         answer = await self._bounded(ask)
@@ -233,8 +256,12 @@ class ClusterClient(Client):
         async def ask(_: object) -> T:
             try:
                 return await question(nodes)
-            except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterDownError, OSError):
+            except (exceptions.ConnectionError, exceptions.TimeoutError, OSError):
                 nodes.forget()
+                raise
+            except exceptions.ResponseError as error:
+                if cluster_word(error) == "CLUSTERDOWN":
+                    nodes.forget()
                 raise
             except asyncio.CancelledError:  # perhaps for want of time
                 nodes.forget()
