@@ -357,6 +357,7 @@ async def test_members_may_speak_tls(tmp_path: Path) -> None:
         ("peers://127.0.0.1:1,127.0.0.1:2", "quorum=none"),
         ("peers://127.0.0.1", "a host and a port are needed"),
         ("peers://127.0.0.1:65536,127.0.0.1:2,127.0.0.1:3", "from 1 to 65535, not '65536'"),
+        ("peers://a..b:1,127.0.0.1:2,127.0.0.1:3?insecure=yes", "no name that DNS could know"),
         ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "a space"),
         ("peers://::1:1,127.0.0.1:2,127.0.0.1:3", "brackets"),
         ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "no password"),

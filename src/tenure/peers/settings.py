@@ -186,12 +186,22 @@ def _member(written: str, url: Url) -> str:
         trouble = f"its port must be a number from 1 to 65535, not {port!r}"
     elif ":" in host and not (host.startswith("[") and host.endswith("]")):
         trouble = "an IPv6 address must stand in brackets"
+    elif not _is_name(host):
+        trouble = "its host is no name that DNS could know"
     if trouble:
         raise ConfigError(
             f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address: {trouble}; write "
             "peers://a:7000,b:7000,c:7000?me=a"
         )
     return written
+
+
+def _is_name(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _parts(member: str) -> tuple[str, str]:
