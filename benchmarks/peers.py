@@ -25,7 +25,7 @@ import tenure
 async def main(url, ttl):
     async with tenure.connect(url) as backend:
         async def work(term):
-            print("elected", time.monotonic(), flush=True)
+            print("elected", term.token, time.monotonic(), flush=True)
             await asyncio.Event().wait()
 
         async def count():
@@ -53,7 +53,9 @@ class Fleet:
             each.close()
         self.ttl = heartbeat * TTL_OF_HEARTBEATS
         self.options = f"strategy={strategy}&heartbeat={heartbeat}&ttl_max={self.ttl}&quorum={quorum}"
+        self.newest = (0, -1, 0.0)
         self._heard: dict[int, bytes] = {}
+        self._counts: dict[int, int] = {}
         self.processes = [self.start(number) for number in range(size)]
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
@@ -68,45 +70,51 @@ class Fleet:
         os.set_blocking(process.stdout.fileno(), False)
         return process
 
-    def said(self, number: int) -> list[str]:
-        """Return a line that this member has said meanwhile, taken apart; nothing if it has said none."""
-        stdout = self.processes[number].stdout
-        assert stdout is not None
-        with suppress(BlockingIOError):
-            self._heard[number] = self._heard.get(number, b"") + os.read(stdout.fileno(), 4096)
-        line, end, rest = self._heard.get(number, b"").partition(b"\n")
-        if not end:
-            return []
-        self._heard[number] = rest
-        return line.decode().split()
+    def listen(self) -> None:
+        """Take in what the members have said meanwhile."""
+        for number, process in enumerate(self.processes):
+            assert process.stdout is not None
+            with suppress(BlockingIOError):
+                self._heard[number] = self._heard.get(number, b"") + os.read(process.stdout.fileno(), 65_536)
+            *lines, self._heard[number] = self._heard.get(number, b"").split(b"\n")
+            for what, *told in (line.split() for line in lines):
+                if what == b"elected":
+                    self.newest = max(self.newest, (int(told[0]), number, float(told[1])))
+                else:
+                    self._counts[number] = int(told[0])
 
-    def elected(self, but: int | None = None) -> tuple[int, float]:
-        """Wait for the next leader; return who it is, and since when."""
+    def elected(self, after: int = 0) -> tuple[int, int, float]:
+        """Wait for a leader with a token above *after*; return the newest one's token, who it is, and since when."""
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
-            for number in range(len(self.processes)):
-                if number != but and (line := self.said(number)) and line[0] == "elected":
-                    return number, float(line[1])
+            self.listen()
+            if self.newest[0] > after:
+                return self.newest
             time.sleep(0.005)
         raise RuntimeError("nobody was elected for two minutes")
 
     def sent(self) -> int:
         """Return how many messages all members have sent."""
-        total = 0
-        for number, process in enumerate(self.processes):
+        self._counts.clear()
+        for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(b"count\n")
             process.stdin.flush()
-            while not (line := self.said(number)) or line[0] != "sent":
-                time.sleep(0.005)
-            total += int(line[1])
-        return total
+        while len(self._counts) < len(self.processes):
+            self.listen()
+            time.sleep(0.005)
+        return sum(self._counts.values())
 
     def kill(self, number: int) -> float:
         at = time.monotonic()
         self.processes[number].send_signal(signal.SIGKILL)
-        self.processes[number].communicate()
+        self.processes[number].wait()
         return at
+
+    def restart(self, number: int) -> None:
+        """Start a member anew that was killed."""
+        self._heard.pop(number, None)
+        self.processes[number] = self.start(number)
 
     def close(self) -> None:
         for process in self.processes:
@@ -129,17 +137,16 @@ def failover(size: int, strategy: str, heartbeat: float, quorum: str, trials: in
     """Kill leaders, and count what is said between two kills; return a line of the table."""
     times, rates = [], []
     with fleet(size, strategy, heartbeat, quorum) as members:
-        leader, _ = members.elected()
+        members.elected()
         for trial in range(trials):
             time.sleep(members.ttl / 2 + members.ttl * (trial % 4) / 4)
             before, since = members.sent(), time.monotonic()
             time.sleep(calm)
             rates.append((members.sent() - before) / (time.monotonic() - since))
+            token, leader, _ = members.elected()  # without a quorum, not always the one of the beginning
             killed_at = members.kill(leader)
-            heir, elected_at = members.elected(but=leader)
-            times.append(elected_at - killed_at)
-            members.processes[leader] = members.start(leader)
-            leader = heir
+            times.append(members.elected(after=token)[2] - killed_at)
+            members.restart(leader)
             time.sleep(2 * members.ttl)  # the new process is silent for one lease, and is then one of them again
     middle, worst = statistics.median(times), max(times)
     return (
