@@ -13,8 +13,9 @@ import argparse
 import time
 from typing import Any
 
+from tenure.peers.fleet import Strategy
 from tests.sim.peers.mutants import MUTANTS
-from tests.sim.peers.simulation import Simulation, failover
+from tests.sim.peers.simulation import HEAD, Count, Simulation
 
 
 def main() -> int:
@@ -58,12 +59,11 @@ def many(seeds: range, given: dict[str, Any]) -> int:
 
 
 def messages() -> int:
-    print(f"{'strategy':<10}{'members':>8}{'to choose':>12}{'claim+votes':>13}{'seconds':>10}")
-    for strategy in ("lowest", "bully", "ring"):
+    strategies: tuple[Strategy, ...] = ("lowest", "bully", "ring")
+    print(HEAD)
+    for strategy in strategies:
         for size in (3, 5, 9, 25):
-            found = [failover(seed, strategy, size) for seed in range(5)]
-            choose, claim, seconds = (sorted(each[n] for each in found)[2] for n in range(3))
-            print(f"{strategy:<10}{size:>8}{choose:>12.0f}{claim:>13.0f}{seconds:>10.2f}")
+            print(Count.of(strategy, size), flush=True)
     return 0
 
 

@@ -413,3 +413,40 @@ def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, fl
     choose = sum(network.by_kind.get(kind, 0) for kind in ("Election", "Okay", "Elect", "Elected"))
     votes = sum(network.by_kind.get(kind, 0) for kind in ("Claim", "Vouch", "Deny", "Free", "Freed"))
     return choose, votes, elected - killed
+
+
+COUNT_SEEDS = 5
+HEAD = """\
+| strategy | members | to choose | at most | allowed | claims and votes, at most | seconds |
+|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What it took a fleet to replace its leader, over some seeds: a line of the table in docs/strategies.md."""
+
+    strategy: Strategy
+    size: int
+    choose: tuple[float, ...]
+    votes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy, size: int) -> Count:
+        """Count."""
+        found = [failover(seed, strategy, size) for seed in range(COUNT_SEEDS)]
+        choose, votes, seconds = (tuple(sorted(each[n] for each in found)) for n in range(3))
+        return cls(strategy, size, choose, votes, seconds)
+
+    @property
+    def allowed(self) -> float:
+        """The bound on the messages to choose, among those that are left."""
+        live = self.size - 1
+        return {"lowest": 0, "bully": live * (live - 1), "ring": live * (live + 1) // 2 + live}[self.strategy]
+
+    def __str__(self) -> str:
+        middle = COUNT_SEEDS // 2
+        return (
+            f"| `{self.strategy}` | {self.size} | {self.choose[middle]} | {self.choose[-1]} | {self.allowed} "
+            f"| {self.votes[-1]} | {self.seconds[middle]:.1f} |"
+        )

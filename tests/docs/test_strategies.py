@@ -1,0 +1,123 @@
+"""The three terminals of docs/strategies.md, as they are written there; only the ports are our own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
+BIN = Path(sys.executable).parent
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+def commands() -> list[str]:
+    """Return the commands of the page, with ports that nobody has."""
+    found = re.findall(r"^\$ (tenure .*)$", PAGE.read_text(), re.MULTILINE)
+    written = sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", " ".join(found))))
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in written]
+    ports = {port: str(each.getsockname()[1]) for port, each in zip(written, taken, strict=True)}
+    for each in taken:
+        each.close()
+    return [re.sub("|".join(written), lambda match: ports[match[0]], command) for command in found]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+@contextmanager
+def terminal(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run *command* in a terminal of its own, which is closed at the end."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(shlex.split(command), stdout=out, stderr=out, env=environment())
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def until(condition: Callable[[], bool], explain: Callable[[], str]) -> None:
+    give_up = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < give_up, explain()
+        time.sleep(0.05)
+
+
+@dataclass
+class Terminals:
+    """So many of the page's terminals, and what they say."""
+
+    status: str
+    logs: list[Path]
+    processes: list[subprocess.Popen[bytes]]
+
+    def terms(self) -> list[tuple[int, int]]:
+        """Return each term that was said to have begun, and in which terminal, oldest first."""
+        said = [(number, log.read_text()) for number, log in enumerate(self.logs) if log.exists()]
+        return sorted((int(term), n) for n, text in said for term in re.findall(r"leads, term (\d+)", text))
+
+    def wait_for(self, count: int) -> tuple[int, int]:
+        """Wait for so many terms; return the newest, and where it is."""
+        until(lambda: len(self.terms()) == count, self.told)
+        return self.terms()[-1]
+
+    def told(self) -> str:
+        return "\n".join(f"{log.name}: {log.read_text()}" for log in self.logs)
+
+    def show(self) -> subprocess.CompletedProcess[str]:
+        """Run the page's ``tenure status``."""
+        return subprocess.run(shlex.split(self.status), capture_output=True, text=True, env=environment(), check=False)
+
+
+@contextmanager
+def terminals(count: int, folder: Path) -> Iterator[Terminals]:
+    *leading, status = commands()
+    assert len(leading) == 3
+    logs = [folder / f"terminal {number}" for number in range(count)]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(terminal(command, log)) for command, log in zip(leading[:count], logs, strict=True)
+        ]
+        yield Terminals(status, logs, processes)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_three_terminals(how: signal.Signals, tmp_path: Path) -> None:
+    with terminals(3, tmp_path) as page:
+        token, first = page.wait_for(1)
+        shown = page.show()
+        assert shown.returncode == 0, shown.stderr
+        assert str(token) in shown.stdout
+        page.processes[first].send_signal(how)
+        next_token, second = page.wait_for(2)
+        assert second != first
+        assert next_token > token
+        page.processes[second].send_signal(signal.SIGKILL)
+
+        def nobody_leads() -> bool:
+            shown = page.show()
+            return shown.returncode not in (0, 3) and "are needed" in shown.stderr
+
+        until(nobody_leads, page.told)
+        assert len(page.terms()) == 2
+
+
+def test_two_terminals_are_enough(tmp_path: Path) -> None:
+    with terminals(2, tmp_path) as page:
+        begun = time.monotonic()
+        page.wait_for(1)
+        assert time.monotonic() - begun > 4  # the silence, which nobody could shorten
