@@ -32,6 +32,16 @@ def test_whatever_happens_the_promises_hold(strategy: Strategy, quorum: Quorum) 
     assert elections > SEEDS  # it was not for want of leaders
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_who_was_started_anew_does_not_vote_against_what_it_has_forgotten(strategy: Strategy) -> None:
+    elections = 0
+    for seed in range(SEEDS):
+        report = Simulation(seed, strategy=strategy, quorum="majority", size=3, faults=("forget", "kill")).run()
+        assert not report.violations, str(report)
+        elections += report.elections
+    assert elections > SEEDS
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_planted_bug_is_found(mutant: str) -> None:
     machine, confined = MUTANTS[mutant]

@@ -25,9 +25,11 @@ def main() -> int:
     parser.add_argument("--mutant", choices=MUTANTS)
     parser.add_argument("--strategy", choices=["lowest", "bully", "ring"])
     parser.add_argument("--quorum", choices=["majority", "none"])
+    parser.add_argument("--size", type=int, choices=range(2, 8))
+    parser.add_argument("--faults", help="such as forget,kill", type=lambda told: tuple(told.split(",")))
     parser.add_argument("--messages", action="store_true", help="count the messages of elections in calm")
     args = parser.parse_args()
-    given: dict[str, Any] = {"strategy": args.strategy, "quorum": args.quorum}
+    given: dict[str, Any] = {"strategy": args.strategy, "quorum": args.quorum, "size": args.size, "faults": args.faults}
     if args.mutant:
         machine, confined = MUTANTS[args.mutant]
         given |= confined | {"machine": machine, "mutant": args.mutant}

@@ -157,7 +157,7 @@ class FollowsTheDead(_WithVoter):
 
 
 MUTANTS: dict[str, tuple[type[peers.Machine], dict[str, Any]]] = {
-    "forgets_silence": (ForgetsSilence, {"quorum": "majority", "size": 3, "faults": ("kill", "pause")}),
+    "forgets_silence": (ForgetsSilence, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
     "vouches_twice": (VouchesTwice, {"quorum": "majority"}),
     "expires_early": (ExpiresEarly, {"quorum": "majority"}),
     "freed_by_anybody": (FreedByAnybody, {"quorum": "majority"}),
@@ -165,8 +165,8 @@ MUTANTS: dict[str, tuple[type[peers.Machine], dict[str, Any]]] = {
     "half_is_enough": (HalfIsEnough, {"quorum": "majority"}),
     "answers_late_askers": (AnswersLateAskers, {"quorum": "majority"}),
     "renews_alone": (RenewsAlone, {"quorum": "majority"}),
-    "always_clear": (AlwaysClear, {"quorum": "majority", "size": 3, "faults": ("kill", "partition")}),
-    "one_tells_for_all": (OneTellsForAll, {"quorum": "majority", "size": 3, "faults": ("kill", "pause")}),
+    "always_clear": (AlwaysClear, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
+    "one_tells_for_all": (OneTellsForAll, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
     "no_floor": (NoFloor, {"quorum": "majority"}),
     "never_gives_way": (NeverGivesWay, {"quorum": "none"}),
     "yields_for_ever": (YieldsForEver, {"strategy": "bully"}),

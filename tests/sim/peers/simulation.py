@@ -47,6 +47,7 @@ class Report:
 
     seed: int
     mutant: str | None
+    confined: str
     setting: str
     elections: int
     messages: int
@@ -60,7 +61,8 @@ class Report:
     @property
     def replay(self) -> str:
         """The command that shows this run again."""
-        return f"python -m tests.sim.peers --seed {self.seed}" + (f" --mutant {self.mutant}" if self.mutant else "")
+        confined = f" --mutant {self.mutant}" if self.mutant else self.confined
+        return f"python -m tests.sim.peers --seed {self.seed}{confined}"
 
     def __str__(self) -> str:
         head = f"seed {self.seed}: {self.elections} elections in {self.seconds:.0f} virtual s ({self.setting})"
@@ -190,6 +192,8 @@ class Simulation:
         self.seed = seed
         self.mutant = mutant
         self._machine = machine
+        given = {"strategy": strategy, "quorum": quorum, "size": size, "faults": ",".join(faults or ())}
+        self._confined = "".join(f" --{name} {value}" for name, value in given.items() if value)
         self.world = World(seed, trace=trace)
         self.plan = plan or draw(self.world.dice, strategy=strategy, quorum=quorum, size=size, faults=faults)
         self.checkers = Checkers(self.world, self.plan)
@@ -236,6 +240,7 @@ class Simulation:
         return Report(
             seed=self.seed,
             mutant=self.mutant,
+            confined=self._confined,
             setting=str(self.plan),
             elections=self.checkers.elections,
             messages=self.network.messages,
@@ -326,6 +331,22 @@ class Simulation:
         if self.world.dice.random() < 0.3:
             for each in self._living():
                 self._kill(each)
+
+    def _forget(self, member: Member) -> None:
+        """One that follows is cut off from the leader, another forgets whom it vouched for: would both elect anew?"""
+        followers = [each for each in self._living() if each not in self._leaders()]
+        if len(followers) < 2 or not self._leaders():
+            return
+        leader, dice = self._leaders()[0], self.world.dice
+        cut, forgets = followers if dice.random() < 0.5 else followers[::-1]
+        for ways in ((leader.number, cut.number), (cut.number, leader.number)):
+            self.network.cut(*ways, 2.5 * self.plan.timing.ttl)
+        self.world.after(self._for(1.5), self._begin_anew, forgets)
+
+    def _begin_anew(self, member: Member) -> None:
+        if member.alive and not self._resting:
+            member.die()
+            self._born(member.number)
 
     def _cut_one_way(self, member: Member) -> None:
         for other in range(self.plan.size):
