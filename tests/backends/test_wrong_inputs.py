@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +60,17 @@ def says(
         "work": ["work", "queue", "--until-empty", "--on", url, *more, "--", "true"],
         "queue": ["queue", "--on", url],
     }[command]
-    ended = main(arguments)
-    out, told = captured.readouterr()
+    if command in (
+        "lead",
+        "work",
+    ):  # they make their process one that adopts orphans, and these tests' must stay as it is
+        done = subprocess.run(
+            [sys.executable, "-m", "tenure.cli", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        ended, out, told = done.returncode, done.stdout, done.stderr
+    else:
+        ended = main(arguments)
+        out, told = captured.readouterr()
     assert (ended, out) == (code, ""), told
     assert [word for word in words if word not in told] == [], told
     assert told.count("\n") == 1
