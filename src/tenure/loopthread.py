@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,11 @@ from typing import Any, Generic, TypeVar
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
+
+_log = logging.getLogger("tenure")
+
+ENDING = 5.0
+"""Seconds that tasks have to end in when their thread does."""
 
 CLOSED = "the backend is closed, and its threads with it; connect again"
 
@@ -36,6 +42,11 @@ class LoopThread:
         self._is_ending = False  # nothing is sent to the loop any more
         self._under_way: set[Future[Any]] = set()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether we are in this thread, where to wait for its loop would be to wait for oneself."""
+        return threading.current_thread() is self._thread
+
     def start(self, name: str) -> None:
         """Let the loop turn, in a thread of this *name*."""
         self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
@@ -46,7 +57,7 @@ class LoopThread:
         with self._lock:
             self._is_ending = True
             self.loop.call_soon_threadsafe(self.loop.stop)
-        if self._thread is not None and threading.current_thread() is not self._thread:
+        if self._thread is not None and not self.is_current:
             self._thread.join()
 
     async def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -71,7 +82,7 @@ class LoopThread:
 
         An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             raise RuntimeError("tenure.sync was called on a thread of its own, which would wait for itself")
         call = self._send(start)
         try:
@@ -113,13 +124,21 @@ class LoopThread:
             for outcome in list(self._under_way):
                 with suppress(InvalidStateError):
                     outcome.set_exception(Unavailable(CLOSED))
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(_end_tasks(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+
+async def _end_tasks(left: set[asyncio.Task[Any]]) -> None:
+    """Cancel what is *left*, and wait for its end, but not for ever."""
+    left = left - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, stubborn = await asyncio.wait(left, timeout=ENDING)
+        for task in stubborn:
+            _log.warning("%s caught its cancellation and is left behind", task)
 
 
 class _Call(Generic[T]):

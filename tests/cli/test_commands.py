@@ -116,6 +116,14 @@ def test_who_looks_at_a_file_that_is_not_there_does_not_make_it(url: str, capsys
     assert not Path(url.removeprefix("sqlite:///")).exists()
 
 
+@pytest.mark.parametrize("name", ["work.db?", "create=1.db", "work.db?busy=1"])
+def test_no_file_whatever_its_url_looks_like(tmp_path: Path, capsys: Captured, name: str) -> None:
+    code, _, err = tell(capsys, "status", "--on", f"sqlite:///{tmp_path}/{name}")
+    assert code == Exit.CONFIG
+    assert "there is no file" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- watch -------------------------------------------------------------------------------------------------------
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 import tenure
+import tenure.loopthread
 import tenure.sync
+from tenure.loopthread import LoopThread
 
 PATIENCE = 30.0
 
@@ -206,3 +211,72 @@ def test_drain_waits_for_what_runs(backend: tenure.sync.Backend) -> None:
     assert handled == [b"one"]
     assert queue.stats() == tenure.Stats()
     consuming.join()
+
+
+def test_a_sigterm_before_the_beginning_counts(backend: tenure.sync.Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = backend.queue("orders")
+    begin = queue._pumps
+
+    def slowly() -> LoopThread:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return begin()
+
+    monkeypatch.setattr(queue, "_pumps", slowly)
+    queue.send(b"one")
+    queue.consume(lambda message: None)
+    assert queue.stats().ready == 1
+
+
+def test_a_hook_may_drain_and_does_not_wait(backend: tenure.sync.Backend) -> None:
+    one, other = backend.queue("one"), backend.queue("other")
+    one.send(b"bad")
+
+    def handle(message: tenure.sync.Message) -> None:
+        raise LookupError
+
+    def hook(message: tenure.Message, error: BaseException) -> None:
+        other.drain()
+        one.drain()
+
+    consuming = threading.Thread(target=lambda: other.consume(handle))
+    consuming.start()
+    wait_until(lambda: other._behind._at_work)
+    one.consume(handle, on_error=hook)
+    consuming.join()
+
+
+@pytest.mark.parametrize("grace", ["5", -1, float("nan"), True])
+def test_a_grace_that_is_none_is_refused_and_nothing_ends(backend: tenure.sync.Backend, grace: Any) -> None:
+    queue = backend.queue("orders")
+    consuming = threading.Thread(target=lambda: queue.consume(lambda message: None))
+    consuming.start()
+    wait_until(lambda: queue._behind._at_work)
+    with pytest.raises(tenure.ConfigError, match="grace must be a finite number of seconds, at least 0, not"):
+        queue.drain(grace=grace)
+    assert consuming.is_alive()
+    queue.drain()
+    consuming.join()
+
+
+def test_a_handler_that_catches_its_cancellation_does_not_keep_the_block_from_ending(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tenure.loopthread, "ENDING", 0.1)
+    begun, done = threading.Event(), threading.Event()
+
+    async def stubborn(message: tenure.Message) -> None:
+        begun.set()
+        while not done.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    with tenure.sync.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=1)
+        queue.send(b"x")
+        consuming = threading.Thread(target=lambda: queue.consume(stubborn, grace=0.1))
+        consuming.start()
+        assert begun.wait(PATIENCE)
+        queue.drain()
+        consuming.join()
+    done.set()
+    assert "caught its cancellation and is left behind" in caplog.text

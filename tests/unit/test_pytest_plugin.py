@@ -30,6 +30,14 @@ def test_a_seed_of_ones_own(seed):
 def test_seeds_given_by_the_test_stand(seed, other):
     assert seed == 100
 
+@pytest.mark.parametrize(argnames="seed", argvalues=[100])
+def test_seeds_given_by_name_stand(seed):
+    assert seed == 100
+
+def test_who_asks_late_gets_the_first(request):
+    request.getfixturevalue("in_virtual_time")(asyncio.sleep(0))
+    assert request.getfixturevalue("seed") < 3
+
 def test_what_would_hang_fails(in_virtual_time):
     async def main():
         await asyncio.Event().wait()
@@ -68,7 +76,7 @@ def pytest_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_every_test_that_depends_on_a_seed_runs_with_each(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--seeds", "3")
     assert done.returncode == 0, done.stdout
-    for name, times in [("time_is_virtual", 3), ("a_seed_of", 3), ("seeds_given", 1), ("without_a_seed", 1)]:
+    for name, times in [("time_is_virtual", 3), ("a_seed_of", 3), ("seeds_given", 2), ("without_a_seed", 1)]:
         assert sum(f"::test_{name}" in line for line in done.stdout.splitlines()) == times, done.stdout
     again = pytest_run(tmp_path, "--seeds", "2-3", "-k", "a_seed_of_ones_own")
     assert "test_a_seed_of_ones_own[2] PASSED" in again.stdout

@@ -467,6 +467,18 @@ async def test_a_transaction_of_the_users_own(house: House, user: sqlite3.Connec
     assert (await house.open().stats("q")).ready == 1
 
 
+async def test_a_transaction_is_committed_once(house: House, user: sqlite3.Connection) -> None:
+    with pytest.raises(ConfigError, match="commits at the end of its block"), sqlite.transact(user) as queues:
+        queues.send("q", Outgoing(b"x"))
+        queues.commit()
+    assert (await house.open().stats("q")).ready == 0
+    user.execute("BEGIN IMMEDIATE")
+    queues = sqlite.Within(user)
+    queues.send("q", Outgoing(b"x"))
+    queues.commit()
+    assert (await house.open().stats("q")).ready == 1
+
+
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
     house: House, user: sqlite3.Connection, is_async: bool

@@ -17,6 +17,7 @@ import tenure
 from tenure.cli.exits import KEEPS, Exit, Failure
 from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
+from tenure.url import Url
 
 if TYPE_CHECKING:
     from tenure import Backend
@@ -224,8 +225,9 @@ def connect(url: str) -> Backend:
 
 def connect_to_look(url: str) -> Backend:
     """Open the store for a command that looks at what others do: a file that isn't there is not made for that."""
-    if url.startswith("sqlite:") and "create=" not in url:
-        url += "&create=false" if "?" in url else "?create=false"
+    parsed = Url.parse(url)
+    if parsed.scheme == "sqlite" and "create" not in parsed.query:
+        url = f"{url.rstrip('?&')}{'&' if parsed.query else '?'}create=false"
     return connect(url)
 
 

@@ -128,7 +128,7 @@ class Desk:
 
         None, if it has found nothing when *wait* seconds are over. *name* is the queue whose hints count, if not ours.
         """
-        _check_delay(wait, "wait")
+        check_seconds(wait, "wait")
         give_up = self.clock.now() + wait
         woken = asyncio.Event()
         listening: asyncio.Task[None] | None = None
@@ -348,7 +348,7 @@ class Message(Received):
 
     async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
         """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
-        _check_delay(delay)
+        check_seconds(delay)
         await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
 
     async def defer(self) -> None:
@@ -477,7 +477,7 @@ def completion(desk: Desk, sends: Sequence[tuple[str, Outgoing]], remember: floa
     """Return the verdict that completes, sends and remembers; refuse what can't be sent."""
     if not sends and not remember:
         return COMPLETE
-    _check_delay(remember, "remember")
+    check_seconds(remember, "remember")
     ready = [(check_name(queue), checked([message], desk.settings.body_max)[0]) for queue, message in sends]
     return Complete(tuple(ready), float(remember))
 
@@ -494,6 +494,7 @@ def answer_to(message: Received, body: bytes, headers: Headers | None, json: obj
     return message.reply_to, Outgoing(body, **options)
 
 
-def _check_delay(delay: object, what: str = "delay") -> None:
+def check_seconds(delay: object, what: str = "delay") -> None:
+    """Refuse what is no number of seconds."""
     if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
         raise ConfigError(f"{what} must be a finite number of seconds, at least 0, not {delay!r}")

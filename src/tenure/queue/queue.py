@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,7 +14,7 @@ from tenure.pacing import Timing
 from tenure.queue.broker import Claim
 from tenure.queue.consumer import Consumer, OnError
 from tenure.queue.dead import DeadLetters
-from tenure.queue.desk import Desk, Message, Received
+from tenure.queue.desk import Desk, Message, Received, check_seconds
 from tenure.queue.handlers import CALLING, Handler, RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.message import HeaderValue, Outgoing, Stats, check_text
@@ -44,7 +43,7 @@ class Queue:
         self._desk = desk
         self._producer = Producer(desk)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
-        self._at_work: list[_AtWork] = []
+        self._at_work: list[AtWork] = []
 
     # --- sending ---
 
@@ -211,7 +210,7 @@ class Queue:
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
         """
-        at_work = _AtWork(self.consumer(handler, **options))
+        at_work = AtWork(self.consumer(handler, **options))
         self._at_work.append(at_work)
         try:
             await at_work.consumer.run(stop)
@@ -268,10 +267,8 @@ class Queue:
             ConfigError: An option can't work.
         """
         desk = self._desk
-        if not 0 <= grace < math.inf:
-            raise ConfigError(f"grace must be a finite number of seconds, at least 0, not {grace!r}")
-        if not 0 <= inbox < math.inf:
-            raise ConfigError(f"inbox must be a finite number of seconds, at least 0, not {inbox!r}")
+        check_seconds(grace, "grace")
+        check_seconds(inbox, "inbox")
         retry = retry or RetryPolicy()
         if sessions:
             return SessionConsumer(
@@ -325,13 +322,20 @@ class Queue:
         Args:
             grace: Unset, what ``consume`` was given.
         """
+        at_work = self.drain_soon(grace)
+        calling = CALLING.get()
+        by_handler = calling is not None and any(one.consumer is calling for one in at_work)
+        if not by_handler:
+            await _ends(at_work)
+
+    def drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
+        """End what :meth:`consume` runs here as :meth:`drain` does, and don't wait; from whatever thread."""
+        if grace is not None:
+            check_seconds(grace, "grace")
         at_work = list(self._at_work)
         for one in at_work:
             one.tell(one.consumer.drain, grace)
-        calling = CALLING.get()
-        by_handler = calling is not None and any(one.consumer is calling for one in at_work)
-        if at_work and not by_handler:
-            await asyncio.wait([asyncio.wrap_future(one.ended) for one in at_work])
+        return at_work
 
     # --- looking on ---
 
@@ -345,12 +349,17 @@ class Queue:
 
     async def close(self) -> None:
         """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
-        await self.drain(grace=0.0)
+        await _ends(self.drain_soon(grace=0.0))
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
 
 
-class _AtWork:
+async def _ends(at_work: Sequence[AtWork]) -> None:
+    if at_work:
+        await asyncio.wait([asyncio.wrap_future(one.ended) for one in at_work])
+
+
+class AtWork:
     """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
 
     def __init__(self, consumer: Consumer | SessionConsumer) -> None:

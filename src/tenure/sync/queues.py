@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from tenure.loopthread import LoopThread
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.handlers import Handler
 from tenure.sync.portal import blocking
-from tenure.sync.stopping import forwarded
+from tenure.sync.stopping import Stopping, forwarded
 
 T = TypeVar("T")
 
@@ -36,7 +35,6 @@ class Queue:
     send = blocking(tenure.queue.queue.Queue.send)
     send_batch = blocking(tenure.queue.queue.Queue.send_batch)
     peek_deferred = blocking(tenure.queue.queue.Queue.peek_deferred)
-    drain = blocking(tenure.queue.queue.Queue.drain)
     stats = blocking(tenure.queue.queue.Queue.stats)
     handled = blocking(tenure.queue.queue.Queue.handled)
 
@@ -62,13 +60,13 @@ class Queue:
         See :meth:`tenure.Queue.consume`, and :meth:`tenure.Queue.consumer` for the *options*. In the main thread,
         SIGTERM ends it gracefully, if nobody else handles that signal (``sigterm=False``: it never does).
         """
-        hear = options.get("sigterm") is not False
+        told = Stopping()
 
         async def pump() -> None:
-            with forwarded(stop) as stopping:
+            with forwarded(stop, told.here()) as stopping:
                 await self._behind.consume(handler, stop=stopping, **options)
 
-        with _sigterm(self._drain_soon) if hear else _silence():
+        with _sigterm(told.tell) if options.get("sigterm") is not False else nullcontext():
             self._pumps().call_blocking(pump)  # not on the keeper's loop: on_error and on_event may block
 
     def pause(self) -> None:
@@ -79,8 +77,15 @@ class Queue:
         """Let it claim again."""
         self._behind.resume()
 
-    def _drain_soon(self) -> None:
-        self._keeper.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._behind.drain()))
+    def drain(self, grace: float | None = None) -> None:
+        """End what :meth:`consume` runs here, and wait for that. See :meth:`tenure.Queue.drain`.
+
+        Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
+        """
+        if self._pumps().is_current:
+            self._behind.drain_soon(grace)
+        else:
+            self._keeper.call_blocking(lambda: self._behind.drain(grace))
 
 
 class DeadLetters:
@@ -156,20 +161,15 @@ def _for_threads(keeper: Keeper, receive: Callable[[], Coroutine[Any, Any, list[
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _sigterm(drain: Callable[[], None]) -> Iterator[None]:
-    """Call *drain* on SIGTERM, if we are in the main thread and nobody else handles it; a second one ends us."""
+def _sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Call *stop* on SIGTERM, if we are in the main thread and nobody else handles it; a second one ends us."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
     def hear(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        drain()
+        stop()
 
     signal.signal(signal.SIGTERM, hear)
     try:

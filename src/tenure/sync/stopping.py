@@ -5,19 +5,46 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 LOOK = 0.2
 """Seconds after which the thread that waits looks whether it is still needed."""
 
 
+class Stopping:
+    """A wish to stop, told from whatever thread or signal handler; it counts although nobody listens yet."""
+
+    def __init__(self) -> None:
+        self._told = False
+        self._heard: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    def tell(self) -> None:
+        """Set the event, now or as soon as there is one."""
+        self._told = True
+        if self._heard is not None:
+            loop, event = self._heard
+            with suppress(RuntimeError):  # the loop is closed: what was to stop has ended
+                loop.call_soon_threadsafe(event.set)
+
+    def here(self) -> asyncio.Event:
+        """Return the event, which belongs to the running loop."""
+        event = asyncio.Event()
+        self._heard = asyncio.get_running_loop(), event
+        if self._told:  # before we listened; from here on, we are heard
+            event.set()
+        return event
+
+
 @contextmanager
-def forwarded(stop: threading.Event | None) -> Iterator[asyncio.Event | None]:
-    """Give an ``asyncio.Event`` that is set when *stop* is. Only a thread can wait for a thread's event."""
+def forwarded(stop: threading.Event | None, into: asyncio.Event | None = None) -> Iterator[asyncio.Event | None]:
+    """Give an ``asyncio.Event``, *into* if that is given, which is set when *stop* is.
+
+    Only a thread can wait for a thread's event.
+    """
     if stop is None:
-        yield None
+        yield into
         return
-    stopping = asyncio.Event()
+    stopping = into or asyncio.Event()
     ended = threading.Event()
     loop = asyncio.get_running_loop()
 

@@ -22,7 +22,7 @@ stands in the test's name.
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -57,12 +57,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _has_its_own_seeds(metafunc: pytest.Metafunc) -> bool:
     marks = metafunc.definition.iter_markers("parametrize")
-    named = [name.strip() for mark in marks for name in _names(mark.args[0])]
-    return "seed" in named
+    given = [mark.args[0] if mark.args else mark.kwargs["argnames"] for mark in marks]
+    return any("seed" in _names(argnames) for argnames in given)
 
 
-def _names(argnames: str | list[str] | tuple[str, ...]) -> list[str]:
-    return argnames.split(",") if isinstance(argnames, str) else list(argnames)
+def _names(argnames: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in (argnames.split(",") if isinstance(argnames, str) else argnames)]
 
 
 def seeds_of(text: str) -> range:
@@ -77,6 +77,13 @@ def seeds_of(text: str) -> range:
         if seeds:
             return seeds
     raise ArgumentTypeError(f"{text!r} names no seeds; give how many, as in 20, or which, as in 7-9")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Return the seed of this run; the first one for who asks too late to be run with each."""
+    seeds: range = request.config.getoption("--seeds")
+    return seeds[0]
 
 
 @pytest.fixture

@@ -70,8 +70,9 @@ def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[W
     _begin(connection, busy)
     try:
         within = Within(connection)
+        within._commits_at_end = True
         yield within
-        within.commit()
+        within._commit()
     except BaseException:
         _roll_back(connection)
         raise
@@ -107,6 +108,7 @@ class Within:
         self._clock = _clock_of(connection, self._path)
         self._rung: dict[str, None] = {}
         self._settled: list[Held] = []
+        self._commits_at_end = False  # by transact()
 
     def complete(self, *messages: Held | Delivery, remember: float = 0.0) -> None:
         """Remove *messages* for good, as part of the transaction.
@@ -145,7 +147,19 @@ class Within:
         return self._open().are_remembered(queue, [id])[0]
 
     def commit(self) -> None:
-        """Commit the transaction, and tell everybody."""
+        """Commit the transaction, and tell everybody.
+
+        Raises:
+            ConfigError: We are in the block of ``transact``, which commits at its end.
+        """
+        if self._commits_at_end:
+            raise ConfigError(
+                "transact() commits at the end of its block, so leave commit() out; or begin by yourself, "
+                "and use Within(connection)"
+            )
+        self._commit()
+
+    def _commit(self) -> None:
         for message in self._settled:
             message.note_settling()
         try:
