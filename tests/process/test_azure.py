@@ -32,7 +32,17 @@ from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Vacant
 from tenure.queue.broker import EVERYTHING
 from tenure.queue.desk import Message
-from tenure.queue.message import COMPLETE, Abandon, Complete, Defer, Outgoing, Settled, Settlement, dead_letters_of
+from tenure.queue.message import (
+    COMPLETE,
+    Abandon,
+    Complete,
+    Defer,
+    Delivery,
+    Outgoing,
+    Settled,
+    Settlement,
+    dead_letters_of,
+)
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.servers import Azurite, shared
@@ -428,11 +438,14 @@ async def test_a_verdict_waits_for_the_renewal_that_is_on_its_way(
 ) -> None:
     """Each renewal changes the receipt: a verdict that crosses one must not be taken for a stranger's."""
     await backend.broker.send(name, [Outgoing(b"%d" % number) for number in range(10)])
-    got = (await backend.broker.receive(name, 10, 30)).deliveries
     for verdict in (Abandon(), COMPLETE):
-        if verdict == COMPLETE:
-            got = (await backend.broker.receive(name, 10, 30)).deliveries
-        assert len(got) == 10
+        got: list[Delivery] = []
+
+        async def all_came(got: list[Delivery] = got) -> bool:  # the service may hand out fewer at a time than it has
+            got.extend((await backend.broker.receive(name, 10, 30)).deliveries)
+            return len(got) == 10
+
+        await until(all_came)
         renewing = [asyncio.ensure_future(backend.broker.renew(got, 30)) for _ in range(3)]
         await asyncio.sleep(0)
         answers = await backend.broker.settle([Settlement(one, verdict) for one in got])
