@@ -444,8 +444,16 @@ class Pump:
     def settled(self, delivery: Delivery) -> None:
         """Note that the broker has settled a message that was taken, or called its lock lost, without our asking."""
         hold = self._holds.get(delivery.token)
-        if hold is not None and _withdraw(hold, delivery.sequence):
+        if hold is None:
+            return
+        if _withdraw(hold, delivery.sequence):
             self._close(hold)
+        elif delivery.sequence in hold.running:  # a drain would give it back, and hear that somebody was faster
+            left = [one for one in self._unsettled if one.delivery is not delivery]
+            if len(left) < len(self._unsettled):
+                self._unsettled = left
+                del hold.running[delivery.sequence]
+                self._close(hold)
 
     # --- the one way in for all else ---
 

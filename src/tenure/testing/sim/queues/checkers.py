@@ -7,7 +7,8 @@
 ``unsure start``   a handler began when its lock was not sure, or its consumer was not to take messages
 ``untold``         a lock ended, and the handler that ran under it had not been told to stop
 ``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
-``max hold``       a handler ran for longer than ``max_hold`` and was not told to stop
+``max hold``       a handler ran for longer than ``max_hold`` and was not told to stop, or its message was kept on
+``false alarm``    a handler was said to run on when its lock had ended, and it had ended before
 ``ignored no``     a renewal said no, and the handler was not told to stop
 ``late result``    a verdict was passed on a message whose lock was known to be lost
 ``verdict``        a verdict was passed that is not what came of the handler, or on what was not in hand
@@ -57,6 +58,8 @@ WAKES_MAX = 60
 Also beside twice what was handed out meanwhile, by whomever: what becomes due wakes all, and one of them gets it.
 """
 
+BELIEVED = (Place.WAITING, Place.RUNNING, Place.KEPT)
+
 
 @dataclass(slots=True, eq=False)
 class Pace:
@@ -83,10 +86,10 @@ class Checkers(Findings):
     def believes(self, consumer: Consumer, hand: Hand) -> float:
         """Return up to which true moment *consumer* believes in the lock of what is in *hand*."""
         hold = consumer.holds.get(hand.delivery.token)
-        if not consumer.running or hold is None or hand.place not in (Place.WAITING, Place.RUNNING):
+        if not consumer.running or hold is None or hand.place not in BELIEVED:
             return -math.inf
-        if hand.place is Place.WAITING and not _is_in(hold, hand.delivery):
-            return -math.inf  # it is about to be given back
+        if hand.place is not Place.RUNNING and not _is_in(hold, hand.delivery):
+            return -math.inf  # it is about to be given back, or was let go
         sure = hold.sure_until if hand.told_until is None else min(hold.sure_until, hand.told_until)
         return consumer.clock.moment(sure)
 
@@ -167,7 +170,8 @@ class Checkers(Findings):
             return
         until = hold.sure_until if hold is not None else -math.inf
         left = until - consumer.now()
-        if why == "unanswered" and not consumer.overslept() and left < self.timing.grace - BLUR:
+        is_running = hand.place is not Place.KEPT  # else there is nobody to stop, and it is let go at once
+        if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
             self.violated("grace", f"{consumer.name} gave the handler of {held.id} {left:.3f} s to stop")
         hand.told_until = until
 
@@ -186,12 +190,24 @@ class Checkers(Findings):
                 self.violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
             if now > hand.began + habits.max_hold + BLUR:
                 self.violated("max hold", f"{consumer.name} has let {work.delivery.id} run for too long")
+        for token, hold in consumer.holds.items():
+            for sequence in hold.kept:
+                hand = consumer.hands.get(token, {}).get(sequence)
+                if hand is None or hand.place is not Place.KEPT or not _is_in(hold, hand.delivery):
+                    continue
+                if now > hand.began + habits.max_hold + BLUR:
+                    self.violated("max hold", f"{consumer.name} holds {hand.delivery.id} on, which was kept too long")
 
-    def ends(self, consumer: Consumer, delivery: Delivery, verdict: Verdict | None) -> None:
+    def ends(self, consumer: Consumer, delivery: Delivery, verdict: Verdict | None, *, is_kept: bool) -> None:
         """The handler of *delivery* has ended, and *verdict* is what follows from how."""
         hand = consumer.hand(delivery)
         if hand is not None and hand.place is Place.RUNNING:
-            hand.place, hand.verdict = Place.ENDED, verdict
+            hand.place, hand.verdict = Place.KEPT if is_kept else Place.ENDED, verdict
+
+    def overran(self, consumer: Consumer, sequence: int) -> None:
+        """The ears are told that the handler of message *sequence* runs on."""
+        if all(work.delivery.sequence != sequence for work in consumer.works.values()):
+            self.violated("false alarm", f"{consumer.name} tells that the handler of {sequence} runs, and none does")
 
     # --- verdicts ---
 
@@ -210,6 +226,8 @@ class Checkers(Findings):
                     is_right = verdict is GIVE_BACK
                 case Place.RUNNING:
                     is_right = False
+                case Place.KEPT:
+                    is_right = verdict is GIVE_BACK and consumer.pump.state is State.DRAINING
                 case Place.ENDED | Place.PASSED:
                     is_right = verdict is hand.verdict
             if not is_right:
@@ -229,7 +247,9 @@ class Checkers(Findings):
         """*consumer* is about to hear the answer to a renewal."""
         for one, answer in zip(held, answers, strict=True):
             hand = consumer.hand(one)
-            if isinstance(answer, Lapsed) and hand is not None and hand.place is Place.RUNNING and not hand.is_asking:
+            if not isinstance(answer, Lapsed) or hand is None or hand.is_asking:
+                continue
+            if hand.place in (Place.RUNNING, Place.KEPT):
                 hand.place = Place.LOST  # else its own verdict may have ended the lock, and the answer to that counts
 
     def rests(self, consumer: Consumer) -> None:
@@ -237,6 +257,9 @@ class Checkers(Findings):
         for held in consumer.hands.values():
             for hand in held.values():
                 is_over = hand.place is Place.LOST or (hand.place is Place.ENDED and hand.verdict is None)
+                if hand.place is Place.KEPT:
+                    hold = consumer.holds.get(hand.delivery.token)
+                    is_over = hold is None or not _is_in(hold, hand.delivery)
                 if hand.place is Place.WAITING or hand.verdict is GIVE_BACK:  # given back for as long as it makes sense
                     is_over = consumer.now() >= hand.trusted - BLUR
                 if not is_over:

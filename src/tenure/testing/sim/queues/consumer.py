@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tenure.errors import LockLost
+from tenure.events import HandlerOverran
 from tenure.queue.broker import Claim
 from tenure.queue.machine import (
     Answered,
@@ -33,12 +34,13 @@ from tenure.queue.machine import (
     Serve,
     Settle,
     State,
+    Tell,
     Tick,
 )
 from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Settlement, Token, Verdict
 from tenure.queue.retry import verdict_on_failure
 from tenure.testing.sim.process import Alarm, Process
-from tenure.testing.sim.queues.handlers import Work, fails, length
+from tenure.testing.sim.queues.handlers import Work, fails, kept_for, length
 from tenure.testing.sim.queues.line import Asked, Line
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Place(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    KEPT = "kept"  # its handler has ended without a verdict: somebody else will pass one
     ENDED = "ended"  # its handler has, with a verdict that is to be passed, or without
     PASSED = "passed"  # a verdict was passed, and is not answered yet
     LOST = "lost"  # a renewal said no
@@ -260,6 +263,8 @@ class Consumer(Process):
                     self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
                 case Dropped():
                     self._turn_soon()
+                case Tell(HandlerOverran(sequence=sequence)):
+                    self.checkers.overran(self, sequence)
         if self.running:
             self.checkers.kept(self)
             self._locks_alarm.set()
@@ -338,10 +343,14 @@ class Consumer(Process):
         hand = self.hand(work.delivery)
         if work.ended or hand is None:
             return
-        hand.is_settling = hand.is_asking = work.is_settling = True
-        self.pump.asks(work.delivery)
+        work.is_settling = True
+        self._completes(hand)
+
+    def _completes(self, hand: Hand) -> None:
+        hand.is_settling = hand.is_asking = True
+        self.pump.asks(hand.delivery)
         self._own_asked += 1
-        self._own_line.ask(self._own_asked, Settle(self._own_asked, [Settlement(work.delivery, COMPLETE)]))
+        self._own_line.ask(self._own_asked, Settle(self._own_asked, [Settlement(hand.delivery, COMPLETE)]))
 
     def _handler_hears(self, ask: int, asked: Asked, answer: Any) -> None:
         self._loop(self._handler_takes, asked.question.settlements, answer)
@@ -349,7 +358,8 @@ class Consumer(Process):
     def _handler_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
         work = self.works.get((delivery.token, delivery.sequence))
-        if work is None:  # it was told to stop while it waited for this
+        if work is None:
+            self._keeper_takes(settlements, answer)  # or it was told to stop while it waited for this
             return
         self._heard(delivery)
         if not isinstance(answer, NoAnswer):
@@ -360,6 +370,19 @@ class Consumer(Process):
         elif self.world.dice.random() < 0.5:
             work.is_settling = False  # it takes no answer for a yes
         self.after(length(self.simulation, delivery), self._loop, self._end_work, work)
+
+    def _keeper_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+        delivery = settlements[0].delivery
+        hand = self.hand(delivery)
+        if hand is None or hand.place is not Place.KEPT:
+            return
+        self._heard(delivery)
+        if isinstance(answer, NoAnswer):
+            self.after(self.plan.timing.retry_every, self._loop, self._settles_kept, delivery)
+            return
+        self.checkers.answered(self, settlements, answer)
+        self.pump.settled(delivery)
+        self._turn_soon()
 
     def _heard(self, delivery: Delivery) -> None:
         """The handler waits no longer for what the broker says."""
@@ -379,8 +402,18 @@ class Consumer(Process):
         del self.works[delivery.token, delivery.sequence]
         self._heard(delivery)
         verdict = self._judge(work)
-        self.checkers.ends(self, delivery, verdict)
+        is_kept = verdict is COMPLETE and work.nature == "keeps"
+        if is_kept:
+            verdict = None
+            self.after(kept_for(self.simulation), self._loop, self._settles_kept, delivery)
+        self.checkers.ends(self, delivery, verdict, is_kept=is_kept)
         self.pump.done(delivery, verdict)
+
+    def _settles_kept(self, delivery: Delivery) -> None:
+        """Whoever has kept a message completes it, until there is an answer."""
+        hand = self.hand(delivery)
+        if hand is not None and hand.place is Place.KEPT:
+            self._completes(hand)
 
     def _judge(self, work: Work) -> Verdict | None:
         error: BaseException | None

@@ -54,6 +54,12 @@ def length(simulation: Simulation, delivery: Delivery) -> float:
     return plan.pace * lock * dice.random()
 
 
+def kept_for(simulation: Simulation) -> float:
+    """Draw for how many seconds a message is kept that its handler has not settled."""
+    dice, lock = simulation.world.dice, simulation.plan.timing.ttl
+    return (CALM_WORK if simulation.calm else LONGEST) * lock * dice.random()
+
+
 def fails(simulation: Simulation, work: Work) -> Exception | None:
     """Draw how a handler ends that was left to itself."""
     dice, plan = simulation.world.dice, simulation.plan

@@ -146,6 +146,15 @@ class _CancelsLate(Locks):
         super().__init__(name, holder, habits, dice, holds, now=now)
 
 
+class _KeepsForEver(Locks):
+    """Takes what a handler has kept for what a handler runs on with."""
+
+    def _look_at(self, hold: Hold, now: float, effects: list[Effect]) -> None:
+        kept, hold.kept = hold.kept, set()
+        super()._look_at(hold, now, effects)
+        hold.kept = kept
+
+
 class _IgnoresTime(Locks):
     def _end(self, hold: Hold, why: str, now: float, effects: list[Effect]) -> None:
         hold.over = True
@@ -440,6 +449,7 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         "forgets-returns": Mutant(
             "a drain does not wait for what the locks give back", Parts(pump=_ForgetsReturns), "left behind"
         ),
+        "keeps-for-ever": Mutant("what a handler keeps is held on", Parts(locks=_KeepsForEver), "max hold"),
         "serves-while-paused": Mutant(
             "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "left behind"
         ),

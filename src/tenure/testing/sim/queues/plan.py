@@ -22,7 +22,18 @@ TIMINGS: tuple[Timing, ...] = (
 )
 """Settings a run may have; every one is valid, some just so."""
 
-NATURES: tuple[str, ...] = ("fine", "fine", "flaky", "slow", "poison", "reject", "deadly", "blocking", "settles")
+NATURES: tuple[str, ...] = (
+    "fine",
+    "fine",
+    "flaky",
+    "slow",
+    "poison",
+    "reject",
+    "deadly",
+    "blocking",
+    "settles",
+    "keeps",
+)
 """What handling a message is like; most are fine whatever is drawn."""
 
 FAULTS: tuple[str, ...] = (
