@@ -13,7 +13,7 @@ import inspect
 import signal
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -157,21 +157,23 @@ class Consumer:
         self._ended = self._loop.create_future()
         locks = Locks(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=desk.clock.now())
         keeper = LockKeeper(desk, locks, self._cancel_handler, self._look_again)
-        await desk.keeper.call(keeper.begin)
+        cut = None
         try:
-            # Also where no other process is heard of: what is sent by this one need not wait for the next look.
-            self._spawn(listen(desk, desk.name, lambda: self._feed(Hint())))
-            if stop is not None:
-                self._spawn(self._stop_with(stop))
-            self._feed(Pause() if self._is_paused else Tick())
-            try:
-                await asyncio.shield(self._ended)
-            except asyncio.CancelledError:
-                self.drain(grace=0.0)
-                await self._ended
-                raise
+            cut = await outlast(keeper.begin())
+            if cut is None:
+                self._begin(stop)
+                cut = await outlast(self._ended, lambda: self.drain(grace=0.0))
         finally:
-            await self._close(keeper)
+            cut = await self._close(keeper) or cut
+        if cut is not None:
+            raise cut
+
+    def _begin(self, stop: asyncio.Event | None) -> None:
+        # Also where no other process is heard of: what is sent by this one need not wait for the next look.
+        self._spawn(listen(self._desk, self._desk.name, lambda: self._feed(Hint())))
+        if stop is not None:
+            self._spawn(self._stop_with(stop))
+        self._feed(Pause() if self._is_paused else Tick())
 
     def _new_pump(self) -> Pump:
         desk = self._desk
@@ -407,7 +409,15 @@ class Consumer:
         await stop.wait()
         self.drain()
 
-    async def _close(self, keeper: LockKeeper) -> None:
+    async def _close(self, keeper: LockKeeper) -> asyncio.CancelledError | None:
+        """End everything; return the first cancellation that came meanwhile."""
+        try:
+            cut = await outlast(asyncio.ensure_future(self._end_workers()))
+        finally:  # whatever happens: nobody else would end it, and it would renew for ever
+            late = await outlast(keeper.end())
+        return cut or late
+
+    async def _end_workers(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         left = {*self._tasks, *(worker.task for worker in self._workers)}
@@ -420,7 +430,6 @@ class Consumer:
             if worker.task in left and worker.delivery is not None:
                 self._desk.tell(event_of(HandlerOverran, self._desk, worker.delivery))
         self._handlers.close()
-        await self._desk.keeper.call(keeper.end)
 
 
 class _Worker:
@@ -519,13 +528,24 @@ class LockKeeper:
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
-    async def begin(self) -> None:
-        """Start keeping."""
+    def begin(self) -> asyncio.Future[None]:
+        """Start keeping; the future says when. Whoever awaits it takes care not to call that off: see `outlast`."""
+        return self._submit(self._begin)
+
+    def end(self) -> asyncio.Future[None]:
+        """Keep no longer, from now on whether the future is awaited or not; what is being given back may arrive."""
+        return self._submit(self._end)
+
+    def _submit(self, step: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
+        done = asyncio.wrap_future(self._desk.keeper.submit(step))
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
+        return done
+
+    async def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._feed(Tick())
 
-    async def end(self) -> None:
-        """Keep no longer; what is being given back may arrive."""
+    async def _end(self) -> None:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -535,10 +555,12 @@ class LockKeeper:
                 task.cancel()
 
     def _feed(self, event: LocksInput) -> None:
+        if self._home.is_closed():  # and its handlers with it, whoever was to end us
+            self._ended = True
         now = self._desk.clock.now()
         for effect in self._locks.handle(event, now):
             match effect:
-                case Renew(ask, held):
+                case Renew(ask, held) if not self._ended:
                     self._spawn(self._ask(ask, self._desk.broker.renew(held, self._desk.settings.lock)))
                 case Settle(ask, settlements):
                     self._spawn(self._ask(ask, self._desk.broker.settle(settlements)))
@@ -569,6 +591,29 @@ class LockKeeper:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def outlast(
+    work: asyncio.Future[Any], when_cut: Callable[[], object] | None = None
+) -> asyncio.CancelledError | None:
+    """Wait for the end of *work*, however often we are cancelled meanwhile.
+
+    Returns:
+        The first cancellation, upon which *when_cut* was called at once. The caller raises it when all is tidy.
+    """
+    cut = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            if cut is None:
+                cut = error
+                if when_cut is not None:
+                    when_cut()
+    if work.cancelled():  # by who ends the loop, and every task on it
+        return cut or asyncio.CancelledError()
+    work.result()
+    return cut
 
 
 async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | None) -> bool:

@@ -10,7 +10,7 @@ from types import TracebackType
 from tenure.errors import LockLost, TenureError
 from tenure.pacing import Timing
 from tenure.queue.broker import Claim, NoSession
-from tenure.queue.consumer import LockKeeper, Why
+from tenure.queue.consumer import LockKeeper, Why, outlast
 from tenure.queue.desk import Desk, Message
 from tenure.queue.machine import Habits, Hold, Locks, sure_until
 from tenure.queue.message import Delivery, Lapsed, SessionLock, Token
@@ -52,31 +52,48 @@ class Session:
         await self._desk.ready()
         held, asked_at = await self._accept()
         self._held, self.name, self.state = held, held.session, held.state
-        self._owner = asyncio.current_task()
-        self._cancelling = self._owner.cancelling() if self._owner else 0
         try:
             await self._keep(held, asked_at)
+            self._lock()  # it may be lost again by now, if the loop was blocked
         except BaseException:
-            await self._desk.broker.release(held)
+            await self._let_go()
+            self.lost.set()
             raise
+        # Only now, as there is a block to be cancelled: who enters in vain is not to be cancelled later.
+        self._owner = asyncio.current_task()
+        self._cancelling = self._owner.cancelling() if self._owner else 0
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held, keeper, owner = self._held, self._keeper, self._owner
-        assert held is not None
-        assert keeper is not None
-        self._owner = None  # from here on, nobody cancels us
+        owner, self._owner = self._owner, None  # from here on, nobody cancels us
+        ours = False
         try:
-            await self._desk.keeper.call(keeper.end)
+            cut = await self._let_go()
         finally:
-            if not self.lost.is_set():
-                await self._desk.broker.release(held)
-        # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
-        ours = self._interrupted and owner is not None and owner.uncancel() <= self._cancelling
+            # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
+            if self._interrupted and owner is not None:
+                ours = owner.uncancel() <= self._cancelling
         if ours and (kind is None or issubclass(kind, (asyncio.CancelledError, LockLost))):
             raise LockLost(self._obituary()) from error
+        if cut is not None and not ours:
+            raise cut
+
+    async def _let_go(self) -> asyncio.CancelledError | None:
+        """Keep the lock no longer, and give it back if it is ours; return the first cancellation that came meanwhile.
+
+        None of them prevents it: the lock would be renewed for ever.
+        """
+        assert self._held is not None
+        cut = None
+        try:
+            if self._keeper is not None:
+                cut = await outlast(self._keeper.end())
+        finally:
+            if not self.lost.is_set():
+                cut = await outlast(asyncio.ensure_future(self._desk.broker.release(self._held))) or cut
+        return cut
 
     async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
         """Return the next up to *max* messages, in order; wait so many seconds for the first.
@@ -106,7 +123,7 @@ class Session:
         assert self._keeper is not None
         self.lost.set()
         with suppress(TenureError):  # the keeper has ended, and keeps nothing
-            self._desk.keeper.submit(self._keeper.end)
+            self._keeper.end()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         while messages := await self.receive():
@@ -179,7 +196,8 @@ class Session:
         holds: dict[Token, Hold] = {held.token: hold}
         locks = Locks(desk.name, desk.holder, Habits(timing), desk.dice, holds, now=desk.clock.now())
         self._keeper = LockKeeper(desk, locks, self._cancel)
-        await desk.keeper.call(self._keeper.begin)
+        if cut := await outlast(self._keeper.begin()):
+            raise cut
 
     def _cancel(self, held: Delivery | SessionLock, why: Why) -> None:
         if self.lost.is_set():

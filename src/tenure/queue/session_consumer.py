@@ -11,7 +11,16 @@ from typing import TypeVar
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import HandlerOverran
 from tenure.pacing import Timing, later
-from tenure.queue.consumer import OnError, complain, event_of, is_to_begin, judge_failure, on_sigterm, tell_unanswered
+from tenure.queue.consumer import (
+    OnError,
+    complain,
+    event_of,
+    is_to_begin,
+    judge_failure,
+    on_sigterm,
+    outlast,
+    tell_unanswered,
+)
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
@@ -100,16 +109,15 @@ class SessionConsumer:
             worker = loop.create_task(self._work())
             worker.add_done_callback(self._worker_ended)
             self._workers.append(worker)
+        cut = None
         try:
-            await asyncio.shield(self._ended)
-        except asyncio.CancelledError:
-            self.drain(grace=0.0)
-            await self._ended
-            raise
+            cut = await outlast(self._ended, lambda: self.drain(grace=0.0))
         finally:
             if stopper is not None:
                 stopper.cancel()
-            await self._close()
+            cut = await outlast(asyncio.ensure_future(self._close())) or cut
+        if cut is not None:
+            raise cut
 
     def pause(self) -> None:
         """Take no further message and no further session, until :meth:`resume`; handlers that run go on."""

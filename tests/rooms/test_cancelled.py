@@ -1,0 +1,153 @@
+"""Whoever is cancelled, and whenever: locks are let go, nothing is renewed for ever, and nobody is cancelled later."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.backend import connect
+from tenure.keeper import Keeper
+from tenure.queue.consumer import LockKeeper
+from tenure.queue.message import Stats
+from tenure.testing import until
+
+LOCK = 1.0
+MOMENTS = 16
+"""So many turns of the loop, and more, are needed to begin."""
+
+
+@asynccontextmanager
+async def nothing_kept() -> AsyncIterator[None]:
+    """See that no locks are renewed any more when all have left."""
+    yield
+    await until(lambda: not [one for one in gc.get_objects() if isinstance(one, LockKeeper) and not one._ended])
+
+
+@pytest.fixture
+def keeper() -> Any:
+    """The process's keeper, which runs in a thread of its own."""
+    keeper = Keeper.enter()
+    yield keeper
+    keeper.leave()
+
+
+async def nothing() -> None:
+    """Do nothing; that it was done says that all before it was."""
+
+
+async def cancel_at(moment: int, task: asyncio.Task[Any], keeper: Keeper) -> None:
+    """Cancel *task* after so many turns of the loop, when the keeper has done what it was asked, unheard as yet."""
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    keeper.call_blocking(nothing)
+    task.cancel()
+
+
+@pytest.mark.parametrize("how", ["once, while closing", "again and again"])
+async def test_a_consumer_that_is_cancelled_keeps_no_lock(how: str) -> None:
+    async with nothing_kept(), connect("memory:") as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send(b"a")
+        began, ended = asyncio.Event(), asyncio.Event()
+
+        async def handler(message: tenure.Message) -> None:
+            began.set()
+            while not ended.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ended.wait()
+
+        consumer = queue.consumer(handler, sigterm=False)
+        running = asyncio.ensure_future(consumer.run())
+        await began.wait()
+        if how == "again and again":  # as by anyio
+            while not running.done():
+                running.cancel()
+                await asyncio.sleep(0)
+        else:
+            consumer.drain(grace=0.1)
+            await asyncio.sleep(0.1 + 2.2 * consumer.timing.grace)
+            assert not running.done()
+            running.cancel()
+            await asyncio.wait({running})
+        assert running.cancelled()
+        ended.set()
+        assert (await queue.receive(wait=5 * LOCK))[0].delivery_count == 2
+
+
+async def test_a_consumer_may_be_cancelled_while_it_begins(keeper: Keeper) -> None:
+    async with nothing_kept(), connect("memory:") as backend:
+        for moment in range(MOMENTS):
+            running = asyncio.ensure_future(backend.queue("orders", lock=LOCK).consume(print, sigterm=False))
+            await cancel_at(moment, running, keeper)
+            await asyncio.wait({running})
+            assert running.cancelled()
+
+
+async def test_who_enters_a_session_in_vain_is_not_cancelled_later(keeper: Keeper) -> None:
+    async with nothing_kept(), connect("memory:") as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        entered = 0
+
+        async def enters(name: str) -> None:
+            nonlocal entered
+            session = queue.session(name)
+            try:
+                await session.__aenter__()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                assert task is not None
+                task.uncancel()
+                await asyncio.sleep(LOCK)
+            else:
+                entered += 1
+                with pytest.raises(asyncio.CancelledError):
+                    async with asyncio.timeout(5.0):
+                        await asyncio.Event().wait()
+                await session.__aexit__(None, None, None)
+
+        for moment in range(MOMENTS):
+            await queue.send(b"a", session=f"s{moment}")
+        tasks = [asyncio.ensure_future(enters(f"s{moment}")) for moment in range(MOMENTS)]
+        for task in tasks:
+            await cancel_at(1, task, keeper)
+        await asyncio.gather(*tasks)
+        for moment in range(MOMENTS):
+            async with queue.session(f"s{moment}", wait=0.0):
+                pass
+        assert entered < MOMENTS
+
+
+@pytest.mark.parametrize("cancels", [1, 3])
+async def test_a_session_that_is_left_by_a_cancellation_is_free(cancels: int, keeper: Keeper) -> None:
+    async with nothing_kept(), connect("memory:") as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send(b"a", session="s")
+        inside, go_on = asyncio.Event(), threading.Event()
+
+        async def uses() -> None:
+            async with queue.session():
+                inside.set()
+                await asyncio.sleep(0.05)
+
+        using = asyncio.ensure_future(uses())
+        await inside.wait()
+        keeper.loop.call_soon_threadsafe(go_on.wait, 10)  # it is busy
+        await asyncio.sleep(0.1)
+        for _ in range(cancels):
+            using.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.wait({using})
+        assert using.cancelled()
+        async with queue.session(wait=0.0) as session:
+            [message] = await session.receive()
+            assert message.delivery_count == 1
+            await message.complete()
+        assert await queue.stats() == Stats()
