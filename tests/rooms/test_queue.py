@@ -44,6 +44,7 @@ class Road(MemoryBroker):
     def __init__(self, *inside: Any) -> None:
         super().__init__(*inside)
         self.asked: list[str] = []
+        self.accepted: list[SessionLock] = []
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -65,6 +66,8 @@ class Road(MemoryBroker):
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         answer = await super().accept(queue, session, lock)
+        if isinstance(answer, SessionLock):
+            self.accepted.append(answer)
         await self._come_back()
         return answer
 
@@ -1397,6 +1400,103 @@ async def test_a_handler_of_a_session_has_its_limits(town: Town) -> None:
         assert "lost while" in hooked[1]
     with pytest.raises(ConfigError, match="not for sessions"):
         await queue.consume(log, sessions=True, auto_complete=False)
+
+
+@in_town
+async def test_a_handler_that_runs_on_in_a_lost_session_is_told_of(town: Town) -> None:
+    for why in ("unanswered", "denied"):
+        queue = town.queue(why)
+        await queue.send(b"a", session="s")
+        told = len(town.events)
+        began, go_on = asyncio.Event(), asyncio.Event()
+        hooked: list[BaseException] = []
+
+        async def stubborn(message: Message, began: asyncio.Event = began, go_on: asyncio.Event = go_on) -> None:
+            began.set()
+            while not go_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await go_on.wait()
+
+        note = lambda message, error, hooked=hooked: hooked.append(error)  # noqa: E731
+        async with town.consuming(queue, stubborn, sessions=True, concurrency=1, on_error=note):
+            await began.wait()
+            since = town.clock.now()
+            if why == "unanswered":
+                town.road.renewing = False
+            else:
+                await town.road.release(town.road.accepted[-1])
+            async with queue.session("s", wait=LOCK + 1.0):  # another has it
+                pass
+            await asyncio.sleep(LOCK / 2)
+            events = town.events[told:]
+            [ended] = [event for event in events if isinstance(event, LockEnded)]
+            assert (ended.why, ended.delivery_count) == (why, 1)
+            [overran] = [event for event in events if isinstance(event, HandlerOverran)]
+            assert ended.at < overran.at < since + LOCK
+            town.road.renewing = True
+            go_on.set()
+        assert not [event for event in events if isinstance(event, MessageFailed)]
+
+
+@in_town
+async def test_the_verdict_on_a_message_of_a_session_may_come_too_late(town: Town) -> None:
+    queue = town.queue()
+    await queue.send_batch([Outgoing(b"blocks", session="s"), Outgoing(b"settles", session="s")])
+    hooked: list[str] = []
+    counts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        counts.append(message.delivery_count)
+        match message.body, message.delivery_count:
+            case b"blocks", 1:
+                town.road.renewing = False
+                town.loop.block(2 * LOCK)
+                town.road.renewing = True
+            case b"blocks", 2:  # its verdict stands, but it is heard only when the session is lost
+                town.road.renewing = False
+                town.road.delay = LOCK
+            case b"settles", _:
+                await message.complete()
+
+    note = lambda message, error: hooked.append(f"{message.id} {type(error).__name__}: {error}")  # noqa: E731
+    async with town.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
+        await asyncio.sleep(3.5 * LOCK)
+        town.road.delay, town.road.renewing = 0.0, True
+        await asyncio.sleep(2 * LOCK)
+    assert counts == [1, 2, 1]
+    assert len(hooked) == 2
+    assert "could not complete it" in hooked[0]
+    assert "before there was an answer to its verdict" in hooked[1]
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_a_worker_outlives_handlers_that_catch_their_cancellation(town: Town) -> None:
+    queue = town.queue(max_deliveries=20)
+    await queue.send_batch([Outgoing(b"%d" % number, session="s") for number in range(3)])
+    ended: list[bytes] = []
+
+    async def handler(message: Message) -> None:
+        try:
+            await asyncio.sleep(100.0 if message.body == b"0" or message.delivery_count == 1 else 1.0)
+        except asyncio.CancelledError:
+            if message.body == b"1":
+                raise ValueError("cut short") from None
+            if message.body == b"2":
+                raise
+        ended.append(message.body)
+
+    async with town.consuming(queue, handler, sessions=True, concurrency=1, max_hold=5.0, retry=AT_ONCE):
+        await asyncio.sleep(25.0)
+        assert ended == [b"0", b"1", b"2"]
+        await queue.send(b"3", session="s")
+        await asyncio.sleep(1.0)
+        town.road.renewing = False
+        await asyncio.sleep(LOCK)  # lost: the worker looks for another one
+        town.road.renewing = True
+        await queue.send(b"4", session="t")
+        await asyncio.sleep(LOCK)
+    assert await queue.stats() == Stats()
 
 
 @in_town

@@ -6,16 +6,25 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import TracebackType
+from typing import Protocol
 
 from tenure.errors import LockLost, TenureError
 from tenure.pacing import Timing
 from tenure.queue.broker import Claim, NoSession
 from tenure.queue.consumer import LockKeeper, Why, outlast
-from tenure.queue.desk import Desk, Message
+from tenure.queue.desk import Desk, Message, Unsettled
 from tenure.queue.machine import Habits, Hold, Locks, sure_until
 from tenure.queue.message import Delivery, Lapsed, SessionLock, Token
 
 FOREVER = 1e9
+
+
+class SessionUser(Unsettled, Protocol):
+    """Who works in a session, and hears what becomes of it and of its messages."""
+
+    def lost(self, why: Why, until: float) -> None:
+        """Note that the block is being cancelled, as its lock is good no longer than *until*."""
+        ...
 
 
 class Session:
@@ -36,8 +45,9 @@ class Session:
     state: bytes | None
     lost: asyncio.Event
 
-    def __init__(self, desk: Desk, name: str | None, wait: float | None) -> None:
+    def __init__(self, desk: Desk, name: str | None, wait: float | None, user: SessionUser | None = None) -> None:
         self._desk = desk
+        self._user = user
         self._asked_for = name
         self._wait = FOREVER if wait is None else wait
         self._held: SessionLock | None = None
@@ -109,9 +119,14 @@ class Session:
             claim = await desk.claim(lambda: desk.broker.receive_session(held, max))
             if not isinstance(claim, Claim):
                 raise LockLost(self._obituary())
-            return [Message(one, desk) for one in claim.deliveries] or None, claim.due_in
+            return [Message(one, desk, self._user) for one in claim.deliveries] or None, claim.due_in
 
         return await desk.wait_for(look, wait) or []
+
+    @property
+    def sure_until(self) -> float:
+        """Until when the lock may be believed; once nobody keeps it any more, that stays as it is."""
+        return self._hold.sure_until
 
     @property
     def is_interrupted(self) -> bool:
@@ -206,6 +221,8 @@ class Session:
         if self._owner is not None:
             self._interrupted = True
             self._owner.cancel()
+            if self._user is not None:
+                self._user.lost(why, self._hold.sure_until)
 
     def _obituary(self) -> str:
         return (

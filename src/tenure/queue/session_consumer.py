@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TypeVar
 
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
-from tenure.events import HandlerOverran
+from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.events import HandlerOverran, LockEnded
 from tenure.pacing import Timing, later
 from tenure.queue.consumer import (
     OnError,
+    Why,
     complain,
     event_of,
     is_to_begin,
@@ -24,7 +24,7 @@ from tenure.queue.consumer import (
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
 from tenure.queue.machine import Habits
-from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Token, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.queue.session import Session
@@ -72,10 +72,8 @@ class SessionConsumer:
         self._may_go_on = asyncio.Event()  # cleared by pause()
         self._may_go_on.set()
         self._stopping = asyncio.Event()
-        self._handling: dict[asyncio.Task[None], tuple[Session, Delivery]] = {}  # workers that hold a message
-        self._overrun: set[tuple[Token, int]] = set()  # told of
         self._timers: list[asyncio.TimerHandle] = []
-        self._workers: list[asyncio.Task[None]] = []
+        self._workers: list[_Worker] = []
         self._ended: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
 
@@ -105,10 +103,7 @@ class SessionConsumer:
         self._habits = self._get_habits()
         self._ended = loop.create_future()
         stopper = asyncio.ensure_future(self._stop_with(stop)) if stop is not None else None
-        for _ in range(self._habits.concurrency):
-            worker = loop.create_task(self._work())
-            worker.add_done_callback(self._worker_ended)
-            self._workers.append(worker)
+        self._workers += [_Worker(self) for _ in range(self._habits.concurrency)]
         cut = None
         try:
             cut = await outlast(self._ended, lambda: self.drain(grace=0.0))
@@ -138,8 +133,8 @@ class SessionConsumer:
         if self._ended is None or self._ended.done():
             return
         for worker in self._workers if is_first else ():
-            if worker not in self._handling:
-                worker.cancel()
+            if worker.delivery is None:
+                worker.task.cancel()
         wait = self._grace if grace is None else grace
         patience = self._habits.timing.grace
         loop = self._ended.get_loop()
@@ -156,13 +151,15 @@ class SessionConsumer:
 
     def remaining(self, message: Message) -> float:
         """Return for how many seconds the lock of the session of *message* may be believed; 0.0 if it is over."""
-        found = (session for session, delivery in self._handling.values() if delivery == message.delivery)
-        session = next(found, None)
-        return session.remaining() if session is not None else 0.0
+        for worker in self._workers:
+            if worker.session is not None and worker.delivery == message.delivery:
+                return worker.session.remaining()
+        return 0.0
 
     def _cut_short(self) -> None:
-        for worker in list(self._handling):
-            worker.cancel()
+        for worker in self._workers:
+            if worker.delivery is not None:
+                worker.task.cancel()
 
     def _give_up(self) -> None:
         """End with handlers that won't stop: their sessions' locks run out by themselves."""
@@ -174,109 +171,29 @@ class SessionConsumer:
         assert self._ended is not None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
-        if (self._failure is not None or all(one.done() for one in self._workers)) and not self._ended.done():
+        if (self._failure is not None or all(one.task.done() for one in self._workers)) and not self._ended.done():
             self._ended.set_result(None)
 
     async def _close(self) -> None:
         for timer in self._timers:
             timer.cancel()
         for _ in range(2):  # the second time, threads are left behind
-            if left := [worker for worker in self._workers if not worker.done()]:
-                for worker in left:
-                    worker.cancel()
+            if left := [worker.task for worker in self._workers if not worker.task.done()]:
+                for task in left:
+                    task.cancel()
                 await asyncio.wait(left, timeout=self._habits.timing.grace / 2)
-        for session, delivery in self._handling.values():
-            self._leave(session, delivery)
+        for worker in self._workers:
+            worker.leave()
         self._handlers.close()
-
-    def _leave(self, session: Session, delivery: Delivery) -> None:
-        """Leave *session* to itself, and not to another, as long as its lock is not over: a handler runs on in it."""
-        session.leave()
-        if (delivery.token, delivery.sequence) not in self._overrun:
-            self._overrun.add((delivery.token, delivery.sequence))
-            self._desk.tell(event_of(HandlerOverran, self._desk, delivery))
 
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.drain()
 
-    async def _work(self) -> None:
-        CALLING.set(self)
-        desk = self._desk
-        try:
-            while not self._stopping.is_set():
-                await self._may_go_on.wait()
-                try:
-                    async with Session(desk, None, 0.0 if self._until_empty else None) as session:
-                        await self._serve(session)
-                except TimeoutError:
-                    return  # nothing is waiting, and until_empty was asked for
-                except LockLost:
-                    continue  # the session is with another by now, or free
-                except Unavailable:
-                    await asyncio.sleep(later(min(1.0, POLL), desk.dice))
-        except asyncio.CancelledError:
-            if not self._stopping.is_set():
-                raise
-
-    async def _serve(self, session: Session) -> None:
-        """Handle what is waiting in *session*, in order."""
-        me = asyncio.current_task()
-        assert me is not None
-        while not self._stopping.is_set() and self._may_go_on.is_set():
-            messages = await session.receive()
-            if not messages:
-                return
-            self._handling[me] = session, messages[0].delivery
-            try:
-                await self._handle(session, messages[0])
-            finally:
-                del self._handling[me]
-
-    async def _handle(self, session: Session, message: Message) -> None:
-        delivery = message.delivery
-        if await self._was_handled(session, delivery):
-            error = None
-        else:
-            error = await self._call(session, message)
-        if error is None:
-            verdict = self._success
-        else:
-            await complain(self._on_error, message, error)
-            is_tried = not isinstance(error, NotBegun)
-            verdict = judge_failure(self._desk, self._retry, delivery, error) if is_tried else GIVE_BACK
-        with suppress(LockLost):  # settled by its handler; if the session is lost, the next receive says so
-            await self._ask(session, "settle", lambda: self._desk.settle(delivery, verdict))
-
-    async def _call(self, session: Session, message: Message) -> BaseException | None:
-        """Call the handler; return what it raised, or returned in its place."""
-        most, patience = self._habits.max_hold, self._habits.timing.grace
-        limit = asyncio.timeout(most if most < math.inf else None)
-        overrun = None
-        if most < math.inf:
-            overrun = asyncio.get_running_loop().call_later(most + patience, self._leave, session, message.delivery)
-        try:
-            async with limit:
-                outcome = await self._handlers.serve(message)
-        except asyncio.CancelledError:
-            if self._handlers.is_left_behind(message.delivery):
-                self._leave(session, message.delivery)
-            if session.is_interrupted:
-                with suppress(TenureError):
-                    await complain(self._on_error, message, LockLost(f"{session.name!r} was lost while it was handled"))
-            raise  # by the session, which is lost, or by drain(): given back with the session
-        except Exception as error:
-            if limit.expired():
-                return LockLost(f"the handler of message {message.id!r} ran for longer than max_hold")
-            return error
-        finally:
-            if overrun is not None:
-                overrun.cancel()
-        return outcome if isinstance(outcome, (Retry, Reject)) else None
+    async def _complain(self, message: Message, error: BaseException) -> None:
+        await complain(self._on_error, message, error)
 
     async def _was_handled(self, session: Session, delivery: Delivery) -> bool:
-        if not self._inbox:
-            return False
         broker, name = self._desk.broker, self._desk.name
         return (await self._ask(session, "look into the inbox", lambda: broker.handled(name, [delivery.id])))[0]
 
@@ -290,3 +207,187 @@ class SessionConsumer:
                     raise
                 tell_unanswered(self._desk, what, error)
                 await asyncio.sleep(later(self._habits.timing.retry_every / 4, self._desk.dice))
+
+
+class _Worker:
+    """One of ``concurrency`` tasks: holds a session, handles what waits there, looks for the next one.
+
+    It has one timer, for the moment at which its handler is cancelled or is told to be too late. That is set anew only
+    when it rings: of most handlers, nobody hears it.
+    """
+
+    def __init__(self, consumer: SessionConsumer) -> None:
+        self._consumer = consumer
+        self._desk = consumer._desk
+        self._loop = asyncio.get_running_loop()
+        self.session: Session | None = None
+        self.delivery: Delivery | None = None  # in hand
+        self._runs = False  # its handler does
+        self._limit = math.inf  # when the handler has run for max_hold
+        self._is_late = False  # the handler was told to stop; when the timer rings, it is left
+        self._has_expired = False  # it was told so for max_hold
+        self._is_left = False
+        self._is_settled = False  # by the handler
+        self._timer: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] = self._loop.create_task(self._work())
+        self.task.add_done_callback(self._ended)
+
+    async def _work(self) -> None:
+        consumer, desk = self._consumer, self._desk
+        CALLING.set(consumer)
+        try:
+            while not consumer._stopping.is_set():
+                await consumer._may_go_on.wait()
+                try:
+                    async with Session(desk, None, 0.0 if consumer._until_empty else None, self) as session:
+                        self.session = session
+                        await self._serve(session)
+                except TimeoutError:
+                    return  # nothing is waiting, and until_empty was asked for
+                except LockLost:
+                    continue  # the session is with another by now, or free
+                except Unavailable:
+                    await asyncio.sleep(later(min(1.0, POLL), desk.dice))
+        except asyncio.CancelledError:
+            if not consumer._stopping.is_set():
+                raise
+
+    async def _serve(self, session: Session) -> None:
+        """Handle what is waiting in *session*, in order."""
+        consumer = self._consumer
+        while not consumer._stopping.is_set() and consumer._may_go_on.is_set():
+            messages = await session.receive()
+            if not messages:
+                return
+            self.delivery = messages[0].delivery
+            self._is_settled = self._is_left = False
+            try:
+                await self._handle(session, messages[0])
+            finally:
+                self.delivery = None
+
+    async def _handle(self, session: Session, message: Message) -> None:
+        consumer, delivery = self._consumer, message.delivery
+        if consumer._inbox and await consumer._was_handled(session, delivery):
+            error = None
+        else:
+            error = await self._call(session, message)
+        verdict = consumer._success
+        if error is not None:
+            await consumer._complain(message, error)
+            if self._has_expired and self._desk.clock.now() >= session.sure_until:
+                return  # it was left, and is nobody's to judge
+            is_tried = not isinstance(error, NotBegun)
+            verdict = judge_failure(self._desk, consumer._retry, delivery, error) if is_tried else GIVE_BACK
+        await self._settle(session, message, verdict, is_told=isinstance(error, LockLost))
+
+    async def _settle(self, session: Session, message: Message, verdict: Verdict, *, is_told: bool) -> None:
+        """Pass *verdict*. Unless that *is told* already, the error hook hears if it doesn't stand."""
+        consumer, desk, delivery = self._consumer, self._desk, message.delivery
+        lost: LockLost | None = None
+        try:
+            await consumer._ask(session, "settle", lambda: desk.settle(delivery, verdict))
+        except LockLost as error:  # if the session is lost, the next receive says so
+            lost = error
+        except asyncio.CancelledError:
+            if session.is_interrupted and not self._is_settled and not is_told:
+                why = f"{session.name!r} was lost before there was an answer to its verdict, which may stand or not"
+                await consumer._complain(message, LockLost(why))
+            raise
+        if lost is not None and not self._is_settled and not is_told:
+            await consumer._complain(message, lost)
+
+    async def _call(self, session: Session, message: Message) -> BaseException | None:
+        """Call the handler; return what it raised, or returned in its place."""
+        consumer = self._consumer
+        before = self.task.cancelling()
+        self._begin()
+        try:
+            outcome = await consumer._handlers.serve(message)
+        except asyncio.CancelledError:
+            if consumer._handlers.is_left_behind(message.delivery):
+                self.leave()
+            if self._end(before):
+                return self._overdue(message)
+            if session.is_interrupted:
+                await consumer._complain(message, LockLost(f"{session.name!r} was lost while it was handled"))
+            raise  # by the session, which is lost, or by drain(): given back with the session
+        except Exception as error:
+            self._end(before)
+            return self._overdue(message) if self._has_expired else error
+        self._end(before)
+        return outcome if isinstance(outcome, (Retry, Reject)) else None
+
+    def _end(self, before: int) -> bool:
+        """Note that the handler has ended; tell, as asyncio.timeout does, if it was cancelled for max_hold alone."""
+        self._runs = False
+        return self._has_expired and self.task.uncancel() <= before
+
+    def _overdue(self, message: Message) -> LockLost:
+        return LockLost(f"the handler of message {message.id!r} ran for longer than max_hold")
+
+    def leave(self) -> None:
+        """Leave the session to itself, and not to another, as long as its lock is not over: a handler runs on in it."""
+        if self.delivery is None or self.session is None:
+            return
+        self.session.leave()
+        if not self._is_left:
+            self._is_left = True
+            self._desk.tell(event_of(HandlerOverran, self._desk, self.delivery))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._consumer._worker_ended(task)
+
+    # --- the timer ---
+
+    def _begin(self) -> None:
+        self._runs, self._is_late, self._has_expired = True, False, False
+        most = self._consumer._habits.max_hold
+        if most < math.inf:
+            self._limit = self._loop.time() + most
+            if self._timer is None or self._timer.when() > self._limit:
+                self._set_timer(self._limit)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if not self._runs:
+            return
+        if self._is_late:
+            self.leave()
+        elif self._loop.time() >= self._limit:
+            self._has_expired = True
+            self.task.cancel()
+            self._be_late_at(self._consumer.timing.grace)
+        elif self._limit < math.inf:
+            self._set_timer(self._limit)
+
+    def _be_late_at(self, delay: float) -> None:
+        self._is_late = True
+        self._set_timer(self._loop.time() + delay)
+
+    # --- what is heard of the session and of its messages ---
+
+    def lost(self, why: Why, until: float) -> None:
+        """Note that the session is lost, and we are being cancelled."""
+        if not self._runs or self.delivery is None:
+            return
+        left = max(0.0, until - self._desk.clock.now()) if why == "unanswered" else self._consumer.timing.grace
+        self._be_late_at(left)
+        self._desk.tell(event_of(LockEnded, self._desk, self.delivery, why))
+
+    def asks(self, delivery: Delivery) -> None:
+        """Note that the handler passes a verdict by itself."""
+
+    def heard(self, delivery: Delivery) -> None:
+        """Note that it is answered, or given up."""
+
+    def settled(self, delivery: Delivery) -> None:
+        """Note that the handler has settled *delivery*, or heard that it is lost."""
+        self._is_settled = self._is_settled or delivery == self.delivery
