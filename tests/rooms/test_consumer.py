@@ -166,6 +166,46 @@ def test_a_thread_can_not_be_stopped_and_its_lock_runs_out() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("what", ["succeeds", "fails", "only looks plain"])
+def test_a_thread_that_ends_after_the_grace_of_a_drain_is_judged_by_its_outcome(what: str, session: str | None) -> None:
+    async def main() -> None:
+        entered, go_on = threading.Event(), threading.Event()
+        hooked: list[str] = []
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30.0, max_deliveries=1)  # of which it takes 2 s to stop
+            await queue.send(b"a", session=session)
+
+            def handler(message: Any) -> Any:
+                entered.set()
+                go_on.wait(30)
+                match what:
+                    case "fails":
+                        raise ValueError("x")
+                    case "only looks plain":
+                        return asyncio.sleep(0)
+                return None
+
+            note = lambda message, error: hooked.append(str(error))  # noqa: E731
+            consuming = asyncio.ensure_future(
+                queue.consume(handler, sessions=session is not None, concurrency=1, on_error=note)
+            )
+            await until(entered.is_set)
+            asyncio.get_running_loop().call_later(0.5, go_on.set)
+            await queue.drain(grace=0.1)
+            await consuming
+            match what:
+                case "succeeds":
+                    assert await queue.stats() == Stats()
+                case "fails":
+                    assert await queue.stats() == Stats(dead=1)
+                    assert hooked == ["x"]
+                case "only looks plain":  # it is not awaited any more
+                    assert (await queue.stats()).ready == 1
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("ended_by", ["drain", "cancel", "max_hold"])
 def test_a_session_in_which_a_thread_runs_on_goes_to_nobody_else(ended_by: str) -> None:
     async def main() -> None:

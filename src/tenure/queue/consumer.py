@@ -21,7 +21,7 @@ from tenure.errors import LockLost, TenureError, Unavailable
 from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageDied, MessageFailed
 from tenure.pacing import Timing, later
 from tenure.queue.desk import Desk, Message, listen, obituary
-from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
 from tenure.queue.machine import (
     NEVER,
     Answered,
@@ -338,6 +338,8 @@ class Consumer:
     async def _judge(self, worker: _Worker, delivery: Delivery, message: Message, outcome: object) -> Verdict | None:
         """Return the verdict on a message whose handler did not simply return."""
         why = worker.called_off()
+        if isinstance(outcome, RanOn) and why in ("drain", "leave"):
+            outcome = outcome.outcome  # its lock was kept all the while, so the verdict on it is as good as any
         if isinstance(outcome, asyncio.CancelledError):
             match why:
                 case None if worker.is_cancelled:

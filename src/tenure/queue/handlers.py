@@ -29,6 +29,14 @@ CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
 """The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
 
 
+class RanOn(asyncio.CancelledError):
+    """A handler was cancelled, and ended in its thread all the same: with this *outcome*, an exception or a result."""
+
+    def __init__(self, outcome: object) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 class Handlers:
     """A handler, made callable on the loop, and what is needed to run it.
 
@@ -96,6 +104,9 @@ class Handlers:
         """Return the result of *running*. If we are cancelled, *stop* it.
 
         Its end is awaited all the same, for a thread can't be stopped. A second cancellation leaves it behind.
+
+        Raises:
+            RanOn: We were cancelled, and its end was neither brought about by that nor left behind.
         """
         ended = asyncio.wrap_future(running)
         try:
@@ -106,6 +117,8 @@ class Handlers:
                 if stop is not None:
                     stop()
                 await self._wait_for(message.delivery, running, ended)
+                if stop is None and (ran_on := _ran_on(running)) is not None:
+                    raise ran_on from None
             raise
 
     async def _wait_for(self, delivery: Delivery, running: Future[Any], ended: asyncio.Future[Any]) -> None:
@@ -116,6 +129,18 @@ class Handlers:
             self._left.add(one)
             running.add_done_callback(lambda _: self._left.discard(one))
             raise
+
+
+def _ran_on(ended: Future[Any]) -> RanOn | None:
+    error = ended.exception()
+    if error is not None:
+        return RanOn(error) if isinstance(error, Exception) else None
+    result = ended.result()
+    if not inspect.isawaitable(result):
+        return RanOn(result)
+    if inspect.iscoroutine(result):  # of a function that only looks plain: there is no time to await it any more
+        result.close()
+    return None
 
 
 def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -22,7 +22,7 @@ from tenure.queue.consumer import (
     tell_unanswered,
 )
 from tenure.queue.desk import POLL, Desk, Message
-from tenure.queue.handlers import CALLING, Handler, Handlers, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NotBegun
@@ -304,13 +304,16 @@ class _Worker:
         self._begin()
         try:
             outcome = await consumer._handlers.serve(message)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if consumer._handlers.is_left_behind(message.delivery):
                 self.leave()
             if self._end(before):
                 return self._overdue(message)
             if session.is_interrupted:
                 await consumer._complain(message, LockLost(f"{session.name!r} was lost while it was handled"))
+            elif isinstance(error, RanOn) and consumer._stopping.is_set() and not session.lost.is_set():
+                # By drain(), and the session was kept all the while.
+                return error.outcome if isinstance(error.outcome, Exception) else None
             raise  # by the session, which is lost, or by drain(): given back with the session
         except Exception as error:
             self._end(before)
