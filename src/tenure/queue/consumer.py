@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
-from tenure.errors import LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageDied, MessageFailed
 from tenure.pacing import Timing, later
 from tenure.queue.desk import Desk, Message, listen, obituary
@@ -64,7 +64,7 @@ from tenure.queue.message import (
     Token,
     Verdict,
 )
-from tenure.queue.processes import NotBegun
+from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
@@ -137,7 +137,7 @@ class Consumer:
         Cancelled, it cancels the handlers, gives back what they leave, uncounted, and only then lets go.
 
         Raises:
-            ConfigError: The broker can never be used as it is.
+            ConfigError: The broker, or the handler, can never be used as it is.
         """
         self._loop = asyncio.get_running_loop()
         unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
@@ -361,6 +361,9 @@ class Consumer:
         await self._complain(message, outcome)
         if why == "denied":
             return None
+        if isinstance(outcome, NeverBegins):
+            self._failure = ConfigError(str(outcome))
+            self.drain(grace=0.0)
         if isinstance(outcome, NotBegun):
             return GIVE_BACK
         return judge_failure(self._desk, self._retry, delivery, outcome)

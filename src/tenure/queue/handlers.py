@@ -6,7 +6,10 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import multiprocessing
+import os
 import pickle
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -15,7 +18,7 @@ from typing import Any, Literal
 from tenure.errors import ConfigError
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
-from tenure.queue.processes import NotBegun, Processes
+from tenure.queue.processes import NAME, UNGUARDED, NotBegun, Processes
 from tenure.queue.threads import Threads
 
 Handler = Callable[[Any], Any]
@@ -58,6 +61,7 @@ class Handlers:
                 f"an async handler runs on the loop; leave out run_in={run_in!r}, or pass a plain function"
             )
         if run_in == "process":
+            _check_may_have_children()
             _check_portable(handler)
         self._handler = handler
         self._concurrency = concurrency
@@ -154,6 +158,25 @@ def _is_async(handler: object) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
+def _check_may_have_children() -> None:
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        why = (
+            "run_in='process' runs this script once more in each process it makes, and that one would consume as well; "
+            "put what starts the script under: if __name__ == '__main__':"
+        )
+        if process.name == NAME:  # made by a consumer: there is nobody here who could learn from an exception
+            sys.stderr.write(f"tenure: {why}\n")
+            sys.stderr.flush()
+            os._exit(UNGUARDED)
+        raise ConfigError(why)
+    if process.daemon:
+        raise ConfigError(
+            f"run_in='process' makes processes, which the daemonic process {process.name!r} may not; "
+            "make that one with daemon=False, or use run_in='thread'"
+        )
+
+
 def _check_portable(handler: Handler) -> None:
     try:
         pickle.dumps(handler)
@@ -162,3 +185,19 @@ def _check_portable(handler: Handler) -> None:
             f"run_in='process' wants a function that another process can import, not {handler!r:.80} ({error}); "
             "define it at the top of a module"
         ) from error
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None or getattr(sys, "frozen", False):
+        return
+    file = getattr(main, "__file__", None)
+    if file is not None and not os.path.exists(file):  # python - < file
+        raise ConfigError(
+            f"run_in='process' runs this script once more in each process, and there is no file {file!r}; "
+            "put the script into a file"
+        )
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if file is None and getattr(handler, "__module__", None) == "__main__":  # python -c, or a notebook
+        raise ConfigError(
+            f"run_in='process' wants a function that another process can import, and {handler!r:.80} is in no file; "
+            "define it at the top of a module"
+        )

@@ -19,6 +19,12 @@ from tenure.queue.retry import Reject, Retry
 
 Handler = Callable[[Any], Any]
 
+NAME = "tenure-handler"
+"""What the processes are called."""
+
+UNGUARDED = 78
+"""The exit code of a process that was about to consume, because the script it imports does so."""
+
 DYING = 5.0
 """Seconds for a process to end that has closed its pipe."""
 
@@ -29,6 +35,10 @@ class HandlerDied(Exception):
 
 class NotBegun(Exception):
     """The handler could not be begun, which is no fault of the message."""
+
+
+class NeverBegins(NotBegun):
+    """The handler can't be begun now or later: that has to be mended by whoever wrote it."""
 
 
 class Processes:
@@ -59,8 +69,9 @@ class Processes:
                     return process
         try:
             return _Process()
-        except OSError as error:
-            raise NotBegun(f"no process could be made for the handler: {error}") from error
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise NotBegun(f"no process could be made for the handler, for {what}") from error
 
     def put_back(self, process: _Process) -> None:
         """Keep *process* for another message."""
@@ -121,7 +132,7 @@ class _Process:
         # Spawned: forking a process that has threads, and we have, can hang the child.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name="tenure-handler")
+        self._process = context.Process(target=_serve, args=(theirs,), name=NAME)
         try:
             self._process.start()
         except BaseException:
@@ -147,9 +158,13 @@ class _Process:
                 self._is_ready = True
             self._pipe.send_bytes(work)
         except (EOFError, OSError) as error:
-            raise NotBegun(
-                f"a process for handlers ended too soon, {self._end_of()}; see its words on stderr"
-            ) from error
+            how = self._end_of()
+            if self._process.exitcode == UNGUARDED:
+                raise NeverBegins(
+                    "each process for handlers runs the script once more, and would consume as well; "
+                    "put what starts the script under: if __name__ == '__main__':"
+                ) from error
+            raise NotBegun(f"a process for handlers ended too soon, {how}; see its words on stderr") from error
         try:
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:

@@ -25,7 +25,7 @@ from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
-from tenure.queue.processes import NotBegun
+from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.queue.session import Session
 
@@ -83,7 +83,7 @@ class SessionConsumer:
         Cancelled, it cancels the handlers, gives back what they leave, uncounted, and only then lets go.
 
         Raises:
-            ConfigError: The broker can never be used as it is.
+            ConfigError: The broker, or the handler, can never be used as it is.
         """
         loop = asyncio.get_running_loop()
         unhook = on_sigterm(loop, self.drain) if self._sigterm is not False else None
@@ -275,6 +275,9 @@ class _Worker:
         verdict = consumer._success
         if error is not None:
             await consumer._complain(message, error)
+            if isinstance(error, NeverBegins):
+                consumer._failure = ConfigError(str(error))
+                consumer.drain(grace=0.0)
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
                 return  # it was left, and is nobody's to judge
             is_tried = not isinstance(error, NotBegun)
