@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
+
+import tenure
+from tenure.backend import connect
+from tenure.queue.desk import Received
+from tenure.queue.processes import NotBegun
+from tenure.testing import until
 
 pytestmark = pytest.mark.process
 
@@ -88,3 +97,71 @@ def test_a_handler_in_no_file_is_refused(how: str, tmp_path: Path) -> None:
         told = told_by(program, tmp_path, "-", stdin=True)
         assert "there is no file '<stdin>'" in told
     assert "0 0 [1]" in told
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_handler_that_a_process_cannot_load_ends_the_consumer(session: str | None, tmp_path: Path) -> None:
+    program = UNFIT.replace("SESSION", repr(session)).replace("def handler", "def unknown")
+    guarded = """
+    if __name__ == "__main__":
+        def handler(message): ...
+        asyncio.run(main())
+    """
+    told = told_by(program + textwrap.dedent(guarded), tmp_path)
+    assert "refused: a process can't load the handler, for AttributeError" in told
+    assert "define it at the top of a module" in told
+    assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
+
+
+def odd_results(message: Received) -> object:
+    """Return what can't be written."""
+    match message.body:
+        case b"generator":
+            return (number for number in range(3))
+        case b"coroutine":
+            return asyncio.sleep(0)
+        case _:
+            return threading.Lock()
+
+
+def test_what_a_handler_returns_need_not_be_carried_over() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            for body in (b"generator", b"lock", b"coroutine"):
+                await queue.send(body)
+            failures: list[tuple[bytes, str]] = []
+            note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
+            await queue.consume(odd_results, run_in="process", concurrency=1, until_empty=True, on_error=note)
+            assert [body for body, _ in failures] == [b"coroutine"]  # it has not run, and nobody would run it
+            assert "nobody awaits" in failures[0][1]
+
+    asyncio.run(main())
+
+
+def test_no_trouble_in_making_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no process for you")
+
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            await queue.send(b"x")
+            failures: list[BaseException] = []
+            note = lambda message, error: failures.append(error)  # noqa: E731
+            monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", fail)
+            consuming = asyncio.ensure_future(queue.consume(odd_results, run_in="process", on_error=note))
+            await until(lambda: failures)
+            monkeypatch.undo()
+            await until(lambda: _is_empty(queue))
+            await queue.drain()
+            await consuming
+            assert {type(error) for error in failures} == {NotBegun}
+            assert (await queue.stats()).dead == 0
+
+    asyncio.run(main())
+
+
+async def _is_empty(queue: tenure.Queue) -> bool:
+    stats = await queue.stats()
+    return stats.ready + stats.locked + stats.delayed + stats.dead == 0

@@ -362,7 +362,7 @@ class Consumer:
         if why == "denied":
             return None
         if isinstance(outcome, NeverBegins):
-            self._failure = ConfigError(str(outcome))
+            self._failure = self._failure or unusable(outcome)
             self.drain(grace=0.0)
         if isinstance(outcome, NotBegun):
             return GIVE_BACK
@@ -649,6 +649,13 @@ async def complain(on_error: OnError | None, message: Message, error: BaseExcept
     except Exception as failed:
         context = {"message": "the error hook of a tenure consumer failed", "exception": failed}
         asyncio.get_running_loop().call_exception_handler(context)
+
+
+def unusable(error: NeverBegins) -> ConfigError:
+    """Return what to end a consumer with whose handler can never be begun."""
+    failure = ConfigError(str(error))
+    failure.__cause__ = error.__cause__
+    return failure
 
 
 def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -150,7 +151,10 @@ class _Process:
         return self._process.exitcode is None
 
     def call(self, handler: Handler, message: object) -> object:
-        work = pickle.dumps((handler, message))
+        try:
+            work = pickle.dumps((pickle.dumps(handler), message))
+        except Exception as error:  # it could be, when the consumer was made
+            raise NotBegun(f"the handler can't be sent to a process, for {type(error).__name__}: {error}") from error
         self.is_usable = False
         try:
             if not self._is_ready:
@@ -222,21 +226,36 @@ class _ThereTraceback(Exception):
 
 
 def _worked_off(work: bytes) -> bytes:
+    """Return the answer to *work*: what the handler returned, what it raised, or why it could not be begun."""
+    written, message = pickle.loads(work)
     try:
-        handler, message = pickle.loads(work)
-        return pickle.dumps((handler(message), None, "", ""))
+        handler = pickle.loads(written)
+    except Exception as error:
+        kind = NotBegun if isinstance(error, (OSError, MemoryError)) else NeverBegins
+        return pickle.dumps((kind, None, None, f"{type(error).__name__}: {error}", "".join(format_exception(error))))
+    try:
+        result = handler(message)
+        if inspect.isawaitable(result):
+            raise TypeError(f"the handler returned {result!r:.80}, which nobody awaits in a process")
+        # Nothing else is of any use to the consumer, and not everything can be carried over.
+        return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", ""))
     except Exception as error:
         is_bare = isinstance(error, (Reject, Retry)) and not (error.__cause__ or error.__context__)
         text = "" if is_bare else "".join(format_exception(error))
         name = f"{type(error).__qualname__}: {error}"
         try:
-            return pickle.dumps((None, pickle.dumps(error), name, text))
+            return pickle.dumps((None, None, pickle.dumps(error), name, text))
         except Exception:  # not every exception can be carried over
-            return pickle.dumps((None, b"", name, text))
+            return pickle.dumps((None, None, b"", name, text))
 
 
 def _read(answer: bytes) -> object:
-    result, error, name, text = pickle.loads(answer)
+    hindrance, result, error, name, text = pickle.loads(answer)
+    if hindrance is not None:
+        raise hindrance(
+            f"a process can't load the handler, for {name}; define it at the top of a module that can be imported "
+            "without this script's being run as such"
+        ) from _ThereTraceback(text)
     if error is None:
         return result
     try:

@@ -20,6 +20,7 @@ from tenure.queue.consumer import (
     on_sigterm,
     outlast,
     tell_unanswered,
+    unusable,
 )
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
@@ -276,7 +277,7 @@ class _Worker:
         if error is not None:
             await consumer._complain(message, error)
             if isinstance(error, NeverBegins):
-                consumer._failure = ConfigError(str(error))
+                consumer._failure = consumer._failure or unusable(error)
                 consumer.drain(grace=0.0)
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
                 return  # it was left, and is nobody's to judge
