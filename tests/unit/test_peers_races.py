@@ -26,6 +26,8 @@ class Track:
         self.now = 0.0
         self.messages = 0
         self.claimed: list[int] = []
+        self.dead: set[tuple[int, int]] = set()
+        """Ways on which nothing arrives."""
         self._underway: deque[tuple[int, int, race.Tell]] = deque()
         members = tuple(f"m{number}:1" for number in range(size))
         self.fleet = Fleet(members, None, quorum="none")
@@ -62,7 +64,7 @@ class Track:
         while True:
             while self._underway:
                 source, to, told = self._underway.popleft()
-                if to in self.races:
+                if to in self.races and (source, to) not in self.dead:
                     self._do(to, race.Heard(source, told.message))
             due = min(self.races, key=lambda me: self.races[me].wake_at)
             if self.races[due].wake_at > until or self.claimed:
@@ -110,7 +112,7 @@ def test_ring_drops_what_has_no_owner_any_more() -> None:
     assert track.messages <= 2 * 4 + 1
 
 
-def test_ring_begins_anew_when_a_message_was_lost() -> None:
+def test_ring_claims_when_a_message_was_lost() -> None:
     track = Track(Ring, 3)
     for each in track.races.values():
         each.stands = False
@@ -118,6 +120,28 @@ def test_ring_begins_anew_when_a_message_was_lost() -> None:
     track._underway.clear()
     track.run(60.0)
     assert track.claimed == [1]
+
+
+def test_ring_claims_when_a_run_leads_to_nothing_because_one_way_is_dead() -> None:
+    track = Track(Ring, 3)
+    track.dead.add((1, 2))  # 1 hears 2, takes it for alive, and passes everything on to it
+    for each in track.races.values():
+        each.stands = False
+    track.begin(0, 1)
+    assert not track.claimed
+    track.run(track.fleet.election_lasts - track.fleet.answer_within)  # while they still stand
+    assert track.claimed
+
+
+def test_in_the_ring_what_is_heard_meanwhile_does_not_put_the_claim_off() -> None:
+    track = Track(Ring, 3)
+    runner = track.races[0]
+    runner.stands = False
+    runner.handle(race.Stand(), 0.0)
+    due = runner.wake_at
+    for number in range(20):
+        runner.handle(race.Heard(2, Elect("chair", 1, 1)), due * number / 20)
+    assert runner.handle(race.Tick(), due) == [race.Stake()]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -4,8 +4,9 @@ Source: Ernest Chang and Rosemary Roberts, "An improved algorithm for decentrali
 configurations of processes", Communications of the ACM 22(5), May 1979, pp. 281–283.
 
 - **Assumes** (there) a ring that is whole, and messages that arrive. Here the ring is repaired by passing over members
-  that are taken for dead; what is lost with a member that dies meanwhile is begun anew after a round's time; a message
-  whose owner died is dropped after two rounds. Two that come round at once both claim, and the votes decide.
+  that are taken for dead; a message whose owner died is dropped after two rounds. If nothing has come of a run when two
+  rounds should be over, whoever took part claims: a member may be taken for alive, because it is heard, and never hear
+  what is passed on to it, and no further run would fare better. Where several claim, the votes decide.
 - **Differs**: who does not want the name passes messages on and takes no part.
 - **Failure detection**: heartbeats between all members, so that everybody knows its next live neighbour.
 - **Messages** of one run among ``n`` live members. Begun by one: at most ``n − 1`` until the highest hears of it, ``n``
@@ -25,6 +26,7 @@ class Ring(Race):
     """Pass the highest rank on; claim when our own comes back."""
 
     _takes_part = False
+    _waits = False  # for a run that is under way; otherwise ``wake_at`` is the end of a pause
 
     def _begin(self, now: float) -> list[Effect]:
         self._takes_part = True
@@ -34,13 +36,14 @@ class Ring(Race):
         return self._pass(Elect(self.name, self.me, 0), now)
 
     def _end(self) -> None:
-        self._takes_part = False
+        self._takes_part = self._waits = False
 
     def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
         match message:
             case Elect(candidate=candidate) if candidate == self.me:
                 if not (self.stands and self._takes_part):
                     return []
+                self._waits = False  # what is waited for now is the votes
                 self._wait(now)
                 return [*self._pass(Elected(self.name, self.me, 0), now), Stake()]
             case Elect() if not self.stands:
@@ -59,11 +62,22 @@ class Ring(Race):
         return []
 
     def _wake(self, now: float) -> list[Effect]:
-        return self._begin(now) if self.stands else []
+        if not self.stands:
+            return []
+        if self._waits:
+            self._waits = False
+            return [Stake()]
+        return self._begin(now)
 
     def _wait(self, now: float) -> None:
-        """Begin anew if nothing has come of it when two rounds should long be over."""
-        self.wake_at = now + (self.fleet.size + 2) * self.fleet.answer_within * (1 + self._dice.random())
+        """Claim if nothing has come of it when two rounds should be over, and before who stands is told that it failed.
+
+        What else is heard meanwhile does not move that back, or members that begin again and again would never let it
+        come.
+        """
+        if not self._waits:
+            self._waits = True
+            self.wake_at = now + (self.fleet.size + 2 + self._dice.random()) * self.fleet.answer_within
 
     def _next(self, now: float) -> int:
         """Return who comes after us in the ring of those that live."""

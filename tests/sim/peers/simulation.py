@@ -7,6 +7,7 @@ Replay one run, with all that happened in it::
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 from tenure.election import machine as election
@@ -127,6 +128,7 @@ class Network:
         self.loss = self._plan.loss
         self.calm = False
         self.cuts: dict[tuple[int, int], int] = {}
+        self.dead: set[tuple[int, int]] = set()  # ways that stay cut, in calm as well
         self.messages = 0
         self.by_kind: dict[str, int] = {}
         self.latest = 0.0
@@ -143,6 +145,8 @@ class Network:
                 self._world.after(delay, self._arrive, source, to, body)
 
     def _delay(self, source: int, to: int) -> float | None:
+        if (source, to) in self.dead:
+            return None
         dice = self._world.dice
         usual = min(dice.expovariate(1.0), 3.0) * self._plan.latency
         if self.calm:
@@ -271,7 +275,17 @@ class Simulation:
         while len(self._living()) < self.plan.fleet(None).needed:
             self._born(next(n for n in range(self.plan.size) if (m := self.members[n]) is None or not m.alive))
         self.world.run(max(self.world.now, self.network.latest))
+        self._scar()
         self.world.note("fault", "no more")
+
+    def _scar(self) -> None:
+        """Leave one way cut for ever, in one direction, where more live than are needed: somebody must lead still."""
+        dice = random.Random(self.seed)  # its own, so that the run up to here is the same without it
+        living = [member.number for member in self._living()]
+        if self.plan.quorum == "majority" and len(living) > self.plan.fleet(None).needed and dice.random() < 0.5:
+            source, to = dice.sample(living, 2)
+            self.network.dead.add((source, to))
+            self.world.note("fault", f"{source} never reaches {to} any more")
 
     def _living(self) -> list[Member]:
         return [member for member in self.members if member is not None and member.alive]
