@@ -166,6 +166,22 @@ async def test_whoever_looks_on_sees_the_leader_and_may_ask_it_to_resign() -> No
         await asyncio.wait({task, watching})
 
 
+async def test_an_operator_is_told_when_tokens_run_ahead_of_the_clock() -> None:
+    async with tenure.connect(urls(1, "ttl_max=3&quorum=majority")[0]) as backend:
+        await backend.leaders()
+
+        async def tokens() -> tuple[str, str]:
+            (fact,) = [each for each in (await backend.diagnose()).facts if each.name == "tokens"]
+            return fact.value, fact.advice
+
+        assert await tokens() == ("not ahead of the clock", "")
+        voter = machine_of(backend).voter
+        voter.learn(voter.newest + 3_600_000)
+        value, advice = await tokens()
+        assert "s ahead of the clock" in value
+        assert "set the clocks" in advice
+
+
 async def collect(election: tenure.Election, seen: list[Leader | None]) -> None:
     async for leader in election.observe():
         seen += [leader]

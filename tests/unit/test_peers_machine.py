@@ -33,8 +33,17 @@ STEP = 0.01
 class Hall:
     """Members that hear each other at once, unless a way is cut."""
 
-    def __init__(self, size: int = 3, *, strategy: Strategy = "lowest", quorum: Quorum = "majority") -> None:
+    def __init__(
+        self,
+        size: int = 3,
+        *,
+        strategy: Strategy = "lowest",
+        quorum: Quorum = "majority",
+        ahead: dict[int, float] | None = None,
+    ) -> None:
         self.size = size
+        self.ahead = ahead or {}
+        """By how many seconds the wall clock of a member is ahead."""
         self.strategy = strategy
         self.quorum = quorum
         self.now = 0.0
@@ -52,7 +61,8 @@ class Hall:
         """Start a member, with an empty memory."""
         fleet = Fleet(tuple(f"m{each}:1" for each in range(self.size)), number, self.strategy, self.quorum, TTL)
         nonce = 1_000_000 * next(self._count)
-        self.machines[number] = Machine(fleet, random.Random(nonce), floor=1, nonce=nonce, now=self.now)
+        floor = 1 + int(1000 * (self.now + self.ahead.get(number, 0.0)))
+        self.machines[number] = Machine(fleet, random.Random(nonce), floor=floor, nonce=nonce, now=self.now)
         self.feed(number, Tick())
 
     def feed(self, number: int, event: Input) -> list[Message]:
@@ -288,3 +298,36 @@ def test_in_the_ring_a_turn_that_nobody_takes_is_over_soon() -> None:
     hall.run(10.0)
     assert isinstance(hall.answers[ask], Granted) or isinstance(hall.answers[hall.acquire(0)], (Granted, HeldBy))
     assert hall.count(Claim) > 0
+
+
+@pytest.mark.parametrize("meet_late", [False, True])
+def test_a_token_is_not_won_twice_by_who_forgot_it_and_who_has_missed_it(meet_late: bool) -> None:
+    hall = Hall(ahead={1: 3600.0})  # so that tokens run ahead of the clock that member 0 is started anew by
+    hall.part(2)
+    old = hall.lead(0)
+    hall.run(60.0)
+    hall.part(1)
+    hall.start(0)
+    if meet_late:
+        hall.run(TTL + 0.1)
+    hall.cuts -= {(0, 2), (2, 0)}
+    hall.run(TTL + 0.1)
+    assert hall.machines[0].voter.awake
+    assert hall.lead(0).token > old.token
+
+
+def test_who_awoke_in_time_counts_nobody_who_has_not_told_what_it_may_have_missed() -> None:
+    hall = Hall(ahead={1: 3600.0})
+    hall.part(2)
+    old = hall.lead(0)
+    hall.part(1)
+    hall.start(0)
+    hall.run(TTL + 0.1)
+    hall.cuts -= {(0, 2)}  # 2 hears 0, and is not heard
+    claim = Claim(1, "chair", "h2", old.token, TTL, renewal=False)
+    assert not [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vouch, Deny))]
+    hall.cuts -= {(2, 0)}
+    hall.run(TTL)
+    (answer,) = [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vouch, Deny))]
+    assert isinstance(answer, Deny)
+    assert answer.newest > old.token

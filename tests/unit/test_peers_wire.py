@@ -57,7 +57,7 @@ held = st.none() | st.builds(Held, numbers, names, numbers, seconds, metadata)
 messages = st.one_of(
     st.builds(Beat, numbers),
     st.builds(Learn, numbers),
-    st.builds(Told, numbers, st.booleans(), numbers),
+    st.builds(Told, numbers, st.booleans(), numbers, numbers),
     st.builds(Claim, numbers, names, names, numbers, seconds, st.booleans(), metadata),
     st.builds(Vouch, numbers, st.booleans()),
     st.builds(Deny, numbers, numbers, held),

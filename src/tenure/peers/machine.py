@@ -300,6 +300,7 @@ class Machine:
                     self._suspect(name, now, effects)
 
     def _beat(self, now: float, effects: list[Effect]) -> None:
+        self.voter.bound(now)
         self.liveness.beat(now)
         self._at(self.liveness.beat_at, "beat")
         effects.extend(Send(other, Beat(self.voter.newest)) for other in self.fleet.others)
@@ -310,7 +311,8 @@ class Machine:
         if self.voter.awake:
             return
         if now >= self.voter.silent_until:
-            self._wake(now, effects)
+            self.voter.wake_in_time(now)
+            self._awake(now, effects)
             return
         silent = [other for other in self.fleet.others if other not in self._told]
         effects.extend(Send(other, Learn(self._learning)) for other in silent)
@@ -319,19 +321,19 @@ class Machine:
     def _tell(self, sender: int, number: int, now: float, effects: list[Effect]) -> None:
         claiming = any(isinstance(each, ClaimRound) for each in self._rounds.values())
         clear = not claiming and not self.voter.leads(now)
-        effects.append(Send(sender, Told(number, clear, self.voter.newest)))
+        effects.append(Send(sender, Told(number, clear, self.voter.newest, self.voter.bound(now))))
 
     def _be_told(self, sender: int, message: Told, now: float, effects: list[Effect]) -> None:
         if message.round != self._learning:
             return
-        self.voter.learn(message.newest)
+        self.voter.be_told(sender, message.newest, message.bound, now)
         if message.clear and not self.voter.awake:
             self._told.add(sender)
             if self._told.issuperset(self.fleet.others):
-                self._wake(now, effects)
+                self.voter.wake()
+                self._awake(now, effects)
 
-    def _wake(self, now: float, effects: list[Effect]) -> None:
-        self.voter.wake()
+    def _awake(self, now: float, effects: list[Effect]) -> None:
         for name in list(self._applicants):
             self._run(name, race.Stand(), now, effects)
         self._hope(now, effects)
@@ -342,6 +344,8 @@ class Machine:
         if sender >= 0:
             if self.liveness.heard(sender, now) and len(self.liveness.alive(now)) == self.fleet.needed:
                 self._hope(now, effects)
+            if self.voter.awake and not self.voter.knows(sender) and not isinstance(message, Told):
+                effects.append(Send(sender, Learn(self._learning)))
         elif not isinstance(message, (Look, List, Ask)):
             return
         match message:
@@ -752,6 +756,8 @@ class Machine:
     def _count(self, sender: int, reply: Reply, now: float, effects: list[Effect]) -> None:
         asked = self._rounds.get(reply.round)
         if asked is None or sender not in asked.missing:
+            return
+        if isinstance(asked, ClaimRound) and not self.voter.knows(sender):
             return
         asked.take(sender, reply)
         if isinstance(asked, ClaimRound) and isinstance(reply, Deny) and self.fleet.quorum == "none":

@@ -69,6 +69,10 @@ CLOCK_MIN = 946_684_800_000
 """The year 2000, in ms: a wall clock that stands earlier was never set."""
 
 
+AHEAD_MAX = 60.0
+"""Seconds by which tokens may be ahead of the wall clock before that is worth a warning."""
+
+
 def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
     """Open the fleet that *url* names.
 
@@ -187,6 +191,8 @@ class Member:
             )
         else:
             facts.append(Fact("quorum", f"majority: {rule}"))
+        if fleet.me is not None:
+            facts.append(_clock_fact(machine.voter.newest))
         dropped = ", ".join(f"{count} {why}" for why, count in sorted(transport.counts.dropped.items()))
         advice = COMPARE if dropped else ""
         facts.append(Fact("dropped frames", dropped or "none", advice))
@@ -349,6 +355,15 @@ class PeersBackend:
     async def close(self) -> None:
         """Leave the fleet."""
         await self.leases.close()
+
+
+def _clock_fact(newest: int) -> Fact:
+    """Tell how far tokens are ahead of our wall clock, above which they would go on if nobody remembered them."""
+    ahead = newest / 1000 - time.time()
+    if ahead < AHEAD_MAX:
+        return Fact("tokens", "not ahead of the clock")
+    advice = "set the clocks of all members: by a clock that is behind, tokens might not rise after restarts"
+    return Fact("tokens", f"{ahead:.0f} s ahead of the clock", advice)
 
 
 def _who(found: HeldBy | Vacant) -> tuple[str, int]:

@@ -14,8 +14,13 @@ House rules of a voter:
   it may have promised is over; or until every other member has told it that it leads nothing and claims nothing. What
   those count later they have asked later, and the process that was there before us can't answer any more.
 - When it awakes, it takes no token that is not higher than all that the others told of, and than the wall clock was (in
-  ms) when it started. While any majority remembers, tokens rise by what it remembers. Only if nobody remembers does the
-  clock matter: then tokens rise unless it stands earlier than when the fleet was last started so.
+  ms) when it started. If all have told, that is all that anybody remembers. If it awakes because its time is over,
+  those that it hears may have missed tokens that it has forgotten itself. So each keeps and tells a bound as well: the
+  highest token or bound that it knew, its own wall clock included, and one more for each ms since, which is more than
+  elections take. From the highest bound it goes on; and who has not told one gets no vote of it, and has none that it
+  counts. That errs only if one was started by a clock that was ahead of all these, and they have not heard of it.
+- Only if nobody remembers is it the clock alone that matters: then tokens rise unless it stands earlier than when the
+  fleet was last started so.
 
 With ``quorum="none"``, a promise is a courtesy: it ends when its claimant is taken for dead, and of two leaders that
 meet, the one with the older term (and of equal terms, the lower member) leaves.
@@ -81,6 +86,9 @@ class Voter:
         """The highest token known, of any name. A claim takes a higher one."""
         self.silent_until = now
         self.awake = False
+        self._bound, self._bound_at = floor, now
+        self._heard: set[int] = set()
+        self._unheard: set[int] = set()
         if fleet.quorum == "majority" and fleet.others:
             self.silent_until = now + fleet.ttl_max
         else:
@@ -91,6 +99,32 @@ class Voter:
         """Keep silent no longer: whatever was promised before the start is over."""
         self.awake = True
         self._floor = self.newest
+
+    def wake_in_time(self, now: float) -> None:
+        """Keep silent no longer, though not everybody has told what it remembers: count nobody who hasn't yet."""
+        self._unheard = set(self._fleet.others) - self._heard
+        self.learn(self.bound(now))
+        self.wake()
+
+    def be_told(self, member: int, newest: int, bound: int, now: float) -> None:
+        """Take note of what *member* remembers, and of the tokens that it may have missed."""
+        self.learn(newest)
+        self._bound = max(self.bound(now), bound)
+        self._heard.add(member)
+        if member in self._unheard:
+            self._unheard.discard(member)
+            self.learn(bound)
+            self._floor = max(self._floor, bound)
+
+    def knows(self, member: int) -> bool:
+        """Return whether we may count on *member*: without its word, we might give a token that it has missed."""
+        return member not in self._unheard
+
+    def bound(self, now: float) -> int:
+        """Return what no token has reached yet, so far as we may have missed some: they rise by less than 1 each ms."""
+        self._bound = max(self._bound + int((now - self._bound_at) * 1000), self.newest)
+        self._bound_at = now
+        return self._bound
 
     def is_awake(self) -> bool:
         """Return whether we vouch for anybody."""
@@ -139,7 +173,7 @@ class Voter:
 
     def vouch(self, member: int, claim: Claim, now: float) -> Vouch | Deny | None:
         """Answer the claim of *member*; None for silence."""
-        if not self.awake or claim.ttl > self._fleet.ttl_max:
+        if not self.awake or not self.knows(member) or claim.ttl > self._fleet.ttl_max:
             return None
         record = self._record(claim.name)
         if record is None:

@@ -73,11 +73,13 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """To ``Learn``: whether I lead nothing and claim nothing, and the highest token that I know of."""
+    """To ``Learn``: whether I lead nothing and claim nothing, the highest token that I know of, and the highest that
+    there can be: ``bound`` counts those that may have been given since where I don't hear of it."""
 
     round: int
     clear: bool
     newest: int
+    bound: int
 
 
 # --- votes -------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class AlwaysClear(peers.Machine):
     """Tells a newcomer that nothing is led, whatever is."""
 
     def _tell(self, sender: int, number: int, now: float, effects: Any) -> None:
-        effects.append(peers.Send(sender, Told(number, True, self.voter.newest)))
+        effects.append(peers.Send(sender, Told(number, True, self.voter.newest, self.voter.newest)))
 
 
 class OneTellsForAll(peers.Machine):
@@ -114,7 +114,8 @@ class OneTellsForAll(peers.Machine):
     def _be_told(self, sender: int, message: Told, now: float, effects: Any) -> None:
         super()._be_told(sender, message, now, effects)
         if self._told and not self.voter.awake:
-            self._wake(now, effects)
+            self.voter.wake()
+            self._awake(now, effects)
 
 
 class NoFloor(peers.Machine):
