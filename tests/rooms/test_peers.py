@@ -298,6 +298,36 @@ async def test_rubbish_on_the_port_changes_nothing() -> None:
         assert await backends[1].leaders() == {}
 
 
+@pytest.mark.parametrize("kind", ["onlookers", "silent strangers"])
+async def test_neither_onlookers_nor_strangers_keep_a_member_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.peers.tcp.STRANGERS_MAX", 4)
+    monkeypatch.setattr("tenure.peers.tcp.ONLOOKERS_MAX", 4, raising=False)
+    monkeypatch.setattr("tenure.peers.tcp.GREET_WITHIN", 60.0)
+    fleet = urls()
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(tenure.connect(fleet[0]))
+        await first.leaders()
+        member = first._opened.leases  # type: ignore[union-attr]
+        assert isinstance(member, Member)
+        settled, machine, transport = member._running()
+        host, _, port = settled.members[0].rpartition(":")
+        for _ in range(8):
+            if kind == "onlookers":
+                onlooker = await stack.enter_async_context(tenure.connect(without_me(fleet[0])))
+                await onlooker.leaders()
+            else:
+                _, writer = await asyncio.open_connection(host, int(port))
+                stack.callback(writer.close)
+        await until(lambda: transport.counts.dropped.get("crowded out", 0) >= 4)
+        second = await stack.enter_async_context(tenure.connect(fleet[1]))
+        await second.leaders()
+        await until(lambda: machine.liveness.alive(SystemClock().now()) == [0, 1])
+        await second.leaders()
+        assert not second._opened.leases._running()[2].counts.refused  # type: ignore[union-attr]
+        if kind == "onlookers":
+            assert await onlooker.leaders() == {}
+
+
 async def test_members_with_another_key_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("r" * 32)

@@ -46,7 +46,7 @@ from tenure.peers.machine import (
 )
 from tenure.peers.rounds import NoAnswer
 from tenure.peers.settings import Settings
-from tenure.peers.transport import Transport
+from tenure.peers.transport import CROWDED, Transport
 from tenure.peers.wire import METADATA_MAX, Message, metadata_size
 from tenure.url import Url
 
@@ -194,7 +194,7 @@ class Member:
         if fleet.me is not None:
             facts.append(_clock_fact(machine.voter.newest))
         dropped = ", ".join(f"{count} {why}" for why, count in sorted(transport.counts.dropped.items()))
-        advice = COMPARE if dropped else ""
+        advice = COMPARE if set(transport.counts.dropped) - {CROWDED} else ""
         facts.append(Fact("dropped frames", dropped or "none", advice))
         return facts
 

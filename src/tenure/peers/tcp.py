@@ -4,7 +4,8 @@ House rules:
 
 - ``send`` never waits. What can't be sent soon is dropped: a member asks again, and what is stale helps nobody.
 - A member sends on the connections that it has dialled. Who only looks on gets its answers on its own connection.
-- Everything is bounded: frames by length, a link's outbox by bytes and age, strangers by number and time.
+- Everything is bounded: frames by length, a link's outbox by bytes and age, strangers by number and time, onlookers by
+  number. Of too many, the oldest goes: whoever is in the way must not be able to keep a member out.
 - What the network does is no error here; it is what the protocol is made for. It is counted and mended.
 """
 
@@ -36,14 +37,17 @@ from tenure.peers.seal import (
     length_of,
     nonce_of,
 )
-from tenure.peers.transport import Counts, Deliver
+from tenure.peers.transport import CROWDED, Counts, Deliver
 from tenure.peers.wire import Malformed, Message, decode, encode
 
 OUTBOX_MAX = 1_048_576
 """Bytes that wait for one member; the oldest are dropped beyond that."""
 
 STRANGERS_MAX = 64
-"""Connections at one time that have not introduced themselves, or only look on."""
+"""Connections at one time that have not introduced themselves."""
+
+ONLOOKERS_MAX = 64
+"""Connections at one time of those that only look on."""
 
 GREET_WITHIN = 3.0
 """Seconds for a connection to stand, greetings and introduction included."""
@@ -118,7 +122,8 @@ class TcpTransport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[int, Outbox] = {}
         self._reachable: dict[int, asyncio.Event] = {}
-        self._strangers = 0
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._watching: dict[asyncio.Task[None], None] = {}
         self._onlookers = 0
         self._silence_max = max(30.0, 4 * fleet.suspect_after)
         self._deliver: Deliver = lambda sender, message: None
@@ -173,28 +178,35 @@ class TcpTransport:
         self._spawn(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= STRANGERS_MAX:
-            self.counts.drop("stranger")
-            writer.transport.abort()
-            return
-        self._strangers += 1
-        is_stranger = True
+        task = asyncio.current_task()
+        assert task is not None
+        self._admit(task, self._strangers, STRANGERS_MAX)
         try:
             async with asyncio.timeout(GREET_WITHIN):
                 channel = await self._greet(reader, writer, dialled=False)
                 who = await self._introduced(reader, channel)
+            self._strangers.pop(task, None)
             if who is None:
+                self._admit(task, self._watching, ONLOOKERS_MAX)
                 await self._serve_onlooker(reader, writer, channel)
-            elif who >= 0:
-                self._strangers -= 1
-                is_stranger = False
+            else:
                 self._reachable[who].set()  # it is there: no need to wait with dialling it
                 await self._read(reader, channel, who, self._silence_max)
         except (OSError, EOFError, Broken, TimeoutError):
             pass  # whoever it was comes again
         finally:
-            self._strangers -= is_stranger
+            self._strangers.pop(task, None)
+            self._watching.pop(task, None)
             writer.transport.abort()
+
+    def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
+        """Count *task* among *those*; if there are too many, the one that has been there longest has to go."""
+        if len(those) >= most:
+            oldest = next(iter(those))
+            del those[oldest]
+            oldest.cancel()
+            self.counts.drop(CROWDED)
+        those[task] = None
 
     async def _introduced(self, reader: asyncio.StreamReader, channel: Channel) -> int | None:
         me = self._fleet.me

@@ -10,6 +10,8 @@ from tenure.peers.wire import Message
 
 Deliver = Callable[[int, Message], None]
 
+CROWDED = "crowded out"
+
 
 @dataclass(slots=True)
 class Counts:
@@ -18,7 +20,8 @@ class Counts:
     sent: int = 0
     received: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Frames that were not handled, by the reason: forged, replayed, malformed, oversized, stranger."""
+    """Frames that were not handled, by the reason: forged, replayed, malformed, oversized, stranger.
+    Under ``CROWDED``, connections that had to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
     """Members that hung up on us as soon as we had said who we are: they have other keys or terms than we."""
 
