@@ -654,6 +654,35 @@ async def test_a_handler_is_cancelled_before_its_lock_ends(town: Town) -> None:
 
 
 @in_town
+async def test_what_is_lost_when_its_handler_stops_at_last_is_told_once(town: Town) -> None:
+    for why in ("unanswered", "max_hold"):
+        queue = town.queue(why)
+        await queue.send(b"a")
+        hooked: list[BaseException] = []
+
+        async def stubborn(message: Message) -> None:
+            ending = asyncio.ensure_future(asyncio.sleep(2 * LOCK))
+            while not ending.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({ending})
+            raise asyncio.CancelledError
+
+        def note(
+            message: Message, error: BaseException, hooked: list[BaseException] = hooked, queue: Queue = queue
+        ) -> None:
+            hooked.append(error)
+            queue.pause()
+
+        town.road.renewing = why == "max_hold"
+        most = 5.0 if why == "max_hold" else 1_000.0
+        async with town.consuming(queue, stubborn, on_error=note, concurrency=1, max_hold=most):
+            await asyncio.sleep(2 * LOCK + 5.0)
+        assert [type(error) for error in hooked] == [LockLost]
+        assert town.told(MessageFailed) == []
+        assert (await queue.stats()).ready == 1
+
+
+@in_town
 async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(town: Town) -> None:
     queue = town.queue()
     await queue.send(b"a", id="a")

@@ -361,6 +361,9 @@ class Consumer:
         await self._complain(message, outcome)
         if why == "denied":
             return None
+        if why in ("unanswered", "max_hold") and self._pump.sure_until(delivery) <= self._desk.clock.now():
+            self._pump.settled(delivery)  # not ours to judge by now: that it is too late was told already
+            return None
         if isinstance(outcome, NeverBegins):
             self._failure = self._failure or unusable(outcome)
             self.drain(grace=0.0)
