@@ -324,8 +324,6 @@ async def test_neither_onlookers_nor_strangers_keep_a_member_out(kind: str, monk
         await until(lambda: machine.liveness.alive(SystemClock().now()) == [0, 1])
         await second.leaders()
         assert not second._opened.leases._running()[2].counts.refused  # type: ignore[union-attr]
-        if kind == "onlookers":
-            assert await onlooker.leaders() == {}
 
 
 async def test_members_with_another_key_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -360,7 +358,9 @@ async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> N
                     await backend._opened.leases.acquire("chair", "a#1", 3.0)
 
 
-async def test_members_may_speak_tls(tmp_path: Path) -> None:
+@pytest.fixture
+def tls(tmp_path: Path) -> str:
+    """Make a certificate for this machine; return what a URL says of it."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     try:
         subprocess.run(
@@ -374,7 +374,11 @@ async def test_members_may_speak_tls(tmp_path: Path) -> None:
         )
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
-    fleet = urls(3, f"ttl_max=3&tls_cert={cert}&tls_key={key}&tls_ca={cert}")
+    return f"tls_cert={cert}&tls_key={key}&tls_ca={cert}"
+
+
+async def test_members_may_speak_tls(tls: str) -> None:
+    fleet = urls(3, f"ttl_max=3&{tls}")
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
         for each in backends:
@@ -391,6 +395,31 @@ async def test_members_may_speak_tls(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be used"):
         Settings.of(Url.parse(f"{urls()[0]}&tls_cert=/nowhere&tls_ca=/nowhere"))
     assert issubclass(ssl.SSLError, OSError)
+
+
+async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.peers.tcp.STRANGERS_MAX", 4)
+    fleet = urls(3, f"ttl_max=3&{tls}")
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(tenure.connect(fleet[0]))
+        await first.leaders()
+        member = first._opened.leases  # type: ignore[union-attr]
+        assert isinstance(member, Member)
+        settled, machine, transport = member._running()
+        host, _, port = settled.members[0].rpartition(":")
+        silent = []
+        for _ in range(12):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            silent.append(asyncio.create_task(reader.read()))
+        await until(lambda: sum(each.done() for each in silent) >= 8, within=2)
+        assert transport.counts.dropped == {"crowded out": 8}
+        second = await stack.enter_async_context(tenure.connect(fleet[1]))
+        await second.leaders()
+        await until(lambda: machine.liveness.alive(SystemClock().now()) == [0, 1])
+        for each in silent:
+            each.cancel()
+        await asyncio.wait(silent)
 
 
 # --- what a URL may say ---

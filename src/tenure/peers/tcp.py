@@ -165,8 +165,6 @@ class TcpTransport:
     async def _listen(self, me: int) -> None:
         host, port = address(self._fleet.members[me])
         place: dict[str, Any] = {"sock": self._listener} if self._listener else {"host": host, "port": port}
-        if self._server_tls is not None:
-            place |= {"ssl": self._server_tls, "ssl_handshake_timeout": GREET_WITHIN}
         try:
             self._server = await asyncio.start_server(self._answer, **place)
         except OSError as error:
@@ -175,6 +173,8 @@ class TcpTransport:
             raise Unavailable(f"can't listen on {place_of_me} ({why}): {_advice(error)}") from error
 
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server_tls is not None:
+            writer.transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
         self._spawn(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,6 +183,8 @@ class TcpTransport:
         self._admit(task, self._strangers, STRANGERS_MAX)
         try:
             async with asyncio.timeout(GREET_WITHIN):
+                if self._server_tls is not None:  # here and not before: who makes no handshake is counted, too
+                    await writer.start_tls(self._server_tls)
                 channel = await self._greet(reader, writer, dialled=False)
                 who = await self._introduced(reader, channel)
             self._strangers.pop(task, None)
