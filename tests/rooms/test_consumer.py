@@ -393,6 +393,20 @@ async def _is_dead(queue: tenure.Queue) -> bool:
     return (await queue.stats()).dead == 1
 
 
+def test_a_thread_that_outlives_the_loop_is_told_so() -> None:
+    kept: list[BlockingMessage] = []
+
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders")
+            await queue.send(b"x")
+            await queue.consume(kept.append, until_empty=True)
+
+    asyncio.run(main())
+    with pytest.raises(tenure.Unavailable, match="the consumer has ended, and its loop with it"):
+        kept[0].complete()
+
+
 SERVER = """
 import asyncio, sys, tenure
 

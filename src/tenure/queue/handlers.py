@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
 from tenure.queue.processes import NAME, UNGUARDED, NotBegun, Processes
@@ -149,7 +149,13 @@ def _ran_on(ended: Future[Any]) -> RanOn | None:
 
 def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run what *start* makes on the consumer's loop, and block this thread until it has ended."""
-    return asyncio.run_coroutine_threadsafe(start(), loop).result()
+    question = start()
+    try:
+        asking = asyncio.run_coroutine_threadsafe(question, loop)
+    except RuntimeError as error:  # the loop is closed
+        question.close()
+        raise Unavailable("the consumer has ended, and its loop with it; the message is no longer in hand") from error
+    return asking.result()
 
 
 def _is_async(handler: object) -> bool:
