@@ -16,6 +16,7 @@ from tenure.peers.machine import (
     Found,
     Hint,
     Input,
+    Inspect,
     Machine,
     Received,
     Release,
@@ -331,3 +332,33 @@ def test_who_awoke_in_time_counts_nobody_who_has_not_told_what_it_may_have_misse
     (answer,) = [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vouch, Deny))]
     assert isinstance(answer, Deny)
     assert answer.newest > old.token
+
+
+def test_who_has_claimed_a_name_and_never_led_is_not_told_as_its_leader() -> None:
+    hall = Hall(5)
+    hall.cuts |= {(0, other) for other in (2, 3, 4)} | {(other, 0) for other in range(1, 5)}
+    hall.acquire(0)  # heard by 1 only, which is not heard
+    del hall.machines[0], hall.machines[4]
+    ask = hall.ask(2, lambda ask: Inspect(ask, "chair"))
+    hall.run(3.0)
+    answer = hall.answers[ask]
+    assert isinstance(answer, NoAnswer)
+    assert "fewer than 3 of them vouch" in answer.why
+
+
+def test_who_has_led_and_may_lead_still_is_told_without_a_time() -> None:
+    hall = Hall(5)
+    grant = hall.lead(0)
+    hall.ask(0, lambda ask: Renew(ask, grant, TTL))
+    for number in (2, 3):
+        hall.machines[number].voter.free("chair", 0, grant.holder, grant.token, won=False)
+    del hall.machines[0], hall.machines[4]
+    ask = hall.ask(2, lambda ask: Inspect(ask, "chair"))
+    hall.run(3.0)
+    answer = hall.answers[ask]
+    assert isinstance(answer, HeldBy)
+    assert (answer.token, answer.remaining) == (grant.token, None)
+    hall.machines[3].voter.free("chair", 1, "h1", grant.token + 1, won=False)  # another claim is known of
+    ask = hall.ask(2, lambda ask: Inspect(ask, "chair"))
+    hall.run(3.0)
+    assert isinstance(hall.answers[ask], NoAnswer)

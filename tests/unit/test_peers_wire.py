@@ -53,7 +53,7 @@ numbers = st.integers(0, NUMBER_MAX - 1)
 names = st.text(min_size=1, max_size=40)
 seconds = st.floats(0, 1e6)
 metadata = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
-held = st.none() | st.builds(Held, numbers, names, numbers, seconds, metadata)
+held = st.none() | st.builds(Held, numbers, names, numbers, seconds, metadata, st.booleans())
 messages = st.one_of(
     st.builds(Beat, numbers),
     st.builds(Learn, numbers),
@@ -135,7 +135,7 @@ def test_what_is_no_message_is_malformed(body: bytes) -> None:
 def test_the_longest_message_fits_a_frame() -> None:
     name = "\U0001f5f3" * 1024
     told = {"key": "x" * (METADATA_MAX - 20)}
-    deny = Deny(NUMBER_MAX - 1, NUMBER_MAX - 1, Held(63, name, NUMBER_MAX - 1, 1e6, told))
+    deny = Deny(NUMBER_MAX - 1, NUMBER_MAX - 1, Held(63, name, NUMBER_MAX - 1, 1e6, told, True))
     assert decode(encode(deny)) == deny
     claim = Claim(NUMBER_MAX - 1, name, name, NUMBER_MAX - 1, 1e6, True, told)
     assert decode(encode(claim)) == claim

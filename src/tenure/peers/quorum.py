@@ -49,9 +49,10 @@ class Promise:
     until: float
     metadata: Metadata
     resign_asked: bool = False
+    won: bool = False  # it was renewed, so it made a leader
 
     def held(self, now: float) -> Held:
-        return Held(self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata)
+        return Held(self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata, self.won)
 
     def is_of(self, member: int, holder: str, token: int) -> bool:
         return (self.member, self.holder, self.token) == (member, holder, token)
@@ -181,6 +182,7 @@ class Voter:
         standing = self.promise(claim.name, now)
         if standing is not None and standing.is_of(member, claim.holder, claim.token):
             standing.until = max(standing.until, now + claim.ttl)
+            standing.won = standing.won or claim.renewal
             return Vouch(claim.round, standing.resign_asked)
         if standing is not None and not self._gives_way(standing, member, claim):
             return Deny(claim.round, max(record.newest, self._floor), standing.held(now))
@@ -188,7 +190,8 @@ class Voter:
             return Deny(claim.round, max(record.newest, self._floor), None)
         record.newest = max(record.newest, claim.token)
         record.before, record.term = record.term, max(record.term, claim.token)
-        record.promise = Promise(member, claim.holder, claim.token, now + claim.ttl, claim.metadata)
+        until = now + claim.ttl
+        record.promise = Promise(member, claim.holder, claim.token, until, claim.metadata, won=claim.renewal)
         self.learn(claim.token)
         return Vouch(claim.round, resign_asked=False)
 

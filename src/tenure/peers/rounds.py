@@ -181,7 +181,17 @@ class LookRound(Round):
         if heard < self.fleet.needed:
             return self.too_few(heard)
         vouching = self._vouching()
-        return self._held(vouching) if vouching else self._vacant()
+        if self.fleet.quorum == "none" or len(vouching) >= self.fleet.needed:
+            return self._held(vouching) if vouching else self._vacant()
+        # Those that were not heard decide. Who is vouched for may never have led, or another may have led since.
+        newest = max(seen.newest for seen in self._seen.values())
+        for seen in self._seen.values():
+            if seen.held is not None and seen.held.won and seen.held.token >= newest:
+                return held_by(self._name, seen.held, certain=False)
+        return NoAnswer(
+            f"{heard} of {self.fleet.size} members answered, and fewer than {self.fleet.needed} of them vouch for the "
+            "same claim; the others might"
+        )
 
     def _vouching(self) -> list[Held]:
         """Return the promises for the claim that most vouch for, the newest of equals."""

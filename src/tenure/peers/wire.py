@@ -45,13 +45,17 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A promise that still stands: to which member, for which claim, and for how many seconds more."""
+    """A promise that still stands: to which member, for which claim, and for how many seconds more.
+
+    *won* if it is known that others have vouched, too, and it made a leader: for who renews has led.
+    """
 
     member: int
     holder: str
     token: int
     remaining: float
     metadata: Metadata = field(default_factory=lambda: NO_METADATA, hash=False)
+    won: bool = False
 
 
 # --- who is there ------------------------------------------------------------------------------------------------
@@ -272,10 +276,10 @@ def _metadata(value: Any) -> Metadata:
 def _held(value: Any) -> Held | None:
     if value is None:
         return None
-    if type(value) is not list or len(value) != 5:
+    if type(value) is not list or len(value) != 6:
         raise Malformed("not a promise")
-    member, holder, token, remaining, metadata = value
-    return Held(_number(member), _text(holder), _number(token), _seconds(remaining), _metadata(metadata))
+    member, holder, token, remaining, metadata, won = value
+    return Held(_number(member), _text(holder), _number(token), _seconds(remaining), _metadata(metadata), _flag(won))
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -322,8 +326,8 @@ def encode(message: Message) -> bytes:
 
 def _plain(value: Any) -> Any:
     match value:
-        case Held(member, holder, token, remaining, metadata):
-            return [member, holder, token, remaining, dict(metadata)]
+        case Held(member, holder, token, remaining, metadata, won):
+            return [member, holder, token, remaining, dict(metadata), won]
         case MappingProxyType():
             return dict(value)
     return value
