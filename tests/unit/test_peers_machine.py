@@ -362,3 +362,22 @@ def test_who_has_led_and_may_lead_still_is_told_without_a_time() -> None:
     ask = hall.ask(2, lambda ask: Inspect(ask, "chair"))
     hall.run(3.0)
     assert isinstance(hall.answers[ask], NoAnswer)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_remembers_too_many_names_to_vouch_for_itself_says_so_at_once(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = Hall()
+    monkeypatch.setattr("tenure.peers.quorum.NAMES_MAX", 1)
+    if late:
+        ask = hall.acquire(2)  # waits for its turn
+        hall.machines[2].voter.free("other", 0, "x", 1, won=True)
+        hall.run(5.0)
+    else:
+        hall.machines[2].voter.free("other", 0, "x", 1, won=True)
+        ask = hall.acquire(2)
+    answer = hall.answers[ask]
+    assert isinstance(answer, NoAnswer)
+    assert "remembers 20000 names, and no more" in answer.why
+    assert hall.count(Claim) == 0

@@ -490,6 +490,9 @@ class Machine:
                 self._want(name, now)
                 effects.append(Answer(event.ask, held_by(name, promise.held(now))))
             return
+        if not self.voter.remembers(name):
+            effects.append(Answer(event.ask, _no_room()))
+            return
         until = now + self.fleet.election_lasts
         hopeless_at = min(until, now + HOPELESS_AFTER * event.ttl)
         applicant = _Applicant(event.ask, event.holder, event.ttl, event.metadata, hopeless_at, until)
@@ -561,6 +564,11 @@ class Machine:
         promise = self.voter.promise(name, now)
         if promise is not None:
             self._answer_all(name, held_by(name, promise.held(now)), now, effects)
+            return
+        if not self.voter.remembers(name):  # others have taken the last places meanwhile
+            effects.extend(Answer(each.ask, _no_room()) for each in waiting)
+            waiting.clear()
+            self._stand_back_alone(name, now, effects)
             return
         first = waiting[0]
         asks = [each.ask for each in waiting if each.holder == first.holder]
@@ -853,3 +861,7 @@ class Machine:
                 enough = len(asked.answers) >= self.fleet.needed
                 answer = any(asked.answers.values()) if enough else asked.too_few(len(asked.answers))
                 self._settle(asked, answer, effects)
+
+
+def _no_room() -> NoAnswer:
+    return NoAnswer(f"this member remembers {NAMES_MAX} names, and no more; use fewer, or restart the members in turn")

@@ -159,16 +159,19 @@ class Voter:
         record = self._records.get(name)
         return record.newest if record else 0
 
+    def remembers(self, name: str) -> bool:
+        """Return whether we know *name*, or have room for it: otherwise we vouch for nobody under it."""
+        return name in self._records or len(self._records) < NAMES_MAX
+
     def leads(self, now: float) -> bool:
         """Return whether we ourselves may lead anything: whoever leads vouches for itself."""
         promises = (self.promise(name, now) for name in self._records)
         return any(promise is not None and promise.member == self._fleet.me for promise in promises)
 
     def _record(self, name: str) -> Record | None:
-        record = self._records.get(name)
-        if record is None and len(self._records) < NAMES_MAX:
-            record = self._records[name] = Record()
-        return record
+        if not self.remembers(name):
+            return None
+        return self._records.setdefault(name, Record())
 
     # --- votes ---
 
