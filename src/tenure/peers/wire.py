@@ -13,7 +13,6 @@ Fields are written in the order of the classes below, as a JSON array that begin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -246,7 +245,7 @@ def _flag(value: Any) -> bool:
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0.0 <= value <= TTL_MAX:
+    if type(value) not in (int, float) or not 0.0 <= value <= TTL_MAX:  # neither holds for NaN
         raise Malformed("not a duration")
     return float(value)
 
