@@ -25,7 +25,7 @@ from tenure.peers.machine import (
     Tick,
 )
 from tenure.peers.rounds import NoAnswer
-from tenure.peers.wire import Claim, Deny, Elect, Elected, Free, Message, Vouch
+from tenure.peers.wire import Claim, Deny, Elect, Elected, Election, Free, Message, Vouch
 
 TTL = 15.0
 STEP = 0.01
@@ -381,3 +381,17 @@ def test_who_remembers_too_many_names_to_vouch_for_itself_says_so_at_once(
     assert isinstance(answer, NoAnswer)
     assert "remembers 20000 names, and no more" in answer.why
     assert hall.count(Claim) == 0
+
+
+def test_who_asks_a_hair_after_its_turn_stands_anew() -> None:
+    hall = Hall(3, strategy="bully")
+    grant = hall.lead(0)
+    assert isinstance(hall.answers[hall.acquire(2)], HeldBy)
+    hall.ask(0, lambda ask: Release(ask, grant))
+    hall.cuts |= {(2, 0), (2, 1)}  # so that the turn is not over because somebody else leads
+    hall.feed(2, Received(0, Election("chair")))
+    hall.now += hall.machines[2].fleet.answer_within
+    ask = hall.acquire(2)  # the turn is over at this very moment, and its timer was not handled yet
+    hall.cuts.clear()
+    hall.run(1.0)
+    assert isinstance(hall.answers[ask], Granted)

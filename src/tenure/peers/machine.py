@@ -502,10 +502,13 @@ class Machine:
         self._at(until, "applicant", name)
         if not self.voter.awake:
             return
-        if now < self._turns.pop(name, -math.inf):
+        turn_ends = self._turns.pop(name, None)
+        if turn_ends is not None and now < turn_ends:
             self._stake(name, now, effects)
-        else:
-            self._run(name, race.Stand(), now, effects)
+            return
+        if turn_ends is not None:  # it came a hair too late, and the race still takes the turn for taken
+            self._run(name, race.StandBack(), now, effects)
+        self._run(name, race.Stand(), now, effects)
 
     def _want(self, name: str, now: float) -> None:
         """A candidate here stands by for *name*: it asks again when it is free, but may be the last to see it."""
