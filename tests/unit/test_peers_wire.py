@@ -124,6 +124,7 @@ def test_a_known_tag_with_any_fields_is_a_message_or_malformed(tag: str, fields:
         b'["claim",1,"a","b",1,1' + b"0" * 400 + b",false,{}]",  # no float is so large
         b'["claim",1,"","b",1,1.0,false,{}]',
         b'["claim",1,"a","b",1,1.0,false,{"a":1}]',
+        b'["claim",1,"a","b",1,1.0,false,{"a":"' + b"x" * METADATA_MAX + b'"}]',
         b'["deny",1,1,[0,"a",1]]',
         b"[" * 50_000,
         b'["okay","' + b"x" * 1025 + b'"]',

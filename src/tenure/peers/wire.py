@@ -269,6 +269,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _metadata(value: Any) -> Metadata:
     if type(value) is not dict or any(type(each) is not str for each in value.values()):
         raise Malformed("not metadata")
+    if metadata_size(value) > METADATA_MAX:  # or it would be repeated in an answer that is longer than the question
+        raise Malformed("too much metadata")
     return MappingProxyType(value) if value else NO_METADATA
 
 
