@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -153,7 +158,7 @@ def test_no_trouble_in_making_a_process_counts(monkeypatch: pytest.MonkeyPatch) 
             consuming = asyncio.ensure_future(queue.consume(odd_results, run_in="process", on_error=note))
             await until(lambda: failures)
             monkeypatch.undo()
-            await until(lambda: _is_empty(queue))
+            await until(lambda: _is_left(queue, dead=0))
             await queue.drain()
             await consuming
             assert {type(error) for error in failures} == {NotBegun}
@@ -162,6 +167,73 @@ def test_no_trouble_in_making_a_process_counts(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
 
 
-async def _is_empty(queue: tenure.Queue) -> bool:
+RAW_FORK = getattr(ctypes.CDLL(None), "fork", None) if sys.platform != "win32" else None
+
+
+def forking(message: Received) -> None:
+    """Leave a process behind, which Python knows of or not, and die, or be killed."""
+    if message.body == b"well":
+        return
+    pid = RAW_FORK() if message.headers["raw"] and RAW_FORK is not None else os.fork()
+    if pid == 0:
+        if message.body == b"long":
+            os.setsid()  # no signal for the group reaches it
+        time.sleep(10)
+        os._exit(0)
+    if message.body == b"long":
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("body", [b"short", b"long"])
+def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            await queue.send(body, headers={"raw": raw})
+            consuming = asyncio.ensure_future(queue.consume(forking, run_in="process", concurrency=1, max_hold=1.5))
+            await until(lambda: _is_left(queue, dead=1), within=8)
+            await queue.send(b"well")
+            await until(lambda: _is_left(queue, dead=1), within=8)
+            await queue.drain()
+            await consuming
+            [dead] = await queue.dead_letters.peek()
+            assert dead.error is not None
+            assert ("SIGKILL" if body == b"short" else "max_hold") in dead.error.message
+
+    asyncio.run(main())
+
+
+async def _is_left(queue: tenure.Queue, dead: int) -> bool:
     stats = await queue.stats()
-    return stats.ready + stats.locked + stats.delayed + stats.dead == 0
+    return stats.dead == dead and stats.ready + stats.locked + stats.delayed == 0
+
+
+def weary(message: Received) -> None:
+    time.sleep(3600)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_process_that_has_ended_leaves_nothing_open() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            failures: list[int] = []  # how many files were open, each time
+            note = lambda message, error: failures.append(len(os.listdir("/proc/self/fd")))  # noqa: E731
+            consuming = asyncio.ensure_future(
+                queue.consume(weary, run_in="process", concurrency=1, max_hold=0.5, on_error=note)
+            )
+            gc.disable()
+            try:
+                for number in range(4):
+                    await queue.send(b"x")
+                    await until(lambda: len(failures) > number, within=20)  # noqa: B023
+            finally:
+                gc.enable()
+            await queue.drain(grace=0.0)
+            await consuming
+            assert failures[-1] <= failures[0]
+
+    asyncio.run(main())

@@ -7,9 +7,13 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
@@ -27,7 +31,10 @@ UNGUARDED = 78
 """The exit code of a process that was about to consume, because the script it imports does so."""
 
 DYING = 5.0
-"""Seconds for a process to end that has closed its pipe."""
+"""Seconds for a process to end whose pipe is closed."""
+
+LOOK_AGAIN = 0.5
+"""Seconds between looks at whether a process has ended: not everything that ends closes its pipe."""
 
 
 class HandlerDied(Exception):
@@ -65,9 +72,13 @@ class Processes:
             NotBegun: There is none, and none can be made.
         """
         with self._guard:
-            while self._idle:
-                if (process := self._idle.pop()).is_alive:
-                    return process
+            idle = self._idle.pop() if self._idle else None
+        while idle is not None:
+            if idle.is_alive:
+                return idle
+            idle.close()
+            with self._guard:
+                idle = self._idle.pop() if self._idle else None
         try:
             return _Process()
         except Exception as error:
@@ -115,10 +126,10 @@ class Task:
             with self._guard:  # from here on, it may be another message's
                 self._process = None
                 is_killed = self._is_stopped
-            if is_killed:
-                process.close()
-            elif process.is_usable:
+            if process.is_usable and not is_killed:
                 self._processes.put_back(process)
+            else:
+                process.close()
 
     def stop(self) -> None:
         """Kill the process, and what it has started."""
@@ -143,12 +154,15 @@ class _Process:
             theirs.close()
         # Unless killed first, it would be waited for when the interpreter ends.
         self._finalizer = Finalize(self, _kill, args=(self._process,), exitpriority=10)
+        self._guard = threading.Lock()
+        self._is_collected = False  # or about to be: its number may become another's
+        self._code: int | None = None
         self._is_ready = False
         self.is_usable = True
 
     @property
     def is_alive(self) -> bool:
-        return self._process.exitcode is None
+        return _state(self._process) is _State.RUNNING
 
     def call(self, handler: Handler, message: object) -> object:
         try:
@@ -158,50 +172,118 @@ class _Process:
         self.is_usable = False
         try:
             if not self._is_ready:
-                self._pipe.recv_bytes()
+                self._receive()
                 self._is_ready = True
             self._pipe.send_bytes(work)
         except (EOFError, OSError) as error:
-            how = self._end_of()
-            if self._process.exitcode == UNGUARDED:
-                raise NeverBegins(
-                    "each process for handlers runs the script once more, and would consume as well; "
-                    "put what starts the script under: if __name__ == '__main__':"
-                ) from error
-            raise NotBegun(f"a process for handlers ended too soon, {how}; see its words on stderr") from error
+            raise self._died_early() from error
         try:
-            answer = self._pipe.recv_bytes()
+            answer = self._receive()
         except (EOFError, OSError) as error:
-            raise HandlerDied(f"the process of the handler ended without an answer, {self._end_of()}") from error
+            how = self._end(with_group=True)
+            raise HandlerDied(f"the process of the handler ended without an answer, {how}") from error
         self.is_usable = True
         return _read(answer)
 
+    def _receive(self) -> bytes:
+        """Return what it sends.
+
+        Raises:
+            EOFError: It has ended, even if something that it has forked keeps its end of the pipe open.
+        """
+        while not self._pipe.poll(LOOK_AGAIN):
+            if not self.is_alive and not self._pipe.poll(0):
+                raise EOFError
+        return self._pipe.recv_bytes()
+
+    def _died_early(self) -> NotBegun:
+        how = self._end(with_group=True)
+        if self._code == UNGUARDED:
+            return NeverBegins(
+                "each process for handlers runs the script once more, and would consume as well; "
+                "put what starts the script under: if __name__ == '__main__':"
+            )
+        return NotBegun(f"a process for handlers ended too soon, {how}; see its words on stderr")
+
     def kill(self) -> None:
-        _kill(self._process)
+        """Kill it, with all that it has started, and let whoever waits for it know."""
+        with self._guard:
+            if not self._is_collected:
+                _kill(self._process)
+                _shut(self._pipe)
 
     def close(self) -> None:
         """Let it end by itself, as there is no further message to read; wait for that."""
-        self._end_of()
+        self._end()
 
-    def _end_of(self) -> str:
-        """Make sure that it has ended, and say how it did."""
-        self._pipe.close()
-        self._process.join(DYING)
-        _kill(self._process)
-        self._process.join()
-        self._finalizer.cancel()
-        code = self._process.exitcode or 0
+    def _end(self, *, with_group: bool = False) -> str:
+        """Make sure that it has ended, and say how it did.
+
+        Args:
+            with_group: Kill what it has left behind, too. That is always done if it has to be killed.
+        """
+        with self._guard:
+            self._pipe.close()
+        if not self._is_collected:
+            has_ended = _has_ended_within(self._process, DYING)
+            with self._guard:
+                if with_group or not has_ended:
+                    _kill(self._process)
+                self._is_collected = True
+            self._process.join()
+            self._code = self._process.exitcode
+            self._finalizer.cancel()
+            with suppress(ValueError):  # somebody else has collected it
+                self._process.close()
+        code = self._code or 0
         return f"killed by signal {-code} ({_name(-code)})" if code < 0 else f"with exit code {code}"
+
+
+class _State(Enum):
+    RUNNING = "running"
+    ENDED = "ended"  # and not collected: its number is still its own
+    COLLECTED = "collected"
+
+
+def _state(process: SpawnProcess) -> _State:
+    """Say how far *process* is, without collecting it: its group can be killed safely as long as nobody has."""
+    if sys.platform == "win32" or not hasattr(os, "waitid"):
+        return _State.RUNNING if process.exitcode is None else _State.COLLECTED
+    assert process.pid is not None
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return _State.COLLECTED
+    return _State.RUNNING if found is None else _State.ENDED
+
+
+def _has_ended_within(process: SpawnProcess, seconds: float) -> bool:
+    # Not by its sentinel: that is a pipe, of which something that it has forked may hold an end.
+    give_up = time.monotonic() + seconds
+    pause = 0.001
+    while _state(process) is _State.RUNNING:
+        if time.monotonic() >= give_up:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+    return True
 
 
 def _kill(process: SpawnProcess) -> None:
     """Kill *process* with all that it has started; none of it has a say."""
-    if process.exitcode is not None or process.pid is None:
+    if process.pid is None or _state(process) is _State.COLLECTED:
         return
-    if os.name == "posix":
+    if sys.platform != "win32":
         with suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
+
+
+def _shut(pipe: Connection) -> None:
+    """Let whoever reads from *pipe* or writes to it notice that this is over, whoever has the other end."""
+    if sys.platform != "win32":
+        with suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as one:
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def _name(number: int) -> str:
@@ -271,6 +353,9 @@ def _read(answer: bytes) -> object:
 def _serve(pipe: Connection) -> None:
     """Handle what comes through *pipe*, until it is closed."""
     _stand_alone()
+    if sys.platform != "win32":  # what we start, and what lives longer than we, must not seem to be us
+        os.set_inheritable(pipe.fileno(), False)
+        os.register_at_fork(after_in_child=pipe.close)
     pipe.send_bytes(b"")
     while True:
         try:
