@@ -20,7 +20,7 @@ import ssl
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from tenure.errors import Unavailable
 from tenure.pacing import Dice, later
@@ -174,7 +174,8 @@ class TcpTransport:
 
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server_tls is not None:
-            writer.transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
+            transport = cast("asyncio.Transport", writer.transport)
+            transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
         self._spawn(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
