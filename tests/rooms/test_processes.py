@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def told_by(program: str, folder: Path, *arguments: str, stdin: bool = False) ->
     return ended.stdout
 
 
+def is_gone(pid: int) -> bool:
+    """Tell whether nothing is alive of the group; who of it has ended, and is not waited for, has gone."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(group) == pid and state not in "ZX":
+                return False
+    return True
+
+
 UNFIT = """
 import asyncio, multiprocessing, tenure
 
@@ -56,7 +67,7 @@ async def main():
         queue = backend.queue("orders", lock=30)
         await queue.send(b"x", session=SESSION)
         try:
-            await queue.consume(handler, run_in="process", until_empty=True, sessions=SESSION is not None)
+            await queue.consume(handler, run_in="process", until_empty=True, sessions=bool(SESSION))
         except tenure.ConfigError as error:
             stats = await queue.stats()
             counts = [one.delivery_count for one in await queue.receive()]
@@ -235,5 +246,74 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
             await queue.drain(grace=0.0)
             await consuming
             assert failures[-1] <= failures[0]
+
+    asyncio.run(main())
+
+
+LONELY = """
+import asyncio, os, subprocess, sys, time, tenure
+
+def handler(message):
+    print(os.getpid(), flush=True)
+    subprocess.run(["sleep", "3600"])
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=4)
+        await queue.send(b"a", session=SESSION)
+        consuming = asyncio.ensure_future(queue.consume(handler, run_in="process", sessions=bool(SESSION)))
+        sys.stdin.readline()
+        if not os.fork():  # it holds whatever the consumer had open
+            os.close(1)
+            time.sleep(20)
+            os._exit(0)
+        print("forked", flush=True)
+        await consuming
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | None, tmp_path: Path) -> None:
+    program = tmp_path / "lonely.py"
+    program.write_text(textwrap.dedent(LONELY.replace("SESSION", repr(session))))
+    pipe, command = subprocess.PIPE, [sys.executable, str(program)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write("\n")
+            child.stdin.flush()
+            told = sorted(child.stdout.readline() for _ in range(2))
+            assert told[1] == "forked\n"
+            time.sleep(1.0)
+            assert not is_gone(int(told[0]))
+            child.send_signal(number)
+            began = time.monotonic()
+            while not is_gone(int(told[0])):
+                assert time.monotonic() - began < 4.0  # whenever it was locked, that was before
+                time.sleep(0.02)
+        finally:
+            child.kill()
+
+
+def patient(message: Received) -> None:
+    time.sleep(4)
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_process_goes_on_as_long_as_its_lock_is_renewed(session: str | None) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=2, max_deliveries=1)
+            await queue.send(b"x", session=session)
+            consuming = queue.consume(patient, run_in="process", until_empty=True, sessions=session is not None)
+            asyncio.get_running_loop().call_later(1.5, time.sleep, 2.5)  # the loop is blocked; locks are kept elsewhere
+            await consuming
+            assert await _is_left(queue, dead=0)
 
     asyncio.run(main())

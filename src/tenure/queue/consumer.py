@@ -114,7 +114,7 @@ class Consumer:
         self._inbox = inbox
         self._until_empty = until_empty
         self._sigterm = sigterm
-        self._handlers = Handlers(handler, run_in, self._habits.concurrency)
+        self._handlers = Handlers(handler, run_in, self._habits.concurrency, self)
         self._verdict: Verdict | None = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
         self._holds: dict[Token, Hold] = {}
         self._pump = self._new_pump()

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tenure.errors import ConfigError, Unavailable
+from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
-from tenure.queue.processes import NAME, UNGUARDED, NotBegun, Processes
+from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NotBegun, Processes
 from tenure.queue.threads import Threads
 
 Handler = Callable[[Any], Any]
@@ -27,6 +28,9 @@ Served = Callable[[Message], Awaitable[object]]
 
 PAUSE = 1.0
 """Seconds before another try when no process could be made."""
+
+KILL_SHARE = 0.25
+"""Which share of the grace stays, after a process has ended itself, until the lock is not believed any more."""
 
 CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
 """The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
@@ -40,6 +44,19 @@ class RanOn(asyncio.CancelledError):
         self.outcome = outcome
 
 
+class Keeping(Protocol):
+    """Who keeps the locks while handlers run. Asked in any thread."""
+
+    @property
+    def timing(self) -> Timing:
+        """The times of a lock."""
+        ...
+
+    def remaining(self, message: Message) -> float:
+        """Return for how many seconds the lock of *message* may be believed, if nothing more is heard."""
+        ...
+
+
 class Handlers:
     """A handler, made callable on the loop, and what is needed to run it.
 
@@ -48,9 +65,10 @@ class Handlers:
         run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` wants a function that can be
             imported, and gives it the message without verbs.
         concurrency: How many run at once.
+        keeping: Says how long a process may go on by itself.
     """
 
-    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int) -> None:
+    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, keeping: Keeping) -> None:
         if not callable(handler):
             raise ConfigError(f"handler must be a function that takes a message, not {handler!r:.80}")
         if run_in not in ("auto", "thread", "process"):
@@ -65,7 +83,7 @@ class Handlers:
             _check_portable(handler)
         self._handler = handler
         self._concurrency = concurrency
-        self._run_in = run_in
+        self._keeping = keeping
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._left: set[tuple[Token, int]] = set()
@@ -92,12 +110,19 @@ class Handlers:
     async def _in_process(self, message: Message) -> object:
         if self._processes is None:
             self._processes = Processes(self._handler)
-        task = self._processes.task(Received(message._delivery._replace(headers=dict(message.headers))))
+        content = Received(message._delivery._replace(headers=dict(message.headers)))
+        lock = Lock(functools.partial(self._until, message), self._keeping.timing.renew_every / 4)
+        task = self._processes.task(content, lock)
         try:
             return await self._end_of(message, self._pool(message).submit(task), task.stop)
         except NotBegun:
             await asyncio.sleep(PAUSE)  # it would be tried again at once
             raise
+
+    def _until(self, message: Message) -> float:
+        """Return when a handler that still runs is to be ended by its own process, which may be alone by then."""
+        now = CLOCK.now()  # before we ask what remains: never too late
+        return now + self._keeping.remaining(message) - KILL_SHARE * self._keeping.timing.grace
 
     def _pool(self, message: Message) -> Threads:
         if self._threads is None:

@@ -8,21 +8,32 @@ import os
 import pickle
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
+from queue import SimpleQueue
 from traceback import format_exception
-from typing import Any
+from typing import Any, NamedTuple
 
+from tenure.clock import SystemClock
 from tenure.queue.retry import Reject, Retry
 
 Handler = Callable[[Any], Any]
+
+CLOCK = SystemClock()
+"""The clock by which a process is told when to end: all processes of a machine share it."""
+
+NOTABLE = 0.01
+"""Seconds by which the end of a lock moves on at least, if it does."""
+
+_MOMENT = struct.Struct("d")
 
 NAME = "tenure-handler"
 """What the processes are called."""
@@ -49,6 +60,18 @@ class NeverBegins(NotBegun):
     """The handler can't be begun now or later: that has to be mended by whoever wrote it."""
 
 
+class Lock(NamedTuple):
+    """What a handler's process has to know of the lock of its message.
+
+    Args:
+        until: Returns the moment, by :data:`CLOCK`, at which a handler that still runs is to be ended.
+        every: Seconds between looks at whether that has moved on.
+    """
+
+    until: Callable[[], float]
+    every: float
+
+
 class Processes:
     """As many processes as messages are handled at once, made as they are needed, kept for the next message.
 
@@ -61,9 +84,9 @@ class Processes:
         self._idle: list[_Process] = []
         self._is_closed = False
 
-    def task(self, message: object) -> Task:
-        """Return what handles *message* when it is called, in a thread."""
-        return Task(self, self._handler, message)
+    def task(self, message: object, lock: Lock) -> Task:
+        """Return what handles *message* when it is called, in a thread, and no longer than *lock* says."""
+        return Task(self, self._handler, message, lock)
 
     def take(self) -> _Process:
         """Return a process that nobody else uses.
@@ -105,10 +128,11 @@ class Processes:
 class Task:
     """The handling of one message. Call it in a thread; :meth:`stop` it from any other."""
 
-    def __init__(self, processes: Processes, handler: Handler, message: object) -> None:
+    def __init__(self, processes: Processes, handler: Handler, message: object, lock: Lock) -> None:
         self._processes = processes
         self._handler = handler
         self._message = message
+        self._lock = lock
         self._guard = threading.Lock()
         self._process: _Process | None = None
         self._is_stopped = False
@@ -121,7 +145,7 @@ class Task:
             if self._is_stopped:
                 process.kill()
         try:
-            return process.call(self._handler, self._message)
+            return process.call(self._handler, self._message, self._lock)
         finally:
             with self._guard:  # from here on, it may be another message's
                 self._process = None
@@ -164,7 +188,7 @@ class _Process:
     def is_alive(self) -> bool:
         return _state(self._process) is _State.RUNNING
 
-    def call(self, handler: Handler, message: object) -> object:
+    def call(self, handler: Handler, message: object, lock: Lock) -> object:
         try:
             work = pickle.dumps((pickle.dumps(handler), message))
         except Exception as error:  # it could be, when the consumer was made
@@ -174,26 +198,35 @@ class _Process:
             if not self._is_ready:
                 self._receive()
                 self._is_ready = True
-            self._pipe.send_bytes(work)
+            until = lock.until()
+            if until <= CLOCK.now():
+                self.is_usable = True
+                raise NotBegun("its lock was over before a process was ready")
+            self._pipe.send_bytes(_MOMENT.pack(until) + work)
         except (EOFError, OSError) as error:
             raise self._died_early() from error
         try:
-            answer = self._receive()
+            answer = self._receive(lock, until)
         except (EOFError, OSError) as error:
             how = self._end(with_group=True)
             raise HandlerDied(f"the process of the handler ended without an answer, {how}") from error
         self.is_usable = True
         return _read(answer)
 
-    def _receive(self) -> bytes:
-        """Return what it sends.
+    def _receive(self, lock: Lock | None = None, until: float = 0.0) -> bytes:
+        """Return what it sends; meanwhile, tell it how the end of the *lock* moves on from *until*.
 
         Raises:
             EOFError: It has ended, even if something that it has forked keeps its end of the pipe open.
         """
-        while not self._pipe.poll(LOOK_AGAIN):
+        pause = LOOK_AGAIN if lock is None else min(LOOK_AGAIN, lock.every)
+        while not self._pipe.poll(pause):
             if not self.is_alive and not self._pipe.poll(0):
                 raise EOFError
+            if lock is not None and (later := lock.until()) > until + NOTABLE:
+                until = later
+                with suppress(OSError):  # it has just ended, maybe after an answer
+                    self._pipe.send_bytes(_MOMENT.pack(until))
         return self._pipe.recv_bytes()
 
     def _died_early(self) -> NotBegun:
@@ -356,28 +389,76 @@ def _serve(pipe: Connection) -> None:
     if sys.platform != "win32":  # what we start, and what lives longer than we, must not seem to be us
         os.set_inheritable(pipe.fileno(), False)
         os.register_at_fork(after_in_child=pipe.close)
-    pipe.send_bytes(b"")
-    while True:
-        try:
-            work = pipe.recv_bytes()
-        except (EOFError, OSError):
-            return
-        pipe.send_bytes(_worked_off(work))
+    watch = _Watch(pipe)
+    with suppress(OSError):  # nobody is left who would read it; or we were forked by the handler, and it returned
+        pipe.send_bytes(b"")
+        while (work := watch.work.get()) is not None:
+            answer = _worked_off(work)
+            watch.is_busy = False
+            pipe.send_bytes(answer)
 
 
 def _stand_alone() -> None:
-    """Listen to nobody but the consumer, and do not outlive it: then, nobody keeps the lock any more."""
+    """Listen to nobody but the consumer."""
     if os.name == "posix":
         os.setpgid(0, 0)
         for number in (signal.SIGINT, signal.SIGTERM):  # sent to all of a service: the consumer decides what it means
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which what the handler starts would inherit
-    threading.Thread(target=_end_with_parent, name="tenure-parent", daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+class _Watch:
+    """A thread that listens to the consumer, and ends the process, with all that it has started, when it has to.
+
+    That is when the lock is over, of which the consumer need not be able to tell any more: stopped, it neither renews
+    nor kills. And when the consumer has ended: then, nobody keeps the lock. The end of the pipe says so at once; if it
+    doesn't come, as something that the consumer forked holds the other end, we are somebody else's child.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.work: SimpleQueue[bytes | None] = SimpleQueue()
+        self.is_busy = False
+        self._pipe = pipe
+        self._until = 0.0
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        self._parent = parent
+        threading.Thread(target=self._run, name="tenure-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                left = self._until - CLOCK.now() if self.is_busy else LOOK_AGAIN
+                if left <= 0 or not self._listen(min(left, LOOK_AGAIN)):
+                    return
+        finally:  # whatever has happened: nobody would watch
+            _end_group()
+
+    def _listen(self, seconds: float) -> bool:
+        """Take in what the consumer says in so many *seconds*; False if it is over."""
+        ready = wait([self._pipe, self._parent.sentinel], seconds)
+        if self._parent.sentinel in ready or (os.name == "posix" and os.getppid() != self._parent.pid):
+            return False
+        if self._pipe in ready:
+            try:
+                said = self._pipe.recv_bytes()
+            except (EOFError, OSError):
+                return self._close()
+            if self.is_busy or len(said) > _MOMENT.size:  # or it is about what has ended by itself
+                self._until = _MOMENT.unpack_from(said)[0]
+            if len(said) > _MOMENT.size:
+                self.is_busy = True
+                self.work.put(said[_MOMENT.size :])
+        return True
+
+    def _close(self) -> bool:
+        """Let the process end by itself, if nothing is to be done any more."""
+        if not self.is_busy:
+            self.work.put(None)
+            wait([self._parent.sentinel], DYING)
+        return False
+
+
+def _end_group() -> None:
     if os.name == "posix":
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -68,7 +68,7 @@ class SessionConsumer:
         self._inbox = inbox
         self._until_empty = until_empty
         self._sigterm = sigterm
-        self._handlers = Handlers(handler, run_in, concurrency)
+        self._handlers = Handlers(handler, run_in, concurrency, self)
         self._success: Verdict = Complete(remember=inbox) if inbox else COMPLETE
         self._may_go_on = asyncio.Event()  # cleared by pause()
         self._may_go_on.set()
@@ -153,8 +153,9 @@ class SessionConsumer:
     def remaining(self, message: Message) -> float:
         """Return for how many seconds the lock of the session of *message* may be believed; 0.0 if it is over."""
         for worker in self._workers:
-            if worker.session is not None and worker.delivery == message.delivery:
-                return worker.session.remaining()
+            session = worker.session  # by a name of ours: we may be in another thread
+            if session is not None and worker.delivery == message.delivery:
+                return session.remaining()
         return 0.0
 
     def _cut_short(self) -> None:
