@@ -19,8 +19,8 @@ House rules of a voter:
   highest token or bound that it knew, its own wall clock included, and one more for each ms since, which is more than
   elections take. From the highest bound it goes on; and who has not told one gets no vote of it, and has none that it
   counts. That errs only if one was started by a clock that was ahead of all these, and they have not heard of it.
-- Only if nobody remembers is it the clock alone that matters: then tokens rise unless it stands earlier than when the
-  fleet was last started so.
+- Only if nobody remembers is it the clock alone that matters: then tokens rise unless it is behind the clocks by which
+  members were started before, as they would stand now.
 
 With ``quorum="none"``, a promise is a courtesy: it ends when its claimant is taken for dead, and of two leaders that
 meet, the one with the older term (and of equal terms, the lower member) leaves.
