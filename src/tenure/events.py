@@ -110,6 +110,13 @@ class MessageFailed(MessageEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerNotBegun(MessageEvent):
+    """No process could begin the handler, for *why*; the message is given back uncounted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageDied(MessageEvent):
     """A message went to the dead letters."""
 

@@ -20,6 +20,7 @@ import pytest
 
 import tenure
 from tenure.backend import connect
+from tenure.events import Event, HandlerNotBegun
 from tenure.queue.desk import Received
 from tenure.queue.processes import NotBegun
 from tenure.testing import until
@@ -155,12 +156,16 @@ def test_what_a_handler_returns_need_not_be_carried_over() -> None:
     asyncio.run(main())
 
 
-def test_no_trouble_in_making_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trouble_in_making_a_process_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no process for you")
 
+    events: list[Event] = []
+
     async def main() -> None:
-        async with connect("memory:") as backend:
+        async with connect("memory:", on_event=events.append) as backend:
             queue = backend.queue("orders", lock=30, max_deliveries=1)
             await queue.send(b"x")
             failures: list[BaseException] = []
@@ -174,6 +179,8 @@ def test_no_trouble_in_making_a_process_counts(monkeypatch: pytest.MonkeyPatch) 
             await consuming
             assert {type(error) for error in failures} == {NotBegun}
             assert (await queue.stats()).dead == 0
+            assert [type(event) for event in events] == [HandlerNotBegun] * len(failures)
+            assert "could not be begun (no process could be made for the handler, for ValueError" in caplog.text
 
     asyncio.run(main())
 

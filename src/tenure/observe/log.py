@@ -11,6 +11,7 @@ from tenure.events import (
     Event,
     GivenBack,
     HandedBack,
+    HandlerNotBegun,
     HandlerOverran,
     LockEnded,
     MessageDied,
@@ -77,6 +78,8 @@ def _said_of_message(event: MessageEvent) -> tuple[int, str]:
                 logging.WARNING,
                 f"its handler failed ({error}); it may be delivered again, after {delay:.3g} s",
             )
+        case HandlerNotBegun(why=why):
+            return logging.WARNING, f"its handler could not be begun ({why}); given back uncounted"
         case MessageDied(reason=reason):
             return logging.ERROR, f"put among the dead letters ({reason})"
         case LockEnded(why=why):

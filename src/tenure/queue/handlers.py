@@ -16,10 +16,11 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 from tenure.errors import ConfigError, Unavailable
+from tenure.events import HandlerNotBegun
 from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
-from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NotBegun, Processes
+from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
 from tenure.queue.threads import Threads
 
 Handler = Callable[[Any], Any]
@@ -115,8 +116,12 @@ class Handlers:
         task = self._processes.task(content, lock)
         try:
             return await self._end_of(message, self._pool(message).submit(task), task.stop)
-        except NotBegun:
-            await asyncio.sleep(PAUSE)  # it would be tried again at once
+        except NotBegun as error:
+            desk, one = message._desk, message.delivery
+            named = (one.id, one.sequence, one.delivery_count)
+            desk.tell(HandlerNotBegun(desk.clock.now(), desk.name, desk.holder, *named, str(error)))
+            if not isinstance(error, NeverBegins):
+                await asyncio.sleep(PAUSE)  # it would be tried again at once
             raise
 
     def _until(self, message: Message) -> float:
