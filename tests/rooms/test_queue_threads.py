@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -270,7 +271,7 @@ def test_a_handler_that_catches_its_cancellation_does_not_keep_the_block_from_en
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
 
-    with tenure.sync.connect("memory:") as backend:
+    with caplog.at_level(logging.WARNING, logger="tenure"), tenure.sync.connect("memory:") as backend:
         queue = backend.queue("orders", lock=1)
         queue.send(b"x")
         consuming = threading.Thread(target=lambda: queue.consume(stubborn, grace=0.1))
