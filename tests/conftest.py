@@ -1,10 +1,24 @@
-"""Fixtures for all tests: the servers."""
+"""Fixtures for all tests: the servers, and a log that no test leaves changed."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
 
 import pytest
 
 from tests.servers import Azurite, Postgres, Redis, url_of
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Undo what a command, run in this process, says of how loud the log is to be."""
+    log = logging.getLogger("tenure")
+    level, propagate, handlers = log.level, log.propagate, log.handlers[:]
+    yield
+    log.setLevel(level)
+    log.propagate = propagate
+    log.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

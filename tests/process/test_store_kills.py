@@ -1,0 +1,197 @@
+"""Consumers killed with kill -9, on each kind of server, and the server with them: nothing is lost or settled twice.
+
+``TENURE_FULL=1`` makes it long: 20,000 messages, 40 consumers killed, 3 servers. Azurite itself is not killed: what it
+keeps is saved every few seconds only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import registry
+from tenure.errors import Unavailable
+from tenure.queue.broker import Broker, QueueSettings
+from tenure.queue.message import Outgoing, Stats
+from tenure.testing import until
+from tenure.url import Url
+from tests.servers import Azurite, Postgres, Redis, private
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+
+FULL = os.environ.get("TENURE_FULL", "") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Course:
+    """How hard a kind of server is tried. Times in seconds."""
+
+    driver: str
+    server: type[Azurite] | type[Postgres] | type[Redis]
+    messages: int = 20_000 if FULL else 2_000
+    kills: int = 40 if FULL else 6
+    server_kills: int = 3 if FULL else 1
+    consumers: int = 4
+    lock: float = 1.0
+    batch: int = 20
+    pause: float = 0.02  # from one send to the next, and after a claim that brought nothing
+    patience: float = 120.0  # until all is worked off
+
+
+COURSES = [
+    Course("asyncpg", Postgres),
+    Course("redis", Redis),
+    Course(
+        "azure.storage.queue",
+        Azurite,
+        messages=20_000 if FULL else 600,
+        server_kills=0,
+        consumers=3,
+        lock=3.0,
+        batch=16,
+        pause=0.2,
+        patience=300.0,
+    ),
+]
+
+CONSUMER = """
+import asyncio, os, sys
+from tenure import registry
+from tenure.errors import Unavailable
+from tenure.queue.message import COMPLETE, Settled, Settlement
+from tenure.url import Url
+
+async def main(url, log, lock, batch, pause):
+    broker = registry.load(url).open(url).broker
+    def note(what, names):  # one write each: what a kill cuts off was not said
+        os.write(log, "".join(f"{what} {name}\\n" for name in names).encode())
+    while True:
+        try:
+            claim = await broker.receive("work", batch, lock)
+            if not claim.deliveries:
+                await asyncio.sleep(pause)
+                continue
+            note("got", [one.id for one in claim.deliveries])
+            await asyncio.sleep(0.03)  # the work, in which most of the killed die
+            answers = await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            done = [one.id for one, answer in zip(claim.deliveries, answers) if isinstance(answer, Settled)]
+            note("settled", done)
+        except Unavailable:
+            await asyncio.sleep(pause)
+
+log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+asyncio.run(main(Url.parse(sys.argv[1]), log, float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])))
+"""
+
+
+class Staff:
+    """Consumers, one of which is killed now and then, and replaced."""
+
+    def __init__(self, course: Course, url: str, folder: Path) -> None:
+        self._course = course
+        self._url = url
+        self._folder = folder
+        self.hired = 0
+        self.running = [self._hire() for _ in range(course.consumers)]
+
+    def _hire(self) -> tuple[subprocess.Popen[bytes], Path]:
+        self.hired += 1
+        log = self._folder / f"{self.hired}.log"
+        course = self._course
+        numbers = [str(number) for number in (course.lock, course.batch, course.pause)]
+        return subprocess.Popen([sys.executable, "-c", CONSUMER, self._url, str(log), *numbers]), log
+
+    async def kill_one(self, dice: random.Random) -> None:
+        """Kill one that has begun to work."""
+        place = dice.randrange(len(self.running))
+        one, log = self.running[place]
+        await until(lambda: log.exists() and log.stat().st_size, within=120)
+        one.kill()
+        one.wait()
+        self.running[place] = self._hire()
+
+    def dismiss(self) -> None:
+        for one, _ in self.running:
+            one.kill()
+            one.wait()
+
+    def said(self, what: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for log in self._folder.glob("*.log"):
+            for line in log.read_text().splitlines():
+                verb, _, name = line.partition(" ")
+                if verb == what:
+                    found[name] += 1
+        return found
+
+
+@pytest.mark.parametrize("course", COURSES, ids=lambda course: course.server.__name__)
+async def test_nothing_is_lost_and_nothing_settled_twice(course: Course, tmp_path: Path) -> None:
+    pytest.importorskip(course.driver)
+    dice = random.Random(17)
+    with private(course.server) as server:
+        url = Url.parse(f"{server.url}{'&' if '?' in server.url else '?'}timeout=2")
+        module = registry.load(url)
+        if course.server is Postgres:
+            await module.migrate(url.written)
+        backend = module.open(url)
+        await backend.broker.declare("work", QueueSettings(lock=course.lock, max_deliveries=1_000))
+        staff = Staff(course, url.written, tmp_path)
+        try:
+            enough = asyncio.Event()
+            sending = asyncio.create_task(send(course, backend.broker, enough))
+            await hurt(course, server, staff, dice)
+            enough.set()
+            sent = await sending
+            await empty(course, backend.broker)
+        finally:
+            staff.dismiss()
+            await backend.close()
+    got, settled = staff.said("got"), staff.said("settled")
+    doubled = sum(got.values()) - len(got)
+    print(f"{len(got)} messages, {doubled} delivered again, {len(sent - set(settled))} settled with nobody to hear it")
+    assert set(got) == sent
+    assert [name for name, times in settled.items() if times > 1] == []
+    assert len(sent - set(settled)) <= (course.kills + course.consumers * (course.server_kills + 1)) * course.batch
+
+
+async def send(course: Course, broker: Broker, enough: asyncio.Event) -> set[str]:
+    """Send until it is enough, each batch again until it is acknowledged; return all ids."""
+    sent: set[str] = set()
+    while not enough.is_set() or len(sent) < course.messages:
+        ids = [f"m{number}" for number in range(len(sent), len(sent) + 50)]
+        try:
+            await broker.send("work", [Outgoing(b"body", id=name) for name in ids])
+            sent.update(ids)
+        except Unavailable:  # it may be there: the ids see to it that it is kept once
+            assert course.server_kills
+        await asyncio.sleep(course.pause)
+    return sent
+
+
+async def hurt(course: Course, server: Any, staff: Staff, dice: random.Random) -> None:
+    for number in range(course.kills):
+        await asyncio.sleep(dice.uniform(0.05, 0.25))
+        await staff.kill_one(dice)
+        if course.server_kills:
+            every = course.kills // course.server_kills
+            if number % every == every // 2:
+                server.kill()
+                server.start()
+
+
+async def empty(course: Course, broker: Broker) -> None:
+    give_up = time.monotonic() + course.patience
+    while await broker.stats("work") != Stats():
+        assert time.monotonic() < give_up, await broker.stats("work")
+        await asyncio.sleep(0.05)
