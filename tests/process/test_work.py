@@ -163,7 +163,7 @@ def test_the_command_of_a_stopped_worker_is_gone_before_its_message_is_back(stag
     stage.stop(worker)
     with tenure.sync.connect(stage.url) as backend:
         queue = backend.queue("orders")
-        stage.wait(lambda: queue.stats().locked == 0 or queue.receive())  # claimable now, by whomever
+        stage.wait(lambda: queue.stats().locked == 0)  # claimable now, by whomever
         assert not command.exists()
     os.kill(worker.pid, signal.SIGCONT)
     stage.work("--", "sh", "-c", script)
