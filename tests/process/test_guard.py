@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,16 +81,19 @@ def test_a_renewal_saves_what_was_not_told_to_stop() -> None:
     assert ward.close() == "ended 9"
 
 
-def test_a_renewal_does_not_save_what_was_told_to_stop() -> None:
-    ward = Ward("sh", "-c", "trap '' TERM; sleep 1000", ahead=3.0, grace=1.0)
-    ward.wait_for_command()
-    ward.say(b"stop\n" + f"deadline {guard.now() + FAR!r}\n".encode())
+def test_a_renewal_does_not_save_what_was_told_to_stop(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ward = Ward("sh", "-c", f"trap '' TERM; : > {ready}; sleep 1000")
+    until(ready.exists)
+    soon, late = guard.now() + 1.0, guard.now() + FAR
+    ward.say(f"deadline {soon!r}\nstop\ndeadline {late!r}\n".encode())
     assert ward.close() == "lost 137"
 
 
-def test_the_code_of_a_command_that_was_told_to_stop() -> None:
-    ward = Ward("sh", "-c", "trap 'exit 3' TERM; while :; do sleep 0.01; done")
-    until_it_traps(ward.wait_for_command())
+def test_the_code_of_a_command_that_was_told_to_stop(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ward = Ward("sh", "-c", f"trap 'exit 3' TERM; : > {ready}; while :; do sleep 0.01; done")
+    until(ready.exists)
     ward.say(b"stop\n")
     assert ward.close() == "lost 3"
 
@@ -118,6 +123,8 @@ def test_the_command_has_none_of_our_files_and_the_usual_signals(tmp_path: Path)
     assert int(ignored.split()[1], 16) & ~(0b11 << 31) == 0
 
 
-def until_it_traps(pid: int) -> None:
-    while not int(Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0], 16) & (1 << 14):
-        os.sched_yield()
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.01)
