@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.servers import Azurite, Postgres, Redis, url_of
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_heard() -> None:
+    """Let what tests start and interrupt hear it, although this run may be one that a script has put to the background.
+
+    Such a run ignores interrupts, and what it starts would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -179,6 +179,25 @@ def test_the_front_door_is_quick() -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_an_interrupt_that_another_thread_takes_is_heard_at_once() -> None:
+    """The same as one that comes just before the loop waits: nothing but a wake-up can tell the loop of it."""
+    code = """if True:
+        import asyncio, signal, threading
+        from tenure.cli.group import complete
+        async def wait():
+            loop = asyncio.get_running_loop()
+            threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()
+            loop.call_later(60, print, "not heard")
+            await loop.create_future()
+        try:
+            complete(wait())
+        except KeyboardInterrupt:
+            print("heard")
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("heard\n", "")
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     line = f"{sys.executable} -m tenure.cli --help | head -1; echo ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)

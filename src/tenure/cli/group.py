@@ -91,10 +91,18 @@ def told(error: Exception) -> tuple[int, str]:
 
 
 def complete(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command that needs an event loop."""
+    """Run a command that needs an event loop; an interrupt ends it whenever it comes."""
     import asyncio
+    import signal
 
-    return asyncio.run(coroutine)
+    async def awake() -> T:
+        if sys.platform != "win32":
+            # Otherwise an interrupt that comes just as the loop is about to wait, or to another thread, would be heard
+            # with the next event, and there may be none. With a handler for any signal, all of them wake the loop.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
+        return await coroutine
+
+    return asyncio.run(awake())
 
 
 # --- the group ---------------------------------------------------------------------------------------------------
