@@ -7,8 +7,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import Azurite, Postgres, Redis, url_of
+
+# How long an example takes says nothing on a machine that is busy with other things.
+settings.register_profile("tenure", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tenure")
 
 
 @pytest.fixture(autouse=True, scope="session")

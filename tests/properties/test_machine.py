@@ -191,5 +191,5 @@ class Life(RuleBasedStateMachine):
         assert self.watched.clone().comes_to_rest()
 
 
-Life.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Life.TestCase.settings = settings(max_examples=150, stateful_step_count=60)
 TestLife = Life.TestCase

@@ -268,7 +268,7 @@ def live(seed: int, loss: float, slow: float) -> None:
         assert node.locks.settled
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]), st.sampled_from([0.5, 5.0, 25.0]))
 def test_locks_are_never_believed_too_long_and_all_is_handled(seed: int, loss: float, slow: float) -> None:
     live(seed, loss, slow)
@@ -308,7 +308,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(WORDS, st.integers(0, 5), st.floats(0.0, 20.0)), max_size=60))
 def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) -> None:
     holds: dict[Token, Hold] = {}
@@ -358,7 +358,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
             assert pump.take(now) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.floats(0, 100),
     st.floats(1, 10),

@@ -18,8 +18,8 @@ from tenure.demo.messages import Channels, Result
 from tenure.demo.worker import Worker
 from tenure.testing import until
 
-CHANNELS = Channels("work", "results", lock=3.0, named=True)
-UNNAMED = Channels("work", "results", lock=3.0, named=False)
+CHANNELS = Channels("work", "results", lock=30.0, named=True)
+UNNAMED = Channels("work", "results", lock=30.0, named=False)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def ledger(tmp_path: Path, job: Job) -> Iterator[Ledger]:
 async def leading(backend: tenure.Backend, ledger: Ledger, channels: Channels) -> AsyncIterator[tenure.Term]:
     stop = asyncio.Event()
     queues = channels.work_of(backend), channels.results_of(backend)
-    async with backend.election("demo", ttl=2).campaign() as term:
+    async with backend.election("demo", ttl=30).campaign() as term:
         task = asyncio.create_task(Leader(1, ledger, *queues, named=channels.named, stop=stop).lead(term))
         yield term
         stop.set()
@@ -96,7 +96,7 @@ async def test_a_result_that_comes_again_counts_once(ledger: Ledger, job: Job, c
 async def test_a_leader_of_old_writes_nothing(ledger: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
     async with tenure.connect("memory:") as backend:
         queues = CHANNELS.work_of(backend), CHANNELS.results_of(backend)
-        async with backend.election("demo", ttl=2).campaign() as term:
+        async with backend.election("demo", ttl=30).campaign() as term:
             ledger.begin_term(term.token + 1, instance=2)  # another leads already, and the store has not told yet
             leading = asyncio.create_task(Leader(1, ledger, *queues, named=True, stop=asyncio.Event()).lead(term))
             await until(lambda: "too old" in capfd.readouterr().out, within=60)

@@ -68,9 +68,8 @@ def test_without_a_seed():
 def pytest_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(TESTS)
     line = [sys.executable, "-m", "pytest", "-v", "-p", "tenure.testing.pytest_plugin", *options, "test_it.py"]
-    return subprocess.run(
-        line, cwd=folder, env={"PATH": "", "PYTHONPATH": "."}, capture_output=True, text=True, timeout=100, check=False
-    )
+    environment = {"PATH": "", "PYTHONPATH": ".", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no other plug-in is needed
+    return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_every_test_that_depends_on_a_seed_runs_with_each(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ from tenure.queue.message import (
 from tenure.testing import ManualClock, until
 from tenure.url import Url
 
+PATIENCE = 30.0
+"""Seconds after which something hangs."""
+
 
 class House:
     """A file, and processes on it that are none: each broker has its own threads and connections."""
@@ -55,7 +58,7 @@ class House:
 
     def open(self, boot: str = "this boot", options: Options | None = None) -> SqliteBroker:
         """Return a broker of a process that was started in *boot*."""
-        options = options or Options(synchronous="normal", busy=1.0)
+        options = options or Options(synchronous="normal", busy=30.0)
         times = FileClock(self.clock, lambda: self.wall, boot)
         worker = Worker(lambda: Database(self.path, options, [QUEUES], reads_only=True))
         wake = Wake(self.path, worker)
@@ -68,7 +71,7 @@ class House:
 
     def connect(self) -> sqlite3.Connection:
         """Return a connection as a user of the file would make it."""
-        return sqlite3.connect(self.path, timeout=1.0)
+        return sqlite3.connect(self.path, timeout=30.0)
 
     def count(self, table: str) -> int:
         """Return how many rows *table* has."""
@@ -122,6 +125,27 @@ def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
 # --- shared commits ----------------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncIterator[None]:
+    """Keep the writer busy until so many requests wait for it, which the block makes."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up(ledger: Ledger) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    held_up = writer.submit(hold_up)
+    try:
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        yield
+        shift = writer._shift
+        assert shift is not None
+        await until(lambda: (shift._inbox.qsize(), len(shift._urgent)) == (count + urgent, urgent), within=PATIENCE)
+    finally:
+        go_on.set()
+    await held_up
+
+
 async def test_requests_that_come_together_share_a_commit(house: House) -> None:
     broker = house.open()
     await broker.send("q", [Outgoing(b"first")])
@@ -134,7 +158,9 @@ async def test_requests_that_come_together_share_a_commit(house: House) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "write", counted)
-        await asyncio.gather(*(broker.send("q", [Outgoing(b"%d" % number)]) for number in range(200)))
+        async with until_asked_for(house.writers[0], 200):
+            sends = [asyncio.ensure_future(broker.send("q", [Outgoing(b"%d" % number)])) for number in range(200)]
+        await asyncio.gather(*sends)
     assert len(transactions) < 20
     assert (await broker.stats("q")).ready == 201
 
@@ -169,14 +195,16 @@ async def test_a_renewal_goes_before_what_is_to_be_sent(house: House) -> None:
     await broker.send("q", [Outgoing(b"x")])
     got = await receive(broker)
     order: list[str] = []
-    sends = [asyncio.ensure_future(broker.send("q", [Outgoing(bytes(1_000)) for _ in range(2_000)])) for _ in range(20)]
-    for send in sends:
-        send.add_done_callback(lambda _: order.append("sent"))
-    await asyncio.sleep(0)
-    renewal = asyncio.ensure_future(broker.renew(got, 10.0))
-    renewal.add_done_callback(lambda _: order.append("renewed"))
+    async with until_asked_for(house.writers[0], 20, urgent=1):
+        outgoing = [Outgoing(bytes(1_000)) for _ in range(1_000)]
+        sends = [asyncio.ensure_future(broker.send("q", outgoing)) for _ in range(20)]
+        for send in sends:
+            send.add_done_callback(lambda _: order.append("sent"))
+        await asyncio.sleep(0)
+        renewal = asyncio.ensure_future(broker.renew(got, 10.0))
+        renewal.add_done_callback(lambda _: order.append("renewed"))
     await asyncio.gather(renewal, *sends)
-    assert order.index("renewed") < len(sends) // 2
+    assert order[0] == "renewed"
 
 
 async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -> None:
@@ -188,7 +216,7 @@ async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -
         asked = [broker.send("q", [Outgoing(b"x")]), broker.receive("q", 1, 10.0)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(answer) for answer in answers] == [Unavailable, Unavailable]
-        assert time.monotonic() - asked_at < 2.0
+        assert time.monotonic() - asked_at < 4.5  # sooner than without the option
     assert bodies(await receive(broker)) == [b"before"]
 
 
@@ -500,7 +528,7 @@ async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
     async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
         queue = backend.queue("q")
         await queue.send_batch([Outgoing(b"x") for _ in range(20)])
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE):
             await queue.consume(work_on_the_loop if is_async else work, stop=stop)
         assert await queue.stats() == Stats()
     assert effects(house) == 20
@@ -516,7 +544,7 @@ class Lingering(sqlite3.Connection):
         cursor = super().execute(statement, *values)
         if statement == "COMMIT":
             self.renewed.clear()
-            assert self.renewed.wait(20.0)
+            assert self.renewed.wait(PATIENCE)
         return cursor
 
 
@@ -544,9 +572,9 @@ async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
 
     monkeypatch.setattr(SqliteBroker, "renew", renewing)
     async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
-        queue = backend.queue("q", lock=1.0)
+        queue = backend.queue("q", lock=4.0)
         await queue.send(b"x")
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE):
             await queue.consume(work, stop=stop, on_error=lambda _, error: errors.append(error))
         assert await queue.stats() == Stats()
     assert errors == []
@@ -586,7 +614,7 @@ async def test_a_sender_in_a_transaction_wakes_who_waits(house: House, user: sql
         await anext(hints)
         with sqlite.transact(user) as queues:
             queues.send("q", Outgoing(b"x"))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             await anext(hints)
     finally:
         await backend.close()
@@ -621,7 +649,7 @@ async def test_processes_wake_each_other(house: House) -> None:
         await anext(hints)
         assert (await broker.receive("q", 1, 10.0)).deliveries == ()
         sender = subprocess.Popen([sys.executable, "-c", SENDER, f"sqlite:///{house.path}"])
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE):
             while not (got := (await broker.receive("q", 1, 10.0)).deliveries):
                 await anext(hints)
         assert bodies(got) == [b"from afar"]

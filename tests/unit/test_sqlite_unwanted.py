@@ -73,20 +73,26 @@ async def test_a_claim_that_is_carried_out_while_its_backend_closes_is_handed_ba
 async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE", 0.1)
     one, other = opener("busy=0.1"), opener()
     assert await one.leases.names() == []
-    goes_on = threading.Event()
-    monkeypatch.setattr(one._wake, "ring", lambda _: goes_on.wait(10))  # committed by then
-    with pytest.raises(Unavailable, match="no answer"):
-        await one.leases.acquire("name", "ann#1", 60)
+    committed, goes_on = threading.Event(), threading.Event()
+
+    def ring(_: str) -> None:
+        committed.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(one._wake, "ring", ring)
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="no answer"):
+        patch.setattr(client, "PATIENCE", 1.0)  # enough for the thread to be about it
+        await one.leases.acquire("name", "ann#1", 600)
+    assert await asyncio.to_thread(committed.wait, 30)
     assert isinstance(await other.leases.inspect("name"), HeldBy)
     goes_on.set()
 
     async def is_vacant() -> bool:
         return isinstance(await other.leases.inspect("name"), Vacant)
 
-    await until(is_vacant)
+    await until(is_vacant, within=30)
 
 
 async def test_it_is_kept_for_a_holder_that_asked_again(file: Path, opener: Opener) -> None:
