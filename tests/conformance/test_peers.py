@@ -6,7 +6,6 @@ import random
 import socket
 from contextlib import AbstractAsyncContextManager
 
-from tenure.clock import SystemClock
 from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.lease import Granted, HeldBy
 from tenure.peers.fleet import Fleet, Strategy
@@ -16,22 +15,12 @@ from tenure.peers.tcp import TcpTransport
 from tenure.testing import until
 from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
 from tenure.testing.conformance.leases import claim
+from tests.clocks import TurnedClock
 
 SIZE = 5
 TRAITS = LeaseTraits(
     ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
 )
-
-
-class TurnedClock:
-    """The machine's clock, and what it was turned forward."""
-
-    def __init__(self) -> None:
-        self.turned = 0.0
-        self._clock = SystemClock()
-
-    def now(self) -> float:
-        return self._clock.now() + self.turned
 
 
 class PeersHarness(LeaseHarness):
@@ -50,7 +39,7 @@ class PeersHarness(LeaseHarness):
         for member in self._members:
             await member._open()
         for member in self._members:
-            await until(member._running()[1].voter.is_awake, what="the end of the silence")
+            await until(member._running()[1].voter.is_awake, within=60, what="the end of the silence")
 
     def _member(self, addresses: tuple[str, ...], me: int, listener: socket.socket) -> Member:
         fleet = Fleet(addresses, me, self.strategy, ttl_max=TRAITS.ttl_max, heartbeat=2.0, patience=0.05)

@@ -1,0 +1,16 @@
+"""Clocks for tests of what runs in real time."""
+
+from __future__ import annotations
+
+from tenure.clock import SystemClock
+
+
+class TurnedClock:
+    """The machine's clock, and what it was turned forward."""
+
+    def __init__(self) -> None:
+        self.turned = 0.0
+        self._clock = SystemClock()
+
+    def now(self) -> float:
+        return self._clock.now() + self.turned
