@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,21 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import ports_held
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 BIN = Path(sys.executable).parent
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def commands() -> list[str]:
-    """Return the commands of the page, with ports that nobody has."""
+@contextmanager
+def commands() -> Iterator[list[str]]:
+    """Yield the commands of the page, with ports that nobody has."""
     found = re.findall(r"^\$ (tenure .*)$", PAGE.read_text(), re.MULTILINE)
     written = sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", " ".join(found))))
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in written]
-    ports = {port: str(each.getsockname()[1]) for port, each in zip(written, taken, strict=True)}
-    for each in taken:
-        each.close()
-    return [re.sub("|".join(written), lambda match: ports[match[0]], command) for command in found]
+    with ports_held(len(written)) as held:
+        ports = {port: str(ours) for port, ours in zip(written, held, strict=True)}
+        yield [re.sub("|".join(written), lambda match: ports[match[0]], command) for command in found]
 
 
 def environment() -> dict[str, str]:
@@ -70,10 +70,14 @@ class Terminals:
         said = [(number, log.read_text()) for number, log in enumerate(self.logs) if log.exists()]
         return sorted((int(term), n) for n, text in said for term in re.findall(r"leads, term (\d+)", text))
 
-    def wait_for(self, count: int) -> tuple[int, int]:
-        """Wait for so many terms; return the newest, and where it is."""
-        until(lambda: len(self.terms()) == count, self.told)
-        return self.terms()[-1]
+    def wait_for_newer(self, token: int, *, not_in: int | None = None) -> tuple[int, int]:
+        """Wait for a term above *token*, in another terminal than *not_in*; return the newest, and where it is."""
+
+        def newer() -> list[tuple[int, int]]:
+            return [(term, number) for term, number in self.terms() if term > token and number != not_in]
+
+        until(lambda: bool(newer()), self.told)
+        return newer()[-1]
 
     def told(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text()}" for log in self.logs)
@@ -85,10 +89,10 @@ class Terminals:
 
 @contextmanager
 def terminals(count: int, folder: Path) -> Iterator[Terminals]:
-    *leading, status = commands()
-    assert len(leading) == 3
     logs = [folder / f"terminal {number}" for number in range(count)]
     with ExitStack() as stack:
+        *leading, status = stack.enter_context(commands())
+        assert len(leading) == 3
         processes = [
             stack.enter_context(terminal(command, log)) for command, log in zip(leading[:count], logs, strict=True)
         ]
@@ -98,14 +102,15 @@ def terminals(count: int, folder: Path) -> Iterator[Terminals]:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_three_terminals(how: signal.Signals, tmp_path: Path) -> None:
     with terminals(3, tmp_path) as page:
-        token, first = page.wait_for(1)
-        shown = page.show()
-        assert shown.returncode == 0, shown.stderr
-        assert str(token) in shown.stdout
+        token, first = page.wait_for_newer(0)
+
+        def leader_is_shown() -> bool:
+            shown = page.show()
+            return shown.returncode == 0 and str(page.terms()[-1][0]) in shown.stdout
+
+        until(leader_is_shown, lambda: f"{page.show()}\n{page.told()}")
         page.processes[first].send_signal(how)
-        next_token, second = page.wait_for(2)
-        assert second != first
-        assert next_token > token
+        next_token, second = page.wait_for_newer(token, not_in=first)
         page.processes[second].send_signal(signal.SIGKILL)
 
         def nobody_leads() -> bool:
@@ -113,11 +118,11 @@ def test_three_terminals(how: signal.Signals, tmp_path: Path) -> None:
             return shown.returncode not in (0, 3) and "are needed" in shown.stderr
 
         until(nobody_leads, page.told)
-        assert len(page.terms()) == 2
+        assert not [term for term, number in page.terms() if term > next_token and number not in (first, second)]
 
 
 def test_two_terminals_are_enough(tmp_path: Path) -> None:
+    begun = time.monotonic()
     with terminals(2, tmp_path) as page:
-        begun = time.monotonic()
-        page.wait_for(1)
+        page.wait_for_newer(0)
         assert time.monotonic() - begun > 4  # the silence, which nobody could shorten
