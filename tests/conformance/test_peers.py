@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.lease import Granted, HeldBy
 from tenure.peers.fleet import Fleet, Strategy
+from tenure.peers.machine import Tick
 from tenure.peers.member import Member
 from tenure.peers.seal import Secret
 from tenure.peers.tcp import TcpTransport
@@ -18,6 +19,8 @@ from tenure.testing.conformance.leases import claim
 from tests.clocks import TurnedClock
 
 SIZE = 5
+HEARTBEAT = 10.0
+"""Questions are asked for two of these: longer than a busy machine takes to answer three hundred."""
 TRAITS = LeaseTraits(
     ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
 )
@@ -42,7 +45,7 @@ class PeersHarness(LeaseHarness):
             await until(member._running()[1].voter.is_awake, within=60, what="the end of the silence")
 
     def _member(self, addresses: tuple[str, ...], me: int, listener: socket.socket) -> Member:
-        fleet = Fleet(addresses, me, self.strategy, ttl_max=TRAITS.ttl_max, heartbeat=2.0, patience=0.05)
+        fleet = Fleet(addresses, me, self.strategy, ttl_max=TRAITS.ttl_max, heartbeat=HEARTBEAT, patience=0.05)
 
         async def find_fleet() -> Fleet:
             return fleet
@@ -62,6 +65,13 @@ class PeersHarness(LeaseHarness):
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.turned += seconds
+        for member in self._members:  # who was silent for so long is taken for dead: let all say that they live
+            member._feed(Tick())
+        await until(self._all_hear_each_other, within=60)
+
+    def _all_hear_each_other(self) -> bool:
+        machines = [member._running()[1] for member in self._members]
+        return all(len(machine.liveness.alive(self._clock.now())) == SIZE for machine in machines)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
