@@ -18,15 +18,16 @@ async def main(url: str, ttl: float, log: str) -> None:
         os.write(place, f"{at:.6f} {what} {term.token} {term.holder}\n".encode())
 
     async def work(term: tenure.Term) -> None:
-        write(clock.now(), "in", term)
+        what = "in"
         try:
             while True:
                 at = clock.now()
                 try:
                     term.check()
-                except tenure.TermLost:
+                except tenure.TermLost:  # also before anything was done: this process may have been kept from running
                     return
-                write(at, "act", term)  # at this moment, it was trusted; when the line is written doesn't count
+                write(at, what, term)  # at this moment, it was trusted; when the line is written doesn't count
+                what = "act"
                 await asyncio.sleep(0.02)
         finally:
             write(clock.now(), "out", term)

@@ -1,11 +1,12 @@
 """Hosts in network namespaces: each its own network, joined by a bridge that hangs in a namespace too. Needs root.
 
-Everything is named after this process, so that two runs don't meet, and is removed at the end whatever happens.
+Everything has a name that no other run uses, and is removed at the end whatever happens.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ def why_not() -> str | None:
         return f"{' and '.join(missing)} not installed (Debian: apt-get install iproute2 nftables)"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    trial = f"tn{os.getpid()}-try"
+    trial = f"{_prefix()}-try"
     made = subprocess.run(["ip", "netns", "add", trial], capture_output=True, text=True, check=False)
     if made.returncode:
         return f"no network namespace can be made here: {made.stderr.strip()}"
@@ -37,7 +38,7 @@ class NetLab:
     def __init__(self, hosts: int) -> None:
         self.hosts = hosts
         self.processes: list[subprocess.Popen[str]] = []
-        self._prefix = f"tn{os.getpid()}"
+        self._prefix = _prefix()
         self._made: list[str] = []
 
     def address(self, host: int) -> str:
@@ -110,6 +111,11 @@ class NetLab:
 
     def _filter(self, host: int, rules: str) -> None:
         _run("ip", "netns", "exec", f"{self._prefix}-{host}", "nft", rules)
+
+
+def _prefix() -> str:
+    # Not after the process alone: a run that was killed may have left some behind, and its number is given again.
+    return f"tn{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def _run(*command: str) -> None:
