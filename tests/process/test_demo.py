@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tenure.testing import until
+from tests.process.looking import children_of, is_alive
 from tests.servers import Azurite, Postgres, Redis, url_of
 
 pytestmark = [
@@ -74,19 +75,6 @@ def finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     told, happened = process.communicate(timeout=LONG_ENOUGH)
     assert told, happened
     return json.loads(told), happened
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    """Return the processes that *process* started; it must be running."""
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"  # in a container, perhaps nobody buries the dead
 
 
 def wait_for_a_leader(process: subprocess.Popen[str]) -> None:
@@ -175,7 +163,7 @@ def test_a_result_that_differs_is_a_failure(start: Start, folder: Path, temporar
 async def test_an_interrupt_ends_everything(start: Start, temporary: Path, number: signal.Signals) -> None:
     process = start()
     wait_for_a_leader(process)
-    pids = children(process)
+    pids = children_of(process.pid)
     assert len(pids) >= 4
     process.send_signal(number)
     process.communicate(timeout=LONG_ENOUGH)
@@ -188,7 +176,7 @@ async def test_an_interrupt_ends_everything(start: Start, temporary: Path, numbe
 async def test_no_process_outlives_a_director_that_is_killed(start: Start, stopped: bool) -> None:
     process = start()
     wait_for_a_leader(process)
-    pids = children(process)
+    pids = children_of(process.pid)
     assert len(pids) >= 4
     if stopped:  # as the director itself does, before it kills a worker
         os.kill(pids[0], signal.SIGSTOP)

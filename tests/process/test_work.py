@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 import tenure
 import tenure.sync
+from tests.process.looking import PATIENCE, is_alive, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
-PATIENCE = 60.0
 LONG, SHORT = "120", "4"
 
 ONCE = "[ $(wc -l < said) -gt 1 ] ||"
@@ -62,48 +59,16 @@ class Stage:
         return path.read_text().splitlines() if path.exists() else []
 
     def wait(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"it did not happen: {self.said()}"
-            time.sleep(0.02)
+        until(condition, lambda: f"it did not happen: {self.said()}")
 
     def stop(self, worker: subprocess.Popen[str]) -> None:
-        """Stop *worker*, but not in the middle of a commit, which would lock everybody out."""
-
-        def is_stopped() -> bool:
-            os.kill(worker.pid, signal.SIGSTOP)
-            self.wait(
-                lambda: states_of(worker.pid) <= set("TZX")
-            )  # each of its threads, when it next leaves the kernel
-            try:
-                with closing(sqlite3.connect(self.folder / "work.db", isolation_level=None, timeout=0.1)) as connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                return True
-            except sqlite3.OperationalError:
-                os.kill(worker.pid, signal.SIGCONT)
-                return False
-
-        self.wait(is_stopped)
+        stop(worker.pid, self.folder / "work.db")
 
     def close(self) -> None:
         for worker in self.workers:
             if worker.poll() is None:
                 worker.kill()
             worker.communicate()
-
-
-def states_of(pid: int) -> set[str]:
-    """Return the states that the threads of a process are in: T is stopped, Z has ended."""
-    found = set()
-    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            found.add(path.read_text().rpartition(")")[2].split()[0])
-    return found
-
-
-def is_alive(pid: str) -> bool:
-    """Return whether a process runs; one that has ended, but is not collected yet, does not."""
-    return not states_of(int(pid)) <= set("ZX")
 
 
 @pytest.fixture
@@ -137,7 +102,7 @@ def test_a_command_that_takes_too_long_is_stopped_and_tried_again(stage: Stage) 
     stage.work("--timeout", "1s", "--", "sh", "-c", script)
     stage.wait(lambda: len(stage.said()) > 1)
     (first, pid), (second, _), *_ = (line.split() for line in stage.said())
-    assert not is_alive(pid)
+    assert not is_alive(int(pid))
     assert int(first) < int(second)
     stage.wait(lambda: stage.stats() == tenure.Stats())
 
@@ -160,7 +125,7 @@ def test_what_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stag
     stage.wait(stage.said)
     worker.send_signal(signal.SIGINT)
     assert worker.wait(PATIENCE) == 0
-    assert not is_alive(stage.said()[0].split()[1])
+    assert not is_alive(int(stage.said()[0].split()[1]))
     with tenure.sync.connect(stage.url) as backend:
         [message] = backend.queue("orders").receive(wait=PATIENCE)
         assert message.delivery_count == 1
@@ -173,7 +138,7 @@ def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: 
     stage.wait(stage.said)
     worker.kill()
     worker.wait()
-    stage.wait(lambda: not is_alive(stage.said()[0]))
+    stage.wait(lambda: not is_alive(int(stage.said()[0])))
     stage.work("--", "sh", "-c", script, lock=SHORT)
     stage.wait(lambda: len(stage.said()) > 1)
     stage.wait(lambda: stage.stats() == tenure.Stats())
@@ -189,7 +154,7 @@ def test_the_command_of_a_stopped_worker_is_gone_before_its_message_is_back(stag
     with tenure.sync.connect(stage.url) as backend:
         queue = backend.queue("orders")
         stage.wait(lambda: queue.stats().locked == 0)  # claimable now, by whomever
-        assert not any(map(is_alive, stage.said()))
+        assert not any(map(is_alive, map(int, stage.said())))
     os.kill(worker.pid, signal.SIGCONT)
     stage.work("--", "sh", "-c", script, lock=SHORT)
     stage.wait(lambda: stage.stats() == tenure.Stats())
@@ -224,7 +189,7 @@ def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -
     [pid] = [line.split()[2] for line in stage.said() if line.startswith("one 1 ")]
     os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
     stage.wait(lambda: any(line.startswith("one 2 ") for line in stage.said()))
-    assert not is_alive(pid)
+    assert not is_alive(int(pid))
     (stage.folder / "go").touch()
     stage.wait(lambda: stage.stats() == tenure.Stats())
     assert sorted(line.rpartition(" ")[0] for line in stage.said()) == sorted(
@@ -257,7 +222,7 @@ def test_the_command_of_a_stopped_worker_is_gone_before_its_session_is_free(stag
         stage.wait(stage.said)
         stage.stop(worker)
         with backend.queue("orders", lock=float(LONG)).session("a", wait=PATIENCE) as session:
-            assert not any(map(is_alive, stage.said()))
+            assert not any(map(is_alive, map(int, stage.said())))
             assert float(SHORT) < session.remaining() < float(LONG)
             [message] = session.receive()
             message.complete()

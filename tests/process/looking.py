@@ -1,0 +1,80 @@
+"""What Linux tells of other processes, and how to stop one where it does no harm to others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+PATIENCE = 60.0
+
+
+def until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "it did not happen") -> None:
+    """Wait for *condition*; if it does not come true, fail with what *explain* says then."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > give_up:
+            raise AssertionError(explain())
+        time.sleep(0.01)
+
+
+def states_of(pid: int) -> set[str]:
+    """Return the states that the threads of a process are in: T is stopped, Z and X have ended."""
+    found = set()
+    for path in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            found.add(path.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended, but is not collected yet, does not."""
+    return not states_of(pid) <= set("ZX")
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that this one has started or adopted, and not collected yet."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = path.read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if int(parent) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def stop(pid: int, file: Path) -> None:
+    """Stop a process, but not in the middle of a commit to the SQLite *file*, which would lock everybody out."""
+
+    def is_stopped() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: states_of(pid) <= set("TZX"))  # each thread stops when it next leaves the kernel
+        try:
+            with closing(sqlite3.connect(file, isolation_level=None, timeout=0.1)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+            return True
+        except sqlite3.OperationalError:
+            os.kill(pid, signal.SIGCONT)
+            return False
+
+    until(is_stopped)
+
+
+def tell(pid: int, number: signal.Signals) -> None:
+    """Send a signal, and return when it is taken: two of one kind that nobody has taken yet are one."""
+
+    def is_pending() -> bool:
+        with suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(("SigPnd:", "ShdPnd:")) and int(line.split()[1], 16) & (1 << (number - 1)):
+                    return True
+        return False
+
+    os.kill(pid, number)
+    until(lambda: not is_pending())
