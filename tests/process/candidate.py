@@ -2,8 +2,8 @@
 
 Started as ``python candidate.py FOLDER MODE``. Everything it does stands in files of FOLDER:
 
-- ``acts``: a line per act that follows a successful ``term.check()``, and per thing that happened, in true order (each
-  is one write to a file opened for appending);
+- ``acts``: a line per thing that happened, in true order (each is one write to a file opened for appending), and per
+  act that a ``term.check()`` has allowed, with the moment before that on the clock of all processes;
 - ``resource.db``: what it wrote under the fence.
 
 MODE says what the first term's work does after its first act; later terms, and other processes, behave well.
@@ -17,7 +17,7 @@ import signal
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import tenure
@@ -33,8 +33,9 @@ class Diary:
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "acts", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, what: str, token: int) -> None:
-        os.write(self._file, f"{what} {token} {os.getpid()}\n".encode())
+    def note(self, what: str, token: int, at: float | None = None) -> None:
+        when = "" if at is None else f" {at!r}"
+        os.write(self._file, f"{what} {token} {os.getpid()}{when}\n".encode())
 
 
 class Resource:
@@ -87,12 +88,13 @@ class Candidate:
             await asyncio.sleep(PAUSE)
 
     def act(self, term: tenure.Term) -> None:
+        at = time.monotonic()  # who is held up after the check may write later than the next leader
         try:
             term.check()
         except tenure.TermLost:
             self.diary.note("lost", term.token)
             raise
-        self.diary.note("act", term.token)
+        self.diary.note("act", term.token, at)
         self.resource.write(term.token)
 
     def wait_until_told(self) -> None:
@@ -124,7 +126,8 @@ class Candidate:
         """Ignore every cancellation, and go on acting for as long as check() allows it, and a while longer."""
         while term.remaining() > 0.0:
             try:
-                self.act(term)
+                with suppress(tenure.TermLost):  # it may end between the two questions
+                    self.act(term)
                 await asyncio.sleep(PAUSE)
             except asyncio.CancelledError:
                 self.diary.note("ignored", term.token)
