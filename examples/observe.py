@@ -5,21 +5,24 @@ import asyncio
 import tenure
 
 
-async def watch(election: tenure.Election) -> None:
-    last = ""
+async def watch(election: tenure.Election, seen: dict[str, asyncio.Event]) -> None:
     async for leader in election.observe():
-        print(f"{leader.metadata['name']} leads, term {leader.token}" if leader else "nobody leads")
-        if leader is None and last == "ben":
-            return
-        last = leader.metadata["name"] if leader else ""
+        if leader is not None:
+            print(f"{leader.metadata['name']} leads, term {leader.token}")
+            seen[leader.metadata["name"]].set()
+        else:
+            print("nobody leads")
+            if all(event.is_set() for event in seen.values()):
+                return
 
 
 async def main() -> None:
+    seen = {name: asyncio.Event() for name in ("anna", "ben")}
     async with tenure.connect("sqlite:///work.db") as backend:
-        watching = asyncio.create_task(watch(backend.election("shift", ttl=15)))
-        for name in ("anna", "ben"):
+        watching = asyncio.create_task(watch(backend.election("shift", ttl=15), seen))
+        for name, event in seen.items():
             async with backend.election("shift", ttl=15, metadata={"name": name}).campaign():
-                await asyncio.sleep(0.3)
+                await event.wait()  # changes that follow one another too fast may be told as one
         await watching
 
 

@@ -25,6 +25,7 @@ from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
 STOP_MAX = 20.0
+PORTS = range(20_000, 32_000)  # below those that systems give to connections
 
 
 class Server:
@@ -228,11 +229,12 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback port that nobody has at the moment, and that no connection is given by the system meanwhile."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @cache
