@@ -30,10 +30,12 @@ from tenure.backends import azure_storage
 from tenure.backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Vacant
-from tenure.queue.broker import EVERYTHING
+from tenure.queue.broker import EVERYTHING, QueueSettings
 from tenure.queue.desk import Message
 from tenure.queue.message import (
     COMPLETE,
+    GIVE_BACK,
+    LAPSED,
     Abandon,
     Complete,
     Defer,
@@ -135,13 +137,13 @@ async def test_what_others_keep_with_the_blob_stays(
 
 
 async def test_a_blob_that_is_deleted_takes_no_token_back(
-    backend: AzureBackend, container: ContainerClient, name: str
+    server: Azurite, backend: AzureBackend, container: ContainerClient, name: str
 ) -> None:
     old = await granted(backend, name, "ann#1")
     await backend.leases.release(old)
     await container.get_blob_client(name).delete_blob()
     assert await backend.leases.inspect(name) == Vacant(name, 0)
-    await asyncio.sleep(1.1)  # the service's clock has whole seconds; nobody deletes and elects within one
+    server.turn(2)  # the service's clock has whole seconds; nobody deletes and elects within one
     assert (await granted(backend, name, "ann#2")).token > old.token
 
 
@@ -442,7 +444,7 @@ async def test_a_verdict_waits_for_the_renewal_that_is_on_its_way(
         got: list[Delivery] = []
 
         async def all_came(got: list[Delivery] = got) -> bool:  # the service may hand out fewer at a time than it has
-            got.extend((await backend.broker.receive(name, 10, 30)).deliveries)
+            got.extend((await backend.broker.receive(name, 10, 300)).deliveries)
             return len(got) == 10
 
         await until(all_came)
@@ -452,6 +454,52 @@ async def test_a_verdict_waits_for_the_renewal_that_is_on_its_way(
         assert list(answers) == [Settled()] * 10
         await asyncio.gather(*renewing)
     assert (await backend.broker.stats(name)).ready == 0
+
+
+async def test_a_renewal_that_comes_after_the_verdict_locks_nothing(
+    backend: AzureBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdict brings a new receipt, with which a renewal that had been under way could take the message back."""
+    send, is_settled, renewals = AioHttpTransport.send, asyncio.Event(), 0
+
+    async def late(self: AioHttpTransport, request: Any, **options: Any) -> Any:
+        nonlocal renewals
+        if "visibilitytimeout=31" in request.url:
+            renewals += 1
+            await is_settled.wait()
+        return await send(self, request, **options)
+
+    await backend.broker.send(name, [Outgoing(b"a")])
+    got = (await backend.broker.receive(name, 1, 30)).deliveries
+    monkeypatch.setattr(AioHttpTransport, "send", late)
+    for verdict in (Abandon(), GIVE_BACK):
+        is_settled.clear()
+        renewing = asyncio.ensure_future(backend.broker.renew(got, 31))
+        before = renewals
+
+        async def is_under_way(before: int = before) -> bool:
+            return renewals > before
+
+        await until(is_under_way)
+        assert list(await backend.broker.settle([Settlement(got[0], verdict)])) == [Settled()]
+        is_settled.set()
+        assert list(await renewing) == [LAPSED]
+        got = (await backend.broker.receive(name, 1, 30)).deliveries
+        assert len(got) == 1
+
+
+async def test_what_comes_later_is_not_dated_earlier(backend: AzureBackend, name: str) -> None:
+    """The service tells whole seconds, and tells them late: our idea of its clock must not jump back for it."""
+    await backend.broker.declare(name, QueueSettings(max_deliveries=30))
+    await backend.broker.send(name, [Outgoing(b"a")])
+    for _ in range(30):
+        [got] = (await backend.broker.receive(name, 1, 30)).deliveries
+        await backend.broker.settle([Settlement(got, Abandon())])
+    [dead] = await backend.broker.peek_dead(name, EVERYTHING, 10)
+    dates = [attempt.at for attempt in dead.history]
+    assert len(dates) == 30
+    assert dates == sorted(dates)
+    assert dead.enqueued_at <= dates[0] <= dates[-1] <= dead.dead_at
 
 
 async def test_what_can_not_be_done_is_refused_before_anything_is(backend: AzureBackend, name: str) -> None:

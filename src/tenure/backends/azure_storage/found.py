@@ -31,6 +31,8 @@ class Held:
     note: Note
     flying: int = 0
     """How many requests about it are under way; each may bring a new receipt."""
+    is_settled: bool = False
+    """Whether a verdict stands: then a renewal that crossed it must not use the receipt that it brought."""
 
 
 @dataclass(frozen=True, slots=True)

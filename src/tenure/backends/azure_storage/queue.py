@@ -183,9 +183,10 @@ class AzureBroker:
             partial(_put, queue=queue, text=text, delay=self._delay(message))
             for text, message in zip(texts, messages, strict=True)
         ]
+        asked_at = self._clock.now()
         kept = await self._account.ask_all(puts)
         if kept:
-            self._learn(moment_of(kept[-1].inserted_on))
+            self._learn(moment_of(kept[-1].inserted_on), asked_at)
         self._bell.ring(queue)
         return [message.id or str(one.id) for message, one in zip(messages, kept, strict=True)]
 
@@ -250,6 +251,7 @@ class AzureBroker:
 
     async def _page(self, line: Line, queue: str, limit: int, seconds: int) -> list[Found]:
         """Lock and read up to 32 messages."""
+        asked_at = self._clock.now()
         pages = _client(line, queue).receive_messages(
             messages_per_page=limit, max_messages=limit, visibility_timeout=seconds
         )
@@ -265,7 +267,7 @@ class AzureBroker:
             now = moment_of(one.next_visible_on) - seconds
             found.append(Found(one, *read(one.content), now))
         if found:
-            self._learn(found[0].now)
+            self._learn(found[0].now, asked_at)
         return found
 
     async def _handed_out(self, queue: str, page: Sequence[Found], token: str, seconds: int) -> list[Delivery]:
@@ -356,14 +358,14 @@ class AzureBroker:
             note = filled_up(note, count - 1, now).after(Attempt(count, now, "abandoned", verdict.error))
             if not expired and count < most:
                 delay = min(DELAY_MAX, math.ceil(verdict.delay))
-                return SETTLED if await self._update(line, held, delay, fitted(delivery.body, note)) else LAPSED
+                return await self._let_go(line, held, delay, fitted(delivery.body, note))
             reason, why = (EXPIRED, EXPIRED_TOLD) if expired else (MAX_DELIVERIES, tried(count))
             grave = grave_of(delivery, note, reason, why, count, now)
         elif expired:
             grave = grave_of(delivery, note, EXPIRED, EXPIRED_TOLD, count - 1, now)
         else:
             given = fitted(delivery.body, replace(note, uncounted=note.uncounted + 1))
-            return SETTLED if await self._update(line, held, 0, given) else LAPSED
+            return await self._let_go(line, held, 0, given)
         answer = await self._bury(line, held, grave, delivery.body, anew=True)
         return SETTLED_DEAD if isinstance(verdict, Abandon) and isinstance(answer, Settled) else answer
 
@@ -376,7 +378,7 @@ class AzureBroker:
             text = fitted(delivery.body, settled_down(note, delivery))
         elif isinstance(verdict, Abandon):
             delay = min(DELAY_MAX, math.ceil(verdict.delay))
-        return SETTLED if await self._update(line, held, delay, text) else LAPSED
+        return await self._let_go(line, held, delay, text)
 
     # --- receipts ---
 
@@ -387,7 +389,13 @@ class AzureBroker:
         held = self._held.get((str(one.token), one.sequence))
         return held if held and held.queue == one.queue and self._clock.now() < held.ends else None
 
-    async def _update(self, line: Line, held: Held, seconds: int, text: str | None = None) -> QueueMessage | None:
+    async def _let_go(self, line: Line, held: Held, delay: int, text: str | None) -> Settled | Lapsed:
+        """Let a message be received again, by anybody, after *delay*."""
+        return SETTLED if await self._update(line, held, delay, text, settles=True) else LAPSED
+
+    async def _update(
+        self, line: Line, held: Held, seconds: int, text: str | None = None, *, settles: bool = False
+    ) -> QueueMessage | None:
         """Set for how long a message is out of sight, and its text if one is given; None if it isn't ours."""
         client = _client(line, held.queue)
 
@@ -396,10 +404,10 @@ class AzureBroker:
                 client.update_message(held.message, receipt, content=text, visibility_timeout=seconds), *_GONE
             )
 
-        answer = await self._with_receipt(held, update)
+        answer = await self._with_receipt(held, update, settles=settles)
         if isinstance(answer, Said):
             return None
-        held.receipt, held.ends = str(answer.pop_receipt), self._clock.now() + seconds
+        held.ends = self._clock.now() + seconds
         return answer
 
     async def _delete(self, line: Line, held: Held) -> Settled | Lapsed:
@@ -410,16 +418,26 @@ class AzureBroker:
 
         return LAPSED if isinstance(await self._with_receipt(held, delete), Said) else SETTLED
 
-    async def _with_receipt(self, held: Held, act: Callable[[str], Awaitable[T | Said]]) -> T | Said:
-        """Act with the newest receipt: if it is refused, a renewal on another thread may just be bringing a newer."""
+    async def _with_receipt(
+        self, held: Held, act: Callable[[str], Awaitable[T | Said]], *, settles: bool = False
+    ) -> T | Said:
+        """Act with the newest receipt: if it is refused, a renewal on another thread may just be bringing a newer.
+
+        Nothing is done under the receipt of an act that *settles*: the message is no longer ours, though we could.
+        """
         while True:
-            receipt = held.receipt
             with self._lock:
+                if held.is_settled:
+                    return Said("PopReceiptMismatch")
+                receipt = held.receipt
                 held.flying += 1
             try:
                 answer = await act(receipt)
                 if not isinstance(answer, Said):
-                    held.receipt = str(getattr(answer, "pop_receipt", receipt))
+                    with self._lock:
+                        if settles:
+                            held.is_settled = True
+                        held.receipt = str(getattr(answer, "pop_receipt", receipt))
             finally:
                 with self._lock:
                     held.flying -= 1
@@ -545,13 +563,21 @@ class AzureBroker:
         return time.time() if self._wall is None else self._clock.now() + self._wall
 
     async def _ask_the_time(self, line: Line, queue: str) -> None:
+        asked_at = self._clock.now()
+
         def learn(response: Any) -> None:
-            self._learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp())
+            self._learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp(), asked_at)
 
         await said(_client(line, queue).get_queue_properties(raw_response_hook=learn), *_MISSING)
 
-    def _learn(self, now: float) -> None:
-        self._wall = now - self._clock.now()
+    def _learn(self, now: float, asked_at: float) -> None:
+        """Correct our idea of the service's clock by what it said to a question asked *asked_at* by ours.
+
+        It tells whole seconds, some time between question and answer. What we believed stands if it fits that: or else
+        our time would jump back and forth by up to a second, and what comes later would seem to have been earlier.
+        """
+        least, most = now - self._clock.now(), now + 1.0 - asked_at
+        self._wall = least if self._wall is None else min(max(self._wall, least), most)
 
     # --- what Azure can't do ---
 
