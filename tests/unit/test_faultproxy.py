@@ -263,3 +263,23 @@ async def test_without_a_server_a_connection_is_reset() -> None:
             with pytest.raises(ConnectionResetError):
                 await soon(client.reader.readexactly(1))
             await clients.close()
+
+
+async def test_a_reset_meets_a_connection_that_is_still_being_made(
+    echo: Echo, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, may_go_on = asyncio.open_connection, asyncio.Event()
+
+    async def slowly(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await may_go_on.wait()
+        return await connect(host, port)
+
+    reader, writer = await connect(proxy.host, proxy.port)
+    monkeypatch.setattr(asyncio, "open_connection", slowly)
+    await until(lambda: proxy.accepted == 1)
+    proxy.reset()
+    may_go_on.set()
+    with pytest.raises(ConnectionResetError):
+        await soon(reader.read())
+    writer.close()
+    assert proxy.open == 0

@@ -40,6 +40,7 @@ class FaultProxy:
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._refusing = False
+        self._resets = 0
         self.gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.delays: dict[Way, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
@@ -58,6 +59,7 @@ class FaultProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.close()
+        self.refuse()  # what has come, and was not looked at yet
         self.reset()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
@@ -89,7 +91,8 @@ class FaultProxy:
             link.lose(self.loss)
 
     def reset(self) -> None:
-        """Break every connection with RST."""
+        """Break every connection with RST, also one that is still being made."""
+        self._resets += 1
         for link in list(self._links):
             link.break_()
 
@@ -118,10 +121,15 @@ class FaultProxy:
             _reset(writer)
             return
         self.accepted += 1
+        resets = self._resets
         try:
             there = await asyncio.open_connection(*self._target)
         except OSError:
             _reset(writer)
+            return
+        if self._resets != resets:
+            _reset(writer)
+            _reset(there[1])
             return
         link = _Link(self, (reader, writer), there)
         link.lose(self.loss)
