@@ -43,6 +43,16 @@ def test_a_shared_server_is_one() -> None:
     assert shared(Redis) is shared(Redis)
 
 
+def test_a_server_that_is_down_keeps_its_port() -> None:
+    with private(Redis) as server:
+        server.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+        server.start()
+
+
 def test_redis_keeps_what_it_has_answered() -> None:
     with private(Redis) as server:
         assert say(server, b"SET key value\r\n") == b"+OK\r\n"
@@ -118,7 +128,8 @@ def test_azurite_can_live_faster() -> None:
 
 
 RUN = """
-import sys, time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored by what was started in the background
 from tests.servers import Postgres, Redis, private
 from tests.servers.process import run_folder
 servers = [private(Redis), private(Postgres)]
@@ -143,7 +154,7 @@ def test_nothing_is_left_of_a_run_that_was(number: signal.Signals) -> None:
             assert len(servers_of(str(folder))) >= 2
         finally:
             run.send_signal(number)
-    give_up = time.monotonic() + 10.0
+    give_up = time.monotonic() + 60.0
     while folder.exists() or servers_of(str(folder)):
         assert time.monotonic() < give_up, "servers outlived their run"
         time.sleep(0.01)

@@ -25,7 +25,6 @@ from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
 STOP_MAX = 20.0
-PORTS = range(20_000, 32_000)  # below those that systems give to connections
 
 
 class Server:
@@ -123,9 +122,14 @@ class Server:
         """End it and what it has started with ``kill -9``."""
         if self._process is None:
             return
+        self._signal_all(signal.SIGSTOP)  # or it might start another while we look whom it has started
         killed = self._signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
+        give_up = time.monotonic() + STOP_MAX
+        while any(map(_is_alive, killed)):  # what is left of a PostgreSQL keeps the next one from its memory
+            assert time.monotonic() < give_up, "a server's processes outlived kill -9"
+            time.sleep(0.001)
         forget(killed)
 
     def pause(self) -> None:
@@ -143,9 +147,10 @@ class Server:
         self.write("clock.new", f"{self._turned:+.3f}\n").rename(clock)
 
     def close(self) -> None:
-        """Kill it and remove its folder."""
+        """Kill it, remove its folder, and let its port go."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+        let_go(self.port)
 
     def __enter__(self) -> Self:
         return self if self._process else self.start()
@@ -229,12 +234,24 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody has at the moment, and that no connection is given by the system meanwhile."""
-    while True:
-        port = secrets.choice(PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    """Return a loopback port that nobody gets until it is let go, but a server that is told to listen on it."""
+    keeper = socket.socket()
+    # Bound and not listening, it lets nobody in, and the system gives the port to nobody who asks for any. Who asks for
+    # this one, and reuses addresses as servers do, may listen on it: before the first start, and between two.
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    port: int = keeper.getsockname()[1]
+    _kept[port] = keeper
+    return port
+
+
+def let_go(port: int) -> None:
+    """Let whoever wants it have the port, if it was kept."""
+    if (keeper := _kept.pop(port, None)) is not None:
+        keeper.close()
+
+
+_kept: dict[int, socket.socket] = {}
 
 
 @cache
@@ -276,6 +293,14 @@ def do_without(reason: str) -> NoReturn:
     if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
         pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
     pytest.skip(reason)
+
+
+def _is_alive(pid: int) -> bool:
+    """Tell whether a process still runs; one that has ended may stay listed until its parent asks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _family(pid: int) -> list[int]:
