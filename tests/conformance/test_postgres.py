@@ -6,9 +6,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 from tenure.backends import postgres
+from tenure.backends.postgres.client import Client
 from tenure.election.store import LeaseStore
 from tenure.lease import Granted
 from tenure.queue.broker import Broker
@@ -35,6 +37,7 @@ class Cabinet:
         self._hurt = hurt
         self._stack = AsyncExitStack()
         self._proxies: dict[int, FaultProxy] = {}
+        self._clients: dict[int, Client] = {}
 
     async def start(self) -> None:
         self.server = shared(Postgres, turnable=True)
@@ -46,8 +49,9 @@ class Cabinet:
         proxy = await self._stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
         # One connection, so that what is lost is the answer to the question, and not to a login.
         url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
-        backend = self._kept(f"{url}?pool=1&timeout=1.5")
+        backend = self._kept(f"{url}?pool=1&timeout=8")
         self._proxies[id(backend.leases)] = self._proxies[id(backend.broker)] = proxy
+        self._clients[id(backend.leases)] = self._clients[id(backend.broker)] = backend._client
         return backend
 
     def _kept(self, url: str) -> postgres.PostgresBackend:
@@ -86,14 +90,16 @@ class Cabinet:
 
     @asynccontextmanager
     async def black_hole(self, door: object) -> AsyncIterator[None]:
-        """Let connections stand, and nothing through."""
-        proxy = self._proxies[id(door)]
+        """Let connections stand, and nothing through; only inside do clients lose patience soon."""
+        proxy, client = self._proxies[id(door)], self._clients[id(door)]
+        patient, client.options = client.options, replace(client.options, timeout=0.5)
         proxy.stall()
         try:
             yield
         finally:
             proxy.reset()  # what was held back is not to arrive
             proxy.heal()
+            client.options = patient
 
 
 def _has_told() -> bool:
