@@ -27,7 +27,7 @@ from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.servers import Authority, Redis, private, shared, url_of
 
-TTL = 10.0
+TTL = 60.0  # nothing here waits for its end, and no test takes as long
 
 
 @asynccontextmanager
@@ -207,7 +207,7 @@ async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> 
     async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
         hints = backend.leases.hints(name)
         grant = await won(backend.leases, name)
-        await asyncio.wait_for(anext(hints), 5)
+        await asyncio.wait_for(anext(hints), 30)
         await backend.leases.renew([grant], TTL)
         assert await backend.leases.release(grant) == Released(grant)
         await backend.broker.declare(name, QueueSettings())
@@ -302,21 +302,23 @@ async def test_forgotten_scripts_are_told_anew(url: str, name: str) -> None:
 
 async def test_a_paused_server_is_told_in_time_and_works_on() -> None:
     with private(Redis) as server:
-        async with opened(f"{server.url}?timeout=0.3") as backend:
-            grant = await won(backend.leases, "name")
+        async with opened(f"{server.url}?timeout=0.3") as backend, opened(server.url) as patient:
+            grant = await won(patient.leases, "name")
+            await until(lambda: answers(backend))
             server.pause()
             for ask in questions(backend, grant):
                 begun = time.monotonic()
                 with pytest.raises(Unavailable):
                     await ask()
-                assert time.monotonic() - begun < 2.0
+                assert time.monotonic() - begun < 4.0  # without the option it would be five
             server.resume()
-            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+            await until(lambda: answers(backend))
+            assert list(await patient.leases.renew([grant], TTL)) == [Granted(grant)]
 
 
 async def test_a_killed_server_is_found_again() -> None:
     with private(Redis) as server:
-        async with opened(f"{server.url}?timeout=1") as backend:
+        async with opened(server.url) as backend:
             grant = await won(backend.leases, "name")
             await backend.broker.send("queue", [Outgoing(b"%d" % number) for number in range(100)])
             claim = await backend.broker.receive("queue", 50, 60.0)
@@ -329,6 +331,15 @@ async def test_a_killed_server_is_found_again() -> None:
             done = await backend.broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
             assert list(done) == [Settled()] * 50
             assert len((await backend.broker.receive("queue", 100, 60.0)).deliveries) == 50
+
+
+async def answers(backend: redis.RedisBackend) -> bool:
+    """Tell whether it got through this time: with little patience, on a busy machine, it need not."""
+    try:
+        await backend.leases.inspect("name")
+    except Unavailable:
+        return False
+    return True
 
 
 def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Awaitable[object]]]:
@@ -349,7 +360,8 @@ def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Aw
 async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: str) -> None:
     server = shared(Redis)
     async with hurt(server, "?timeout=0.3") as (way, backend), opened(server.url) as other:
-        await won(backend.leases, f"{name}-other")  # so that the script is known
+        await won(other.leases, f"{name}-other")  # so that the script is known
+        await until(lambda: answers(backend))  # and the connection stands
         way.stall("up")
         with pytest.raises(Unavailable):
             await backend.leases.acquire(name, "ann#1", TTL)
@@ -362,7 +374,7 @@ async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: st
         await until(held)
         seen = await other.leases.inspect(name)
         assert isinstance(seen, HeldBy)
-        assert await backend.leases.acquire(name, "ann#1", TTL) == Granted(Grant(name, "ann#1", seen.token))
+        assert await other.leases.acquire(name, "ann#1", TTL) == Granted(Grant(name, "ann#1", seen.token))
 
 
 # --- subscriptions -----------------------------------------------------------------------------------------------
@@ -372,17 +384,17 @@ async def test_a_broken_subscription_is_taken_up_again_with_one_wake(name: str) 
     server = shared(Redis)
     async with hurt(server) as (way, backend), opened(server.url) as other:
         hints = backend.broker.hints(name)
-        await asyncio.wait_for(anext(hints), 5)  # it listens
+        await asyncio.wait_for(anext(hints), 30)  # it listens
         way.refuse()
         way.reset()
         await other.broker.send(name, [Outgoing(b"while nobody listened")])
         way.heal()
-        await asyncio.wait_for(anext(hints), 10)  # it listens again, so look
+        await asyncio.wait_for(anext(hints), 30)  # it listens again, so look
         assert len((await backend.broker.receive(name, 10, TTL)).deliveries) == 1
         heard = asyncio.ensure_future(anext(hints))
         await asyncio.sleep(0)
         await other.broker.send(name, [Outgoing(b"now")])
-        await asyncio.wait_for(heard, 5)
+        await asyncio.wait_for(heard, 30)
 
 
 async def test_a_silent_subscription_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,12 +402,12 @@ async def test_a_silent_subscription_is_found_out(name: str, monkeypatch: pytest
     server = shared(Redis)
     async with hurt(server, "?timeout=0.3") as (way, backend):
         hints = backend.leases.hints(name)
-        await asyncio.wait_for(anext(hints), 5)
+        await asyncio.wait_for(anext(hints), 30)
         way.stall()  # a black hole: no end of the connection, no error
         accepted = way.accepted
         await until(lambda: way.accepted > accepted)  # it gave up, and tried anew
         way.heal()
-        await asyncio.wait_for(anext(hints), 10)
+        await asyncio.wait_for(anext(hints), 30)
 
 
 async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +415,7 @@ async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypat
     async with opened(url) as backend, native(url) as client:
         first, second = backend.leases.hints(name), backend.leases.hints(f"{name}-2")
         for hints in (first, second):
-            await asyncio.wait_for(anext(hints), 5)
+            await asyncio.wait_for(anext(hints), 30)
         channel = f"tenure:lease:{name}"
         assert (await client.pubsub_numsub(channel))[0][1] == 1
         del first, hints
@@ -413,7 +425,7 @@ async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypat
 
         await until(unsubscribed)
         await won(backend.leases, f"{name}-2")
-        await asyncio.wait_for(anext(second), 5)
+        await asyncio.wait_for(anext(second), 30)
 
 
 # --- loops, addresses, facts -------------------------------------------------------------------------------------
@@ -430,7 +442,7 @@ async def test_each_loop_has_connections_of_its_own(url: str, name: str) -> None
                 answers.extend(await backend.leases.renew([grant], TTL))
                 await backend.broker.send(name, [Outgoing()])
             hints = backend.broker.hints(name)
-            await asyncio.wait_for(anext(hints), 5)
+            await asyncio.wait_for(anext(hints), 30)
             ready.set()
             while not stop.is_set():  # so that its connections are closed from here, on a loop that turns
                 await asyncio.sleep(0.01)
@@ -517,7 +529,7 @@ async def test_one_resigns_and_the_next_leads_at_once(url: str, name: str) -> No
             waiting = asyncio.create_task(lead_once(second.election(name, ttl=TTL)))
             await asyncio.sleep(0.5)  # it stands by, and would look again in 2 s
             left_at = time.monotonic()
-        token, led_at = await asyncio.wait_for(waiting, 5)
+        token, led_at = await asyncio.wait_for(waiting, 30)
         assert token > term.token
         assert led_at - left_at < 1.0
 

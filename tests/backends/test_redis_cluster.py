@@ -19,7 +19,7 @@ from tenure.url import Url
 from tests.servers import Redis, private, shared, url_of
 from tests.servers.redis_cluster import RedisCluster, client_of
 
-TTL = 30.0
+TTL = 600.0  # no test takes as long, also one that waits for a node to come back
 NAMES = [f"name-{number}" for number in range(12)]  # enough to lie on all three
 
 
