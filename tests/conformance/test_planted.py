@@ -213,7 +213,7 @@ async def findings(plant: type[MemoryLeases]) -> set[str]:
     return failed
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for hints that never come."""
     from tenure.testing.conformance import leases
@@ -225,6 +225,7 @@ async def test_without_a_plant_nothing_is_found() -> None:
     assert await findings(MemoryLeases) == set()
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("plant", PLANTED)
 async def test_a_planted_bug_is_found(plant: type[MemoryLeases]) -> None:
     assert await findings(plant), f"no test fails on {plant.__name__}"
