@@ -39,18 +39,18 @@ class Way:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.proxy = FaultProxy("127.0.0.1", port)
-        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.proxy.__aenter__(), self._loop).result(60)
 
     def tell(self, act: Callable[[], object]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(act)
         self._loop.call_soon_threadsafe(done.set)
-        assert done.wait(10)
+        assert done.wait(60)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(None, None, None), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.proxy.__aexit__(None, None, None), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 
@@ -81,7 +81,10 @@ class Stage:
 
     def lines(self) -> list[Line]:
         path = self.folder / "acts"
-        rows = (line.split() for line in path.read_text().splitlines()) if path.exists() else ()
+        text = path.read_text() if path.exists() else ""
+        rows = (
+            line.split() for line in text[: text.rfind("\n") + 1].splitlines()
+        )  # not one that is still being written
         return [(what, name, int(token), int(pid)) for what, name, token, pid in rows]
 
     def leaders(self) -> dict[str, tuple[int, int]]:
