@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import cache
@@ -30,6 +31,9 @@ LOOK_EVERY = 5.0
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
 """What keeps us from a socket for a moment only, so that it is no reason to poll."""
+
+UNNAMED_MAX = 60.0
+"""Seconds after which a socket that has no name yet never gets one: its process has died over it."""
 
 _LEFT_BEHIND: list[object] = []  # tasks that came through a fork: their loop is the parent's
 
@@ -161,6 +165,7 @@ class Wake:
         with suppress(FileExistsError):
             os.mkdir(self._folder, mode)
             os.chmod(self._folder, mode)
+        _tidy(self._folder)
         self._name = name = f"{os.getpid()}-{secrets.token_hex(4)}"
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -256,6 +261,17 @@ def _tell_all(place: str, topic: str, but: str) -> None:
                     _send(sender, topic, folder, place, name)
     finally:
         os.close(folder)
+
+
+def _tidy(place: str) -> None:
+    """Take away what processes have left that died between the binding and the naming of their sockets.
+
+    If one was only stopped there, it fails to give the name, and makes another socket.
+    """
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") and time.time() - entry.stat(follow_symlinks=False).st_mtime > UNNAMED_MAX:
+                os.unlink(entry.path)
 
 
 def _folder_of(path: str) -> str:
