@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def test_send_receive_complete(backend: tenure.sync.Backend) -> None:
-    queue = backend.queue("orders", lock=5)
+    queue = backend.queue("orders")
     assert queue.send(b"one", id="1", headers={"kind": "test"}) == "1"
     assert len(queue.send_batch([tenure.Outgoing(b"two"), tenure.Outgoing(b"three")])) == 2
     messages = queue.receive(max=10, wait=1)
@@ -166,10 +166,10 @@ def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> N
         go_on.wait(PATIENCE)
 
     consuming = threading.Thread(target=lambda: queue.consume(handle, on_error=hook, until_empty=True))
-    with backend.election("chair", ttl=2).campaign() as term:
+    with backend.election("chair", ttl=3).campaign() as term:
         consuming.start()
         assert blocked.wait(PATIENCE)
-        until = time.monotonic() + 3.0
+        until = time.monotonic() + 3.5
         while time.monotonic() < until:  # longer than a lease
             term.check()
             time.sleep(0.01)
