@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenure.peers import machine as peers
@@ -51,6 +51,9 @@ FRAMES = 100_000
 HUGE = b'["claim",1,"chair","b#1",9,1' + b"0" * 400 + b",false,{}]"
 """A lease of so many seconds that no float holds them."""
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""On a busy machine, any example may take long."""
+
 numbers = st.integers(0, NUMBER_MAX - 1)
 names = st.text(min_size=1, max_size=40)
 seconds = st.floats(0, 1e6)
@@ -78,11 +81,13 @@ messages = st.one_of(
 )
 
 
+@unhurried
 @given(messages)
 def test_what_is_written_is_read(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
+@unhurried
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_malformed(body: bytes) -> None:
     with suppress(Malformed):
@@ -96,7 +101,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(unhurried, max_examples=300)
 @given(st.sampled_from(["beat", "claim", "deny", "told", "listed", "elect"]), st.lists(json_values, max_size=8))
 def test_a_known_tag_with_any_fields_is_a_message_or_malformed(tag: str, fields: list[Any]) -> None:
     with suppress(Malformed):
