@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,10 @@ from tests.ports import ports_held
 
 Work = Callable[[tenure.Term], Awaitable[None]]
 
-UNHURRIED = "ttl_max=15&heartbeat=1&patience=0.1"
-"""Answers are waited for, and terms last, for longer than a busy machine keeps a process waiting."""
+LASTING = "ttl_max=15&heartbeat=1&patience=0.1"
+"""Terms last for longer than a busy machine keeps a process waiting."""
+UNHURRIED = "ttl_max=15&heartbeat=5&patience=0.1"
+"""Answers, too, are waited for so long: for two heartbeats."""
 
 _held = ExitStack()
 
@@ -47,14 +50,13 @@ def fleet_of(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in _held.enter_context(ports_held(count))]
 
 
-def urls(count: int = 3, options: str = UNHURRIED) -> list[str]:
+def urls(count: int = 3, options: str = LASTING) -> list[str]:
     addresses = fleet_of(count)
     return [f"peers://{','.join(addresses)}?me={me}&{options}" for me in addresses]
 
 
 def without_me(url: str) -> str:
-    before, _, after = url.partition("me=")
-    return before + after.partition("&")[2]
+    return url.partition("me=")[0] + UNHURRIED
 
 
 async def start(*backends: tenure.Backend) -> None:
@@ -172,10 +174,12 @@ async def test_whoever_looks_on_sees_the_leader_and_may_ask_it_to_resign() -> No
         (leader,) = (await onlooker.leaders()).values()
         assert leader is not None
         assert (leader.token, dict(leader.metadata)) == (token, {"url": "http://b"})
-        again = await stack.enter_async_context(tenure.connect(fleet[1]))  # its address is taken: it looks on
+        again = await stack.enter_async_context(tenure.connect(fleet[1].replace(LASTING, UNHURRIED)))
+        # Its address is taken: it looks on.
         assert await again.election("chair").leader() == leader
         seen: list[Leader | None] = []
-        watching = asyncio.create_task(collect(onlooker.election("chair", retry_every=0.5), seen))
+        watcher = await stack.enter_async_context(tenure.connect(without_me(fleet[0]).replace(UNHURRIED, LASTING)))
+        watching = asyncio.create_task(collect(watcher.election("chair", retry_every=0.5), seen))
         await until(lambda: seen == [leader])
         assert await onlooker.election("chair").ask_to_resign() is True
         assert await asyncio.wait_for(began.get(), 20) > token  # nobody else wants it
@@ -296,7 +300,7 @@ async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads(
 
 async def test_rubbish_on_the_port_changes_nothing() -> None:
     async with AsyncExitStack() as stack:
-        fleet = urls()
+        fleet = urls(3, "ttl_max=15&heartbeat=0.2")
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
         await start(*backends)
         settled, machine, transport = member_of(backends[0])._running()
@@ -347,7 +351,9 @@ async def test_neither_onlookers_nor_strangers_keep_a_member_out(kind: str, monk
         await second.leaders()
         # Among so few strangers, it may be crowded out itself for once, and dials again.
         await until(lambda: not transport_of(second).counts.refused)
-        await asyncio.gather(*questions, return_exceptions=True)  # some of those who ask have been crowded out
+        for each in questions:
+            each.cancel()
+        await asyncio.gather(*questions, return_exceptions=True)
 
 
 async def test_members_with_another_key_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -373,6 +379,40 @@ async def test_members_with_another_key_are_strangers(monkeypatch: pytest.Monkey
 
         await until(tells_who_refused)
         assert not machine_of(backends[2]).voter.awake
+
+
+async def test_a_member_that_has_reached_itself_lets_go_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who dials a port that nobody listens on may be given it for its own end."""
+    fleet = urls(3, "ttl_max=15&heartbeat=0.2")
+    ports: list[int] = []
+    dial = asyncio.open_connection
+
+    async def dial_itself_first(
+        host: str, port: int, **options: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not ports and f"me={host}:{port}&" in fleet[1]:
+            both_ends = socket.socket()
+            both_ends.bind((host, 0))  # not the port itself, which the test holds
+            both_ends.connect(both_ends.getsockname())
+            ports.append(both_ends.getsockname()[1])
+            return await dial(sock=both_ends)
+        return await dial(host, port, **options)
+
+    monkeypatch.setattr("asyncio.open_connection", dial_itself_first)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(tenure.connect(fleet[0]))
+        second = await stack.enter_async_context(tenure.connect(fleet[1]))
+        await start(first)
+        await until(lambda: ports)
+
+        def can_be_listened_on() -> bool:
+            with suppress(OSError), socket.create_server(("127.0.0.1", ports[0])):
+                return True
+            return False
+
+        await until(can_be_listened_on)
+        await start(first, second)
+        assert not transport_of(first).counts.dropped
 
 
 async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> None:

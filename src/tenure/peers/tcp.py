@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -283,6 +284,9 @@ class TcpTransport:
         mine = secrets.token_bytes(NONCE)
         writer.write(greeting(mine))
         theirs = nonce_of(await reader.readexactly(GREETING), self.counts)
+        if theirs == mine:
+            _let_go_at_once(writer)
+            raise Broken("this is our own greeting")
         return self._secret.channel(mine, theirs, dialled=dialled)
 
     async def _frame(self, reader: asyncio.StreamReader) -> bytes:
@@ -327,6 +331,17 @@ def address(member: str) -> tuple[str, int]:
     """Take ``host:port`` apart; an IPv6 address stands in brackets."""
     host, _, port = member.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _let_go_at_once(writer: asyncio.StreamWriter) -> None:
+    """Give the port back without the usual minute's wait.
+
+    Who dials a port of this machine that nobody listens on may be given this very port for its own end, and has then
+    reached itself. As long as it keeps the port, the member that it belongs to can't listen on it.
+    """
+    link: socket.socket = writer.get_extra_info("socket")
+    with suppress(OSError):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
