@@ -17,13 +17,13 @@ The same for queues: :mod:`tenure.testing.sim.queues`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from tenure.errors import ConfigError
-from tenure.testing.sim.mutants import MUTANTS, SURVIVORS, Mutant
+from tenure.testing.sim.mutants import MUTANTS, SURVIVORS
+from tenure.testing.sim.planted import Mutant, parts_of
 from tenure.testing.sim.report import Report, Violation
-from tenure.testing.sim.seeds import Job, planted, reports, until
+from tenure.testing.sim.seeds import many
 from tenure.testing.sim.simulation import Parts, Simulation, leader_within
 
 __all__ = ["MUTANTS", "SURVIVORS", "Mutant", "Report", "Violation", "campaign", "leader_within", "run"]
@@ -60,16 +60,9 @@ def campaign(
     Raises:
         ConfigError: There is no such planted bug, or no end: neither *seeds* nor *elections* was given.
     """
-    if seeds is None and elections is None:
-        raise ConfigError("a campaign needs an end: say which seeds, or how many elections")
-    _parts(mutant)
-    return until(elections, reports(_job, seeds, mutant, processes or os.cpu_count() or 1))
-
-
-def _job(job: Job) -> Report:
-    seed, mutant = job
-    return run(seed, mutant=mutant)
+    _parts(mutant)  # an unknown name is refused here, and not by every process
+    return many(partial(run, mutant=mutant), seeds, elections, Report.unit, processes)
 
 
 def _parts(mutant: str | None) -> Parts:
-    return Parts() if mutant is None else planted(mutant, {**MUTANTS, **SURVIVORS}).parts
+    return parts_of(mutant, {**MUTANTS, **SURVIVORS}, Parts())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,18 +26,9 @@ from tenure.election.machine import (
 from tenure.events import Reason
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.testing.sim.node import Node, Work
+from tenure.testing.sim.planted import Mutant
 from tenure.testing.sim.simulation import Parts
 from tenure.testing.sim.stores import ClockStore, Question, Seen, WatchedStore
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A planted bug: what is wrong, the parts that it is in, and the violation that must show it."""
-
-    about: str
-    parts: Parts
-    shows: str = ""
-
 
 # --- in the machine: what is believed --------------------------------------------------------------------------------
 
@@ -292,7 +283,7 @@ def _store(store: type[ClockStore]) -> Parts:
     return Parts(clock_store=store, watched_store=type(f"{store.__name__}Watched", (store, WatchedStore), {}))
 
 
-MUTANTS: Mapping[str, Mutant] = MappingProxyType(
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "counts-from-answer": Mutant(
             "a lease is counted from when the answer came", Parts(machine=_CountsFromAnswer), "two leaders"
@@ -362,7 +353,7 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
 )
 """Bugs that must be found, by name."""
 
-SURVIVORS: Mapping[str, Mutant] = MappingProxyType(
+SURVIVORS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "renews-ended-lease": Mutant(
             "a lease that ended is renewed if nobody took it", Parts(clock_store=_RenewsEndedLease)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from tenure.testing.sim.world import World
@@ -46,8 +46,8 @@ class Outcome:
     ``digest`` is equal for equal runs.
     """
 
-    options: ClassVar[str] = ""
-    """What the command line needs beside the seed."""
+    command: ClassVar[str] = "tenure sim"
+    """What shows a run again, with its seed."""
     unit: ClassVar[str] = ""
     """What is counted."""
 
@@ -61,6 +61,26 @@ class Outcome:
     digest: str
     violations: tuple[Violation, ...] = ()
     trace: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **counts: int
+    ) -> Self:
+        """Return the result of the run that the *findings* are of, which it ends; *counts* are what *cls* adds."""
+        world = findings.world
+        return cls(
+            seed=world.seed,
+            mutant=mutant,
+            setting=str(setting),
+            seconds=world.now,
+            steps=world.steps,
+            recovery=recovery,
+            bound=bound,
+            digest=world.digest(),
+            violations=tuple(findings.violations),
+            trace=tuple(world.lines),
+            **counts,
+        )
 
     @property
     def ok(self) -> bool:
@@ -81,7 +101,7 @@ class Outcome:
     def replay(self) -> str:
         """The command that shows this run again."""
         planted = f" --mutant {self.mutant}" if self.mutant else ""
-        return f"tenure sim {self.options}--seed {self.seed}{planted}"
+        return f"{self.command} --seed {self.seed}{planted}"
 
     def __str__(self) -> str:
         head = f"seed {self.seed}: {self.counted} in {self.seconds:.0f} virtual s ({self.setting})"
@@ -109,7 +129,7 @@ class Report(Outcome):
 class QueueReport(Outcome):
     """The result of one seed of a queue; ``recovery`` tells how long messages were unsettled after the faults."""
 
-    options: ClassVar[str] = "--queues "
+    command: ClassVar[str] = "tenure sim --queues"
     unit: ClassVar[str] = "messages"
 
     messages: int

@@ -76,7 +76,6 @@ class Simulation:
     def __init__(
         self, seed: int, *, parts: Parts | None = None, mutant: str | None = None, trace: bool = False
     ) -> None:
-        self.seed = seed
         self.mutant = mutant
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
@@ -140,7 +139,14 @@ class Simulation:
         if self.world.dice.random() < CALM_WATCHED:
             self._keep_calm(bound - recovery)
         self._stop()
-        return self._report(recovery, bound)
+        return Report.of(
+            self.checkers,
+            mutant=self.mutant,
+            setting=self.plan,
+            recovery=recovery,
+            bound=bound,
+            elections=self.checkers.elections,
+        )
 
     def _heal(self) -> None:
         """End all faults, and wait until what they set in motion has arrived."""
@@ -175,9 +181,7 @@ class Simulation:
         """Go on until somebody leads; return how long it took."""
         healed = self.world.now
         step = self.plan.timing.retry_every / 4
-        while self.leader() is None and self.world.now < healed + bound:
-            self.world.run(min(self.world.now + step, healed + bound))
-        if self.leader() is None:
+        if not self.world.run_until(lambda: self.leader() is not None, step=step, end=healed + bound):
             self.checkers.no_leader(bound)
         return self.world.now - healed
 
@@ -200,28 +204,10 @@ class Simulation:
             node.feed(Resign())
         timing = self.plan.timing
         longest = self.ignores_max + timing.ttl + 3.0 * timing.retry_every + self.plan.patience
-        ends = self.world.now + 1.3 * longest
-        while self.world.now < ends and not self._silent():
-            self.world.run(min(ends, self.world.now + timing.retry_every))
+        self.world.run_until(self._silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
         for node in self.nodes:
             if node.alive and not (node.machine.settled and node.machine.state is State.STOPPED):
                 self.checkers.unsettled(node)
 
     def _silent(self) -> bool:
         return all(node.machine.settled for node in self.nodes if node.alive)
-
-    def _report(self, recovery: float, bound: float) -> Report:
-        digest = f"{self.world.steps:x}-{self.world.dice.getrandbits(64):016x}"
-        return Report(
-            seed=self.seed,
-            mutant=self.mutant,
-            setting=str(self.plan),
-            elections=self.checkers.elections,
-            seconds=self.world.now,
-            steps=self.world.steps,
-            recovery=recovery,
-            bound=bound,
-            digest=digest,
-            violations=tuple(self.checkers.violations),
-            trace=tuple(self.world.lines),
-        )

@@ -23,6 +23,7 @@ class World:
     """
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.seed = seed
         self.dice = random.Random(seed)
         self.now = 0.0
         self.steps = 0
@@ -52,6 +53,16 @@ class World:
                 raise RuntimeError(f"the world stands still at {self.now:g} s, calling {call}")
             call(*args)
         self.now = max(self.now, until)
+
+    def run_until(self, condition: Callable[[], bool], *, step: float, end: float) -> bool:
+        """Go on until *condition* holds, looked at every *step* seconds, or to the *end*; tell whether it holds."""
+        while not (holds := condition()) and self.now < end:
+            self.run(min(self.now + step, end))
+        return holds
+
+    def digest(self) -> str:
+        """Return what is equal for equal runs. It ends the run, as it draws."""
+        return f"{self.steps:x}-{self.dice.getrandbits(64):016x}"
 
     def note(self, who: str, what: str) -> None:
         """Write one line into the log. Callers ask ``traced`` first, so that untraced runs don't pay for the text."""

@@ -16,15 +16,15 @@ from outside: the broker's in :mod:`tenure.testing.sim.queues.book`, the consume
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from tenure.errors import ConfigError
-from tenure.testing.sim.queues.mutants import MUTANTS, SURVIVORS, Mutant
+from tenure.testing.sim.planted import Mutant, parts_of
+from tenure.testing.sim.queues.mutants import MUTANTS, SURVIVORS
 from tenure.testing.sim.queues.plan import settled_within
 from tenure.testing.sim.queues.simulation import Parts, Simulation
 from tenure.testing.sim.report import QueueReport, Violation
-from tenure.testing.sim.seeds import Job, planted, reports, until
+from tenure.testing.sim.seeds import many
 
 __all__ = ["MUTANTS", "SURVIVORS", "Mutant", "QueueReport", "Violation", "campaign", "run", "settled_within"]
 
@@ -60,16 +60,9 @@ def campaign(
     Raises:
         ConfigError: There is no such planted bug, or no end: neither *seeds* nor *messages* was given.
     """
-    if seeds is None and messages is None:
-        raise ConfigError("a campaign needs an end: say which seeds, or how many messages")
-    _parts(mutant)
-    return until(messages, reports(_job, seeds, mutant, processes or os.cpu_count() or 1))
-
-
-def _job(job: Job) -> QueueReport:
-    seed, mutant = job
-    return run(seed, mutant=mutant)
+    _parts(mutant)  # an unknown name is refused here, and not by every process
+    return many(partial(run, mutant=mutant), seeds, messages, QueueReport.unit, processes)
 
 
 def _parts(mutant: str | None) -> Parts:
-    return Parts() if mutant is None else planted(mutant, {**MUTANTS, **SURVIVORS}).parts
+    return parts_of(mutant, {**MUTANTS, **SURVIVORS}, Parts())

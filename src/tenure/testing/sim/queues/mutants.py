@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tenure.backends.memory.queue import Locks as LockedRows
@@ -40,18 +40,9 @@ from tenure.queue.message import (
     Token,
     Verdict,
 )
+from tenure.testing.sim.planted import Mutant
 from tenure.testing.sim.queues.broker import SimulatedBroker
 from tenure.testing.sim.queues.simulation import Parts
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A planted bug: what is wrong, the parts that it is in, and the violation that must show it."""
-
-    about: str
-    parts: Parts
-    shows: str = ""
-
 
 # --- in the machines: what is believed -------------------------------------------------------------------------------
 
@@ -410,7 +401,7 @@ class _NeverPrefetches(Pump):
         self._target = 0
 
 
-MUTANTS: Mapping[str, Mutant] = MappingProxyType(
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "counts-from-answer": Mutant(
             "a lock is counted from when the answer came", Parts(pump=_CountsFromAnswer), "outlives lock"
@@ -488,7 +479,7 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
 )
 """Bugs that must be found, by name."""
 
-SURVIVORS: Mapping[str, Mutant] = MappingProxyType(
+SURVIVORS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
         "passes-one-by-one": Mutant("every verdict is a call of its own", Parts(pump=_PassesOneByOne)),
         "never-prefetches": Mutant("nothing waits", Parts(pump=_NeverPrefetches)),

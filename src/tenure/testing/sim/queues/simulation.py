@@ -42,7 +42,6 @@ class Simulation:
     def __init__(
         self, seed: int, *, parts: Parts | None = None, mutant: str | None = None, trace: bool = False
     ) -> None:
-        self.seed = seed
         self.mutant = mutant
         self.parts = parts or Parts()
         self.world = World(seed, trace=trace)
@@ -104,7 +103,15 @@ class Simulation:
         self._stop()
         now = self.site.clock.now()
         self.book.audit(self.site.stats(), self.site.dead(), now)
-        return self._report(recovery, bound)
+        return QueueReport.of(
+            self.checkers,
+            mutant=self.mutant,
+            setting=self.plan,
+            recovery=recovery,
+            bound=bound,
+            messages=self.book.acknowledged,
+            deliveries=self.book.deliveries,
+        )
 
     def _heal(self) -> None:
         """End all faults, and wait until what they set in motion has arrived."""
@@ -149,9 +156,7 @@ class Simulation:
         """Go on until everything is settled; return how long it took."""
         healed = self.world.now
         step = self.plan.timing.retry_every / 2
-        while not self._is_drained() and self.world.now < healed + bound:
-            self.world.run(min(self.world.now + step, healed + bound))
-        if not self._is_drained():
+        if not self.world.run_until(self._is_drained, step=step, end=healed + bound):
             self.checkers.not_drained(str(self.site.stats()), bound)
         return self.world.now - healed
 
@@ -172,29 +177,10 @@ class Simulation:
             consumer.drain(self.plan.grace)
         timing = self.plan.timing
         longest = self.ignores_max + self.plan.grace + timing.ttl + 3.0 * timing.retry_every + self.plan.patience
-        ends = self.world.now + 1.3 * longest
-        while self.world.now < ends and not self._is_silent():
-            self.world.run(min(ends, self.world.now + timing.retry_every))
+        self.world.run_until(self._is_silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
         for consumer in self.consumers:
             if consumer.alive and consumer.pump.state is not State.STOPPED and not consumer.ended:
                 self.checkers.not_stopped(consumer)
 
     def _is_silent(self) -> bool:
         return not any(consumer.running for consumer in self.consumers)
-
-    def _report(self, recovery: float, bound: float) -> QueueReport:
-        digest = f"{self.world.steps:x}-{self.world.dice.getrandbits(64):016x}"
-        return QueueReport(
-            seed=self.seed,
-            mutant=self.mutant,
-            setting=str(self.plan),
-            messages=self.book.acknowledged,
-            deliveries=self.book.deliveries,
-            seconds=self.world.now,
-            steps=self.world.steps,
-            recovery=recovery,
-            bound=bound,
-            digest=digest,
-            violations=tuple(self.checkers.violations),
-            trace=tuple(self.world.lines),
-        )
