@@ -237,13 +237,8 @@ class Checkers(Findings):
         node.last_holder = holder
 
     def _heard(self, node: Node, ask: int, answer: object, effects: Sequence[Effect]) -> None:
-        asked = node.asked.pop(ask, None)
-        if asked is None:
-            self.violated("machine", f"{node.name} heard twice of question {ask}")
-            return
-        question = asked.question
         work = node.work
-        match question, answer:
+        match node.line.asked[ask].question, answer:
             case Acquire(_, holder), Granted(grant):
                 node.holders[holder] = True
                 used = node.machine.trusted_until > -math.inf and node.last_grant == grant
@@ -258,7 +253,7 @@ class Checkers(Findings):
     def grew(self, node: Node, work: Work, event: Input) -> None:
         """The trust of *node* has grown while its machine took in *event*."""
         answer = event.answer if isinstance(event, Answered) else None
-        asked = node.asked.get(event.ask) if isinstance(event, Answered) else None
+        asked = node.line.asked[event.ask] if isinstance(event, Answered) else None
         if asked is None or not isinstance(answer, Granted) or answer.grant != work.grant:
             self.violated("trust", f"{node.name} trusts {work.grant} for longer because of {event}")
             return

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from tenure.election.machine import Hint, Resign, Stop, Together
 from tenure.pacing import Timing
-from tenure.testing.sim.nemesis import Nemesis, rate
+from tenure.testing.sim.nemesis import Nemesis
+from tenure.testing.sim.network import Weather, draw_weather
+from tenure.testing.sim.world import rate
 
 if TYPE_CHECKING:
     from tenure.testing.sim.node import Node
@@ -61,11 +63,7 @@ class Plan:
     store_rate: float
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
-    latency: float
-    loss: float
-    slow: float
-    slowest: float
-    duplicate: float
+    weather: Weather
     patience: float
     ignores: float
     overrun_exits: bool
@@ -99,11 +97,7 @@ def draw(dice: random.Random) -> Plan:
         store_rate=rate(dice, fastest, slowest),
         rates=tuple(rate(dice, slowest, fastest) for _ in range(nodes)),
         offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(nodes)),
-        latency=ttl * dice.choice((0.0003, 0.003, 0.02)),
-        loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
-        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
-        slowest=dice.choice((0.5, 1.2, 3.0)),
-        duplicate=dice.choice((0.0, 0.02)),
+        weather=draw_weather(dice, ttl, (0.0, 0.02, 0.1), faulty=faulty),
         patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * ttl)),
         ignores=dice.choice((0.0, 0.1, 0.4)),
         overrun_exits=dice.random() < 0.4,

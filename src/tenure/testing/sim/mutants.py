@@ -25,6 +25,7 @@ from tenure.election.machine import (
 )
 from tenure.events import Reason
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released
+from tenure.testing.sim.line import Line
 from tenure.testing.sim.node import Node, Work
 from tenure.testing.sim.planted import Mutant
 from tenure.testing.sim.simulation import Parts
@@ -161,9 +162,9 @@ class _RenewsStalledWork(Node):
         self.stalled = stalled
 
 
-class _LosesQuestions(Node):
+class _LosesQuestions(Line[Node]):
     def unanswered(self, ask: int) -> None:
-        if self.world.dice.random() < 0.5:
+        if self.process.world.dice.random() < 0.5:
             super().unanswered(ask)
 
 
@@ -323,7 +324,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "renews-stalled-work": Mutant(
             "renewal does not depend on progress", Parts(node=_RenewsStalledWork), "stalled leader"
         ),
-        "loses-questions": Mutant("some questions never come back", Parts(node=_LosesQuestions), "unsettled"),
+        "loses-questions": Mutant("some questions never come back", Parts(line=_LosesQuestions), "unsettled"),
         "work-never-hears": Mutant("the work is not told of a no", Parts(node=_WorkNeverHears), "trust"),
         "tells-wrong-time": Mutant("questions are dated when looked at", Parts(node=_TellsWrongTime), "trust"),
         "shared-identity": Mutant("all candidates have one name", Parts(shares_identity=True), "two leaders"),

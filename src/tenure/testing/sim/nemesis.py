@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,10 +32,6 @@ class Rules(Protocol):
     def faults(self) -> Sequence[str]: ...
     @property
     def fault_every(self) -> float: ...
-    @property
-    def latency(self) -> float: ...
-    @property
-    def loss(self) -> float: ...
 
 
 class Breakable(Protocol):
@@ -51,12 +46,6 @@ class Breakable(Protocol):
     @property
     def site(self) -> Server: ...
     def rebirth(self, number: int) -> None: ...
-
-
-def rate(dice: random.Random, worst: float, best: float) -> float:
-    """Draw how fast a clock runs: the ends of the range are where a promise breaks first."""
-    kind = dice.random()
-    return worst if kind < 0.4 else best if kind < 0.6 else dice.uniform(min(worst, best), max(worst, best))
 
 
 class Nemesis:
@@ -123,9 +112,9 @@ class Nemesis:
         self._cut_down(victim)
 
     def _lossy(self, victim: Victim) -> None:
-        network, before = self._run.network, self._plan.loss
+        network = self._run.network
         network.loss = self._dice.uniform(0.2, 0.8)
-        self._world.after(self._for(1.0), self._loses, before)
+        self._world.after(self._for(1.0), self._loses, network.weather.loss)
 
     def _loses(self, share: float) -> None:
         if not self._resting:
@@ -134,7 +123,7 @@ class Nemesis:
     def _store_slow(self, victim: Victim) -> None:
         network = self._run.network
         network.usual = self._plan.timing.retry_every * self._dice.uniform(0.2, 2.0)
-        self._world.after(self._for(1.0), self._usual, self._plan.latency)
+        self._world.after(self._for(1.0), self._usual, network.weather.latency)
 
     def _usual(self, delay: float) -> None:
         if not self._resting:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.pacing import Timing
@@ -12,19 +15,26 @@ CALM_SPREAD = 3.0
 """On a calm road, no message takes longer than this many times the usual delay."""
 
 
-class Weather(Protocol):
-    """What the plan of a run says about the road: usual delay, shares that are lost or slow, the slowest in ttls."""
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What the road is like: the usual delay, the shares that are lost, slow or asked twice, the slowest in ttls."""
 
-    @property
-    def timing(self) -> Timing: ...
-    @property
-    def latency(self) -> float: ...
-    @property
-    def loss(self) -> float: ...
-    @property
-    def slow(self) -> float: ...
-    @property
-    def slowest(self) -> float: ...
+    latency: float
+    loss: float
+    slow: float
+    slowest: float
+    duplicate: float
+
+
+def draw_weather(dice: random.Random, ttl: float, losses: Sequence[float], *, faulty: bool) -> Weather:
+    """Draw what the road is like in one run; *losses* are the shares that may be lost."""
+    return Weather(
+        latency=ttl * dice.choice((0.0003, 0.003, 0.02)),
+        loss=dice.choice(losses) if faulty else 0.0,
+        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
+        slowest=dice.choice((0.5, 1.2, 3.0)),
+        duplicate=dice.choice((0.0, 0.02)),
+    )
 
 
 class Network:
@@ -33,11 +43,12 @@ class Network:
     Each direction is drawn anew, so that a question may arrive and its answer not.
     """
 
-    def __init__(self, world: World, plan: Weather) -> None:
+    def __init__(self, world: World, weather: Weather, timing: Timing) -> None:
         self._world = world
-        self._plan = plan
-        self.loss = plan.loss
-        self.usual = plan.latency
+        self._timing = timing
+        self.weather = weather
+        self.loss = weather.loss
+        self.usual = weather.latency
         self.calm = False
         self.cut_up: set[int] = set()
         self.cut_down: set[int] = set()
@@ -58,7 +69,7 @@ class Network:
 
     def far_delay(self) -> float:
         """Return a delay that may be longer than a lease."""
-        delay = self._world.dice.uniform(0.0, self._plan.slowest * self._plan.timing.ttl)
+        delay = self._world.dice.uniform(0.0, self.weather.slowest * self._timing.ttl)
         self.latest = max(self.latest, self._world.now + delay)
         return delay
 
@@ -66,7 +77,7 @@ class Network:
         """Lose nothing more, delay nothing more, and join what was cut."""
         self.calm = True
         self.loss = 0.0
-        self.usual = min(self._plan.latency, self._plan.timing.retry_every / 20)
+        self.usual = min(self.weather.latency, self._timing.retry_every / 20)
         self.cut_up.clear()
         self.cut_down.clear()
 
@@ -76,4 +87,4 @@ class Network:
         draw = self._world.dice.random()
         if draw < self.loss:
             return None
-        return self.far_delay() if draw > 1.0 - self._plan.slow else self.usual_delay()
+        return self.far_delay() if draw > 1.0 - self.weather.slow else self.usual_delay()

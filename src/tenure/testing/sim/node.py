@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tenure.election.machine import (
     Acquire,
@@ -26,20 +26,13 @@ from tenure.election.machine import (
 )
 from tenure.events import Reason, TermEnding
 from tenure.lease import Grant
+from tenure.testing.sim.line import Asked
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.stores import Question
 
 if TYPE_CHECKING:
     from tenure.testing.sim.simulation import Simulation
     from tenure.testing.sim.world import SkewedClock
-
-
-class Asked(NamedTuple):
-    """A question under way: when it was asked by the candidate's clock, and in true time when its adapter gives up."""
-
-    question: Question
-    at: float
-    patience_ends: float
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +59,7 @@ class Node(Process):
         self.stalled_since = 0.0
         self.work: Work | None = None
         self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
-        self.asked: dict[int, Asked] = {}
+        self.line = simulation.parts.line(self, simulation.site, self.plan.patience, self._hear)
         # What the checkers remember of this process.
         self.told_to_stop = False
         self.last_ask = 0
@@ -167,33 +160,12 @@ class Node(Process):
     # --- the adapter ---
 
     def _ask(self, question: Question) -> None:
-        now = self.now()
-        patience_ends = self.clock.moment(now + self.plan.patience)
-        self.asked[question.ask] = Asked(question, now, patience_ends)
         if isinstance(question, Renew) and self.stalled:
-            self.world.after(0.0, self.hear, question.ask, Withheld("the work makes no progress"))
-            return
-        delay = self.simulation.network.up(self.number)
-        if delay is None:
-            self.unanswered(question.ask)
+            self.line.withhold(question.ask, question, Withheld("the work makes no progress"))
         else:
-            message = self.simulation.store.message(self, question, now)
-            self.world.after(delay, self.simulation.site.receive, self, question.ask, question, message)
+            self.line.ask(question.ask, question, self.simulation.store.message(self, question, self.now()))
 
-    def patience_ends(self, ask: int) -> float:
-        """Return when, in true time, the adapter gives up on question *ask*."""
-        asked = self.asked.get(ask)
-        return asked.patience_ends if asked is not None else -math.inf
-
-    def unanswered(self, ask: int) -> None:
-        """Say *no answer* once the adapter has given up: question *ask*, or its answer, is lost."""
-        self.world.at(self.patience_ends(ask), self.hear, ask, NoAnswer("timed out"))
-
-    def hear(self, ask: int, answer: Any) -> None:
-        """Take in the answer to question *ask*."""
-        self.do(self._hear, ask, answer)
-
-    def _hear(self, ask: int, answer: Any) -> None:
+    def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
         if not isinstance(answer, (NoAnswer, Withheld)):
             answer = self.simulation.store.reading(self, answer, self.now())
         self._handle(Answered(ask, answer))

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tenure.testing.sim.line import Line
     from tenure.testing.sim.network import Network
     from tenure.testing.sim.world import World
-
-
-class Caller(Protocol):
-    """Who asked, and waits for the answer with limited patience."""
-
-    @property
-    def number(self) -> int:
-        """The host it asks from."""
-        ...
-
-    def patience_ends(self, ask: int) -> float:
-        """Return when, in true time, it gives up on question *ask*."""
-        ...
-
-    def unanswered(self, ask: int) -> None:
-        """Let it give up on question *ask* when its patience ends."""
-        ...
-
-    def hear(self, ask: int, answer: Any) -> None:
-        """Take in the answer to question *ask*."""
-        ...
 
 
 class Server:
@@ -36,21 +17,19 @@ class Server:
     Args:
         world: Time and dice.
         network: The road that questions came by, and answers go.
-        duplicate: The share of questions that arrive twice.
-        refusal: What a caller is told while nobody listens.
+        no_answer: Makes what a caller is told, of the reason why nothing came.
     """
 
-    def __init__(self, world: World, network: Network, duplicate: float, refusal: object) -> None:
+    def __init__(self, world: World, network: Network, no_answer: Callable[[str], object]) -> None:
         self._world = world
-        self._network = network
-        self._duplicate = duplicate
-        self._refusal = refusal
+        self.network = network
+        self.no_answer = no_answer
         self._down_until = 0.0
         self._frozen_until = 0.0
         self._refuses = False
 
-    def perform(self, caller: Any, question: Any, message: Any) -> Any:
-        """Do what *message*, which stands for *question*, asks for, and return the answer."""
+    def perform(self, line: Line[Any], message: Any) -> Any:
+        """Do what *message* asks for, and return the answer."""
         raise NotImplementedError
 
     @property
@@ -72,29 +51,29 @@ class Server:
     def heal(self) -> None:
         """Come up, with what was asked while frozen coming in now or when its time comes."""
         self._down_until = self._world.now
-        self._network.latest = max(self._network.latest, self._frozen_until)
+        self.network.latest = max(self.network.latest, self._frozen_until)
 
     # --- questions ---
 
-    def receive(self, caller: Caller, ask: int, question: Any, message: Any) -> None:
-        """Take in *message*, which stands for *question*, and send the answer on its way."""
+    def receive(self, line: Line[Any], ask: int, message: Any) -> None:
+        """Take in *message*, which is question number *ask* of *line*, and send the answer on its way."""
         if self._world.now < self._frozen_until:
-            self._world.at(self._frozen_until, self.receive, caller, ask, question, message)
+            self._world.at(self._frozen_until, self.receive, line, ask, message)
             return
         if self._world.now < self._down_until:
             if self._refuses:
-                self._answer(caller, ask, self._refusal)
+                self._answer(line, ask, self.no_answer("connection refused"))
             else:
-                caller.unanswered(ask)
+                line.unanswered(ask)
             return
-        self._answer(caller, ask, self.perform(caller, question, message))
-        if not self._network.calm and self._world.dice.random() < self._duplicate:
+        self._answer(line, ask, self.perform(line, message))
+        if not self.network.calm and self._world.dice.random() < self.network.weather.duplicate:
             # A driver that retries by itself, or a proxy, may ask twice; nobody waits for the second answer.
-            self._world.after(self._network.far_delay(), self.perform, caller, question, message)
+            self._world.after(self.network.far_delay(), self.perform, line, message)
 
-    def _answer(self, caller: Caller, ask: int, answer: Any) -> None:
-        delay = self._network.down(caller.number)
-        if delay is None or self._world.now + delay > caller.patience_ends(ask):
-            caller.unanswered(ask)
+    def _answer(self, line: Line[Any], ask: int, answer: Any) -> None:
+        delay = self.network.down(line.number)
+        if delay is None or self._world.now + delay > line.patience_ends(ask):
+            line.unanswered(ask)
         else:
-            self._world.after(delay, caller.hear, ask, answer)
+            self._world.after(delay, line.hear, ask, answer)

@@ -8,6 +8,7 @@ from tenure.election.machine import Machine, Resign, State, Stop
 from tenure.pacing import Timing
 from tenure.testing.sim.checkers import Checkers
 from tenure.testing.sim.faults import ElectionNemesis, Plan, draw
+from tenure.testing.sim.line import Line
 from tenure.testing.sim.network import CALM_SPREAD, Network
 from tenure.testing.sim.node import Node
 from tenure.testing.sim.report import Report
@@ -56,6 +57,7 @@ class Parts:
 
     machine: type[Machine] = Machine
     node: type[Node] = Node
+    line: type[Line[Node]] = Line
     clock_store: type[ClockStore] = ClockStore
     watched_store: type[WatchedStore] = WatchedStore
     shares_identity: bool = False
@@ -82,7 +84,7 @@ class Simulation:
         self.world = World(seed, trace=trace)
         self.plan: Plan = draw(self.world.dice)
         self.checkers = Checkers(self.world, self.plan)
-        self.network = Network(self.world, self.plan)
+        self.network = Network(self.world, self.plan.weather, self.plan.timing)
         store_type = self.parts.watched_store if self.plan.watched else self.parts.clock_store
         clock = SkewedClock(self.plan.store_rate, self.world.dice.uniform(0.0, 1000.0))
         self.store = store_type(self.world, self.plan, clock, self.name)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from tenure.election.machine import Hint, NoAnswer
 from tenure.lease import Grant, Released
 from tenure.testing.sim.server import Server
-from tenure.testing.sim.stores import NOBODY, Question
+from tenure.testing.sim.stores import NOBODY, Attempt, Question
 from tenure.testing.sim.world import BLUR
 
 if TYPE_CHECKING:
+    from tenure.testing.sim.line import Line
     from tenure.testing.sim.node import Node
     from tenure.testing.sim.simulation import Simulation
 
@@ -19,20 +20,19 @@ class Site(Server):
     """The process that answers for a store of leases, and sends hints out."""
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__(
-            simulation.world, simulation.network, simulation.plan.duplicate, NoAnswer("connection refused")
-        )
+        super().__init__(simulation.world, simulation.network, NoAnswer)
         self._simulation = simulation
         self._store = simulation.store
         self._checkers = simulation.checkers
         self._expiry_watched = False
 
-    def perform(self, caller: Node, question: Question, message: Any) -> Any:
+    def perform(self, line: Line[Node], message: Any) -> Any:
         """Let the store do what *message* asks for."""
         answer = self._store.perform(message)
-        self._checkers.processed(caller, question, answer)
+        question: Question = message.question if isinstance(message, Attempt) else message
+        self._checkers.processed(line.process, question, answer)
         if self._world.traced:
-            self._world.note("store", f"{caller.name}: {question} → {answer}")
+            self._world.note("store", f"{line.process.name}: {question} → {answer}")
         if isinstance(answer, Released):
             self._hint()
         elif self._simulation.plan.hints_expiry and not self._expiry_watched:
@@ -50,7 +50,7 @@ class Site(Server):
         if not self._simulation.plan.hints:
             return
         for node in self._simulation.nodes:
-            delay = self._network.down(node.number)
+            delay = self.network.down(node.number)
             if delay is not None:
                 self._world.after(delay, node.feed, Hint())
 

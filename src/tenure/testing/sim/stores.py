@@ -122,7 +122,7 @@ class ClockStore:
 class Attempt:
     """A claim on a watched record: *unchanged* is the version that stood still for a whole ttl of the caller's time."""
 
-    holder: str
+    question: Acquire
     unchanged: int | None
     sent_at: float
 
@@ -152,7 +152,7 @@ class WatchedStore(ClockStore):
         """Say with a claim which version has outlived its ttl."""
         if not isinstance(question, Acquire):
             return question
-        return Attempt(question.holder, self.outlived(node, local), local)
+        return Attempt(question, self.outlived(node, local), local)
 
     def outlived(self, node: Node, local: float) -> int | None:
         """Return the version that *node* has seen unchanged for a whole ttl."""
@@ -172,14 +172,15 @@ class WatchedStore(ClockStore):
         """Do what *message* asks for, now."""
         if not isinstance(message, Attempt):
             return super().perform(message)
-        if self.holder == message.holder:
+        holder = message.question.holder
+        if self.holder == holder:
             self.touch()
         elif self.free() if self.holder == NOBODY else message.unchanged == self.version:
-            self.give(message.holder)
+            self.give(holder)
         else:
             return Seen(self.version, self.holder or "somebody", self.token, self.written_at)
         self.written_at = message.sent_at
-        return Granted(Grant(self.name, message.holder, self.token), self.resign_asked)
+        return Granted(Grant(self.name, holder, self.token), self.resign_asked)
 
     def renew(self, grant: Grant) -> Granted | Lost:
         """Change the record if *grant* still has it, however long ago it was changed last."""

@@ -65,8 +65,15 @@ class World:
         return f"{self.steps:x}-{self.dice.getrandbits(64):016x}"
 
     def note(self, who: str, what: str) -> None:
-        """Write one line into the log. Callers ask ``traced`` first, so that untraced runs don't pay for the text."""
-        self.lines.append(f"{self.now:10.3f}  {who:<7} {what}")
+        """Write one line into the log. Who asks ``traced`` first spares untraced runs the making of the text."""
+        if self.traced:
+            self.lines.append(f"{self.now:10.3f}  {who:<7} {what}")
+
+
+def rate(dice: random.Random, worst: float, best: float) -> float:
+    """Draw how fast a clock runs: the ends of the range are where a promise breaks first."""
+    kind = dice.random()
+    return worst if kind < 0.4 else best if kind < 0.6 else dice.uniform(min(worst, best), max(worst, best))
 
 
 class SkewedClock:

@@ -15,6 +15,7 @@ from tenure.testing.sim.server import Server
 from tenure.testing.sim.world import SkewedClock, World
 
 if TYPE_CHECKING:
+    from tenure.testing.sim.line import Line
     from tenure.testing.sim.queues.simulation import Simulation
 
 QUEUE = "q"
@@ -70,7 +71,7 @@ class Site(Server):
 
     def __init__(self, simulation: Simulation, clock: SkewedClock) -> None:
         plan = simulation.plan
-        super().__init__(simulation.world, simulation.network, plan.duplicate, NoAnswer("connection refused"))
+        super().__init__(simulation.world, simulation.network, NoAnswer)
         self._simulation = simulation
         self._book = simulation.book
         self._lock = plan.timing.ttl
@@ -82,27 +83,27 @@ class Site(Server):
         )
         at_once(self.broker.declare(QUEUE, settings))
 
-    def perform(self, caller: Any, question: Any, message: Any) -> Any:
-        """Let the broker do what *question* asks for."""
+    def perform(self, line: Line[Any], message: Any) -> Any:
+        """Let the broker do what *message* asks for."""
         now = self.clock.now()
         answer: Any
-        match question:
+        match message:
             case Receive(limit=limit):
                 answer = at_once(self.broker.receive(QUEUE, limit, self._lock))
                 self._book.claimed(answer, self._lock, now)
-                self._simulation.checkers.locked(caller.process, answer.deliveries)
+                self._simulation.checkers.locked(line.process, answer.deliveries)
             case Settle(settlements=settlements):
                 answer = at_once(self.broker.settle(settlements))
                 self._book.settled(settlements, answer, now)
             case Renew(held=held):
                 answer = at_once(self.broker.renew(held, self._lock))
                 self._book.renewed(held, answer, self._lock, now)
-                self._simulation.checkers.locked(caller.process, held)
+                self._simulation.checkers.locked(line.process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
                 self._book.kept(messages, answer, now)
         if self._world.traced:
-            self._world.note("broker", f"{caller.process.name}: {told(question)} → {told(answer)}")
+            self._world.note("broker", f"{line.process.name}: {told(message)} → {told(answer)}")
         return answer
 
     # --- hints ---
@@ -115,7 +116,7 @@ class Site(Server):
             number = consumer.number
             if number in self._hinted:
                 continue
-            delay = self._network.down(number)
+            delay = self.network.down(number)
             if delay is not None:
                 self._hinted.add(number)
                 self._world.after(delay, self._hint_arrives, number)

@@ -47,9 +47,9 @@ from tenure.testing.sim.report import Findings
 from tenure.testing.sim.world import BLUR, World
 
 if TYPE_CHECKING:
+    from tenure.testing.sim.line import Asked
     from tenure.testing.sim.process import Process
     from tenure.testing.sim.queues.book import Book
-    from tenure.testing.sim.queues.line import Asked
     from tenure.testing.sim.queues.plan import Plan
 
 WAKES_MAX = 60

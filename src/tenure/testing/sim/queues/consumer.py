@@ -39,9 +39,9 @@ from tenure.queue.machine import (
 )
 from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Settlement, Token, Verdict
 from tenure.queue.retry import verdict_on_failure
+from tenure.testing.sim.line import Asked, Line
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.queues.handlers import Work, fails, kept_for, length
-from tenure.testing.sim.queues.line import Asked, Line
 
 if TYPE_CHECKING:
     from tenure.testing.sim.queues.simulation import Simulation
@@ -98,7 +98,7 @@ class Consumer(Process):
         args = ("q", name, habits, self.world.dice, self.holds)
         self.pump = parts.pump(*args, now=self.now())
         self.locks = parts.locks(*args, now=self.now())
-        road = (simulation.network, simulation.site, self.plan.patience)
+        road = (simulation.site, self.plan.patience)
         self._pump_line = Line(self, *road, self._pump_hears)
         self._locks_line = Line(self, *road, self._locks_hear)
         self._own_line = Line(self, *road, self._handler_hears)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tenure.pacing import Timing
 from tenure.queue.machine import Habits
 from tenure.queue.retry import RetryPolicy
-from tenure.testing.sim.nemesis import rate
+from tenure.testing.sim.network import Weather, draw_weather
+from tenure.testing.sim.world import rate
 
 TIMINGS: tuple[Timing, ...] = (
     Timing(30.0),
@@ -89,11 +90,7 @@ class Plan:
     broker_rate: float
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
-    latency: float
-    loss: float
-    slow: float
-    slowest: float
-    duplicate: float
+    weather: Weather
     patience: float
     ignores: float
     interleaves: float
@@ -139,11 +136,7 @@ def draw(dice: random.Random) -> Plan:
         broker_rate=rate(dice, fastest, slowest),
         rates=tuple(rate(dice, slowest, fastest) for _ in range(consumers)),
         offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(consumers)),
-        latency=lock * dice.choice((0.0003, 0.003, 0.02)),
-        loss=dice.choice((0.0, 0.05, 0.2)) if faulty else 0.0,
-        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
-        slowest=dice.choice((0.5, 1.2, 3.0)),
-        duplicate=dice.choice((0.0, 0.02)),
+        weather=draw_weather(dice, lock, (0.0, 0.05, 0.2), faulty=faulty),
         patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
         ignores=dice.choice((0.0, 0.2, 0.6)),
         interleaves=dice.choice((0.0, 0.0, 0.3)),

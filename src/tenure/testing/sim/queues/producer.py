@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.queue.machine import NoAnswer
 from tenure.queue.message import Outgoing
+from tenure.testing.sim.line import Asked, Line
 from tenure.testing.sim.process import Process
 from tenure.testing.sim.queues.book import Letter
 from tenure.testing.sim.queues.broker import Send
-from tenure.testing.sim.queues.line import Asked, Line
 from tenure.testing.sim.queues.plan import DELAY_MAX
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Producer(Process):
         """How many batches are under way, or to be sent again."""
         self._asked = 0
         self._written = 0
-        self._line = Line(self, simulation.network, simulation.site, self.plan.patience, self._hear)
+        self._line = Line(self, simulation.site, self.plan.patience, self._hear)
 
     def begin(self) -> None:
         """Spread the bursts over the time of the run."""

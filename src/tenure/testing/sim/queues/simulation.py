@@ -47,7 +47,7 @@ class Simulation:
         self.world = World(seed, trace=trace)
         self.plan: Plan = draw(self.world.dice)
         clock = SkewedClock(self.plan.broker_rate, self.world.dice.uniform(0.0, 1000.0))
-        self.network = Network(self.world, self.plan)
+        self.network = Network(self.world, self.plan.weather, self.plan.timing)
         self.book = Book(clock, self.plan.max_deliveries)
         self.checkers = Checkers(self.world, self.plan, self.book)
         self.book.findings = self.checkers
