@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tenure.peers.fleet import Quorum, Strategy
-from tests.sim.peers.mutants import MUTANTS
-from tests.sim.peers.simulation import Count, Simulation, failover
+from tests.sim.peers import MUTANTS, Given, run
+from tests.sim.peers.counting import Count, failover
+from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 SEEDS = int(os.environ.get("TENURE_SIM_SEEDS", "30"))
 """Runs for each strategy and rule."""
 
-MUTANT_SEEDS = 200
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 STRATEGIES: tuple[Strategy, ...] = ("lowest", "bully", "ring")
 
@@ -26,8 +27,8 @@ STRATEGIES: tuple[Strategy, ...] = ("lowest", "bully", "ring")
 def test_whatever_happens_the_promises_hold(strategy: Strategy, quorum: Quorum) -> None:
     elections = 0
     for seed in range(SEEDS):
-        report = Simulation(seed, strategy=strategy, quorum=quorum).run()
-        assert not report.violations, str(report)
+        report = run(seed, given=Given(strategy, quorum))
+        assert report.ok, str(report)
         elections += report.elections
     assert elections > SEEDS  # it was not for want of leaders
 
@@ -36,23 +37,30 @@ def test_whatever_happens_the_promises_hold(strategy: Strategy, quorum: Quorum) 
 def test_who_was_started_anew_does_not_vote_against_what_it_has_forgotten(strategy: Strategy) -> None:
     elections = 0
     for seed in range(SEEDS):
-        report = Simulation(seed, strategy=strategy, quorum="majority", size=3, faults=("forget", "kill")).run()
-        assert not report.violations, str(report)
+        report = run(seed, given=Given(strategy, "majority", 3, ("forget", "kill")))
+        assert report.ok, str(report)
         elections += report.elections
     assert elections > SEEDS
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_planted_bug_is_found(mutant: str) -> None:
-    machine, confined = MUTANTS[mutant]
-    for seed in range(MUTANT_SEEDS):
-        if Simulation(seed, machine=machine, mutant=mutant, **confined).run().violations:
-            return
-    raise AssertionError(f"{mutant} was not found in {MUTANT_SEEDS} seeds")
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = MUTANTS[name]
+    assert_found(run, name, bug, without=partial(run, given=bug.parts.given))
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
-    assert Simulation(3).run() == Simulation(3).run()
+def test_a_seed_is_the_same_run_every_time() -> None:
+    assert_repeats(run)
+
+
+def test_other_processes_run_the_same() -> None:
+    assert_same_elsewhere(run, range(100, 106))
+
+
+def test_a_run_that_was_confined_is_replayed_so() -> None:
+    given = Given("ring", "majority", 3, ("forget", "kill"))
+    confined = "--strategy ring --quorum majority --size 3 --faults forget,kill"
+    assert run(0, given=given).replay == f"python -m tests.sim.peers --seed 0 {confined}"
 
 
 @pytest.mark.parametrize("size", [3, 5, 9])

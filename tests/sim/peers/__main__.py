@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from functools import partial
 
 from tenure.peers.fleet import Strategy
-from tests.sim.peers.mutants import MUTANTS
-from tests.sim.peers.simulation import HEAD, Count, Simulation
+from tenure.testing.sim.seeds import many
+from tests.sim.peers import MUTANTS, Given, Report, run
+from tests.sim.peers.counting import HEAD, Count
 
 
 def main() -> int:
@@ -26,31 +27,27 @@ def main() -> int:
     parser.add_argument("--strategy", choices=["lowest", "bully", "ring"])
     parser.add_argument("--quorum", choices=["majority", "none"])
     parser.add_argument("--size", type=int, choices=range(2, 8))
-    parser.add_argument("--faults", help="such as forget,kill", type=lambda told: tuple(told.split(",")))
+    parser.add_argument("--faults", help="such as forget,kill", default=(), type=lambda told: tuple(told.split(",")))
     parser.add_argument("--messages", action="store_true", help="count the messages of elections in calm")
     args = parser.parse_args()
-    given: dict[str, Any] = {"strategy": args.strategy, "quorum": args.quorum, "size": args.size, "faults": args.faults}
-    if args.mutant:
-        machine, confined = MUTANTS[args.mutant]
-        given |= confined | {"machine": machine, "mutant": args.mutant}
     if args.messages:
         return messages()
+    given = Given(args.strategy, args.quorum, args.size, args.faults)
     if args.seeds:
         first, _, last = args.seeds.partition(":")
-        return many(range(int(first), int(last)), given)
-    report = Simulation(args.seed or 0, trace=True, **given).run()
+        return search(range(int(first), int(last)), args.mutant, given)
+    report = run(args.seed or 0, mutant=args.mutant, trace=True, given=given)
     print("\n".join(report.trace))
     print(report)
-    return bool(report.violations)
+    return not report.ok
 
 
-def many(seeds: range, given: dict[str, Any]) -> int:
+def search(seeds: range, mutant: str | None, given: Given) -> int:
     begun, elections, wrong, worst = time.monotonic(), 0, 0, 0.0
-    for seed in seeds:
-        report = Simulation(seed, **given).run()
+    for report in many(partial(run, mutant=mutant, given=given), seeds, None, Report.unit, None):
         elections += report.elections
         worst = max(worst, report.recovery / report.bound)
-        if report.violations:
+        if not report.ok:
             wrong += 1
             print(report, flush=True)
     print(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from tenure.election import machine as election
 from tenure.lease import Grant
 from tenure.peers import machine as peers
 from tenure.peers.rounds import NoAnswer
+from tenure.testing.sim.process import Alarm, Process
 
 if TYPE_CHECKING:
     from tests.sim.peers.simulation import Simulation
@@ -37,12 +38,12 @@ class Candidate:
         self.machine = election.Machine(
             NAME, self.name, member.plan.timing, member.world.dice, hints=hints, now=member.now()
         )
-        self.wake_due: float | None = None
+        self._alarm = Alarm(member, lambda: self.machine.wake_at, member.do, lambda: self.feed(election.Tick()))
 
     def feed(self, event: election.Input) -> None:
         for effect in self.machine.handle(event, self.member.now()):
             self._perform(effect)
-        self.member.arm(self)
+        self._alarm.set()
 
     def _perform(self, effect: election.Effect) -> None:
         member, plan = self.member, self.member.plan
@@ -79,72 +80,36 @@ class Candidate:
             self.feed(election.WorkEnded(work.grant.token, True))
 
 
-class Member:
+class Member(Process):
     """One process of one member. After a kill, its host gets another one, which knows nothing."""
 
     def __init__(self, simulation: Simulation, number: int, birth: int) -> None:
+        name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{birth}"
+        super().__init__(simulation.world, number, name, simulation.clocks[number])
         self.simulation = simulation
-        self.world = simulation.world
         self.plan = simulation.plan
         self.checkers = simulation.checkers
-        self.number = number
-        self.name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{birth}"
-        self.clock = simulation.clocks[number]
-        self.alive = True
-        self.paused = False
-        self._latest = -math.inf
-        self._inbox: list[tuple[Any, tuple[Any, ...]]] = []
         self._asks = 0
         self._waiting: dict[int, tuple[Candidate | None, int]] = {}
-        self.wake_due: float | None = None
         floor = int(1_000_000 + (self.world.now + self.plan.skews[number]) * 1000)
         nonce = self.world.dice.getrandbits(50)
-        self.machine: peers.Machine = simulation.make_machine(number, floor, nonce, self.now())
+        self.machine = simulation.parts.machine(
+            self.plan.fleet(number), self.world.dice, floor=floor, nonce=nonce, now=self.now()
+        )
         self.candidates: list[Candidate] = []
         self.candidates += [Candidate(self, each) for each in range(self.plan.candidates[number])]
         for each in self.candidates:
             self.after(self.plan.timing.ttl * 0.01 * self.world.dice.random(), each.feed, election.Tick())
-        self.arm(self)
+        self._alarm = Alarm(self, lambda: self.machine.wake_at, self.do, lambda: self.feed(peers.Tick()))
+        self._alarm.set()
 
-    # --- time ---
-
-    def now(self) -> float:
-        self._latest = max(self._latest, self.clock.reading(self.world.now))
-        return self._latest
-
-    def after(self, seconds: float, call: Any, *args: Any) -> None:
-        self.world.after(seconds / self.clock.rate, self.do, call, *args)
-
-    def do(self, call: Any, *args: Any) -> None:
-        """Call *call* now, or when the pause is over; never in a dead process."""
-        if self.paused:
-            self._inbox.append((call, args))
-        elif self.alive:
-            try:
-                call(*args)
-            except Exception as error:  # whatever it is, it is a finding
-                self.checkers.violated("machine", f"{self.name}: {call.__name__}{args} raised {error!r}")
-                self.die()
-
-    def arm(self, who: Member | Candidate) -> None:
-        """Wake *who* when its machine wants it."""
-        wake_at = who.machine.wake_at
-        if wake_at == math.inf:
-            return
-        when = max(self.world.now, self.clock.moment(wake_at)) + 1e-9
-        if who.wake_due is None or when < who.wake_due:
-            who.wake_due = when
-            self.world.at(when, self.do, self._wake, who, when)
-
-    def _wake(self, who: Member | Candidate, when: float) -> None:
-        if who.wake_due != when:
-            return
-        who.wake_due = None
-        self._latest = max(self._latest, min(who.machine.wake_at, self._latest + 1e-6))
-        if isinstance(who, Candidate):
-            who.feed(election.Tick())
-        else:
-            self.feed(peers.Tick())
+    def do(self, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* now, or when the pause is over; never in a dead process. What it raises is a finding."""
+        try:
+            super().do(call, *args)
+        except Exception as error:
+            self.checkers.violated("machine", f"{self.name}: {call.__name__}{args} raised {error!r}")
+            self.die("broken")
 
     # --- the fleet's machine ---
 
@@ -160,10 +125,9 @@ class Member:
                 case peers.Answer(ask, answer):
                     answers.append((ask, answer))
                 case peers.Hint():
-                    self.simulation.hinted(self)
                     for each in self.candidates:
                         self.world.after(0.0, self.do, each.feed, election.Hint())
-        self.arm(self)
+        self._alarm.set()
         for ask, answer in answers:
             self._answered(ask, answer)
 
@@ -184,25 +148,7 @@ class Member:
             answer = election.NoAnswer(answer.why)
         self.world.after(0.0, self.do, candidate.feed, election.Answered(number, answer))
 
-    # --- faults ---
-
-    def pause(self) -> None:
-        self.paused = True
-
-    def resume(self) -> None:
-        if not self.paused:
-            return
-        self.paused = False
-        inbox, self._inbox = self._inbox, []
-        if self.world.dice.random() < 0.5:
-            self.world.dice.shuffle(inbox)
-        for call, args in inbox:
-            self.do(call, *args)
-
-    def die(self) -> None:
-        self.world.note(self.name, "dies")
-        self.alive = self.paused = False
-        self._inbox.clear()
+    def _died(self) -> None:
         for each in self.candidates:
             each.work = None
             self.checkers.left(each)

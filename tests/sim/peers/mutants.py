@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tenure.peers import machine as peers
@@ -10,6 +12,9 @@ from tenure.peers.bully import Bully
 from tenure.peers.quorum import Voter
 from tenure.peers.rounds import ClaimRound
 from tenure.peers.wire import Claim, Deny, Told, Vouch
+from tenure.testing.sim.planted import Mutant
+from tests.sim.peers.plan import Given
+from tests.sim.peers.simulation import Parts
 
 
 class _WithVoter(peers.Machine):
@@ -23,8 +28,6 @@ class _WithVoter(peers.Machine):
 
 
 class ForgetsSilence(_WithVoter):
-    """A member that was just started votes at once."""
-
     class voter_type(Voter):  # noqa: N801
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
@@ -32,16 +35,12 @@ class ForgetsSilence(_WithVoter):
 
 
 class VouchesTwice(_WithVoter):
-    """A promise gives way to any newer claim."""
-
     class voter_type(Voter):  # noqa: N801
         def _gives_way(self, standing: Any, member: int, claim: Claim) -> bool:
             return True
 
 
 class ExpiresEarly(_WithVoter):
-    """A promise ends before the lease does."""
-
     class voter_type(Voter):  # noqa: N801
         def vouch(self, member: int, claim: Claim, now: float) -> Vouch | Deny | None:
             shorter = Claim(claim.round, claim.name, claim.holder, claim.token, 0.6 * claim.ttl, claim.renewal)
@@ -49,8 +48,6 @@ class ExpiresEarly(_WithVoter):
 
 
 class FreedByAnybody(_WithVoter):
-    """A newer claim that is taken back frees whoever was vouched for."""
-
     class voter_type(Voter):  # noqa: N801
         def free(self, name: str, member: int, holder: str, token: int, *, won: bool) -> bool:
             news = super().free(name, member, holder, token, won=won)
@@ -61,8 +58,6 @@ class FreedByAnybody(_WithVoter):
 
 
 class TokenTwice(_WithVoter):
-    """Vouches for another claim under a token that it has vouched for already, or that is older."""
-
     class voter_type(Voter):  # noqa: N801
         def _is_new(self, record: Any, member: int, claim: Claim) -> bool:
             return True
@@ -72,8 +67,6 @@ class TokenTwice(_WithVoter):
 
 
 class HalfIsEnough(peers.Machine):
-    """Half of the votes make a leader."""
-
     def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
         if not voting.is_settled and 2 * len(voting.poll.yes) >= self.fleet.size:
             voting.is_settled = True
@@ -83,8 +76,6 @@ class HalfIsEnough(peers.Machine):
 
 
 class RenewsAlone(peers.Machine):
-    """A leader goes on as long as it vouches for itself."""
-
     def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
         if voting.holds and not voting.is_settled and self.fleet.me in voting.poll.yes:
             voting.is_settled = True
@@ -94,23 +85,17 @@ class RenewsAlone(peers.Machine):
 
 
 class AnswersLateAskers(peers.Machine):
-    """Votes count for who asked after they were asked for."""
-
     def _win(self, voting: ClaimRound, now: float, effects: Any) -> None:
         voting.asks = [each.ask for each in self._applicants.get(voting.question.name, ())] or voting.asks
         super()._win(voting, now, effects)
 
 
 class AlwaysClear(peers.Machine):
-    """Tells a newcomer that nothing is led, whatever is."""
-
     def _tell(self, sender: int, number: int, now: float, effects: Any) -> None:
         effects.append(peers.Send(sender, Told(number, True, self.voter.newest, self.voter.newest)))
 
 
 class OneTellsForAll(peers.Machine):
-    """Keeps silent only until one member has told that it leads nothing."""
-
     def _be_told(self, sender: int, message: Told, now: float, effects: Any) -> None:
         super()._be_told(sender, message, now, effects)
         if self._told and not self.voter.awake:
@@ -126,8 +111,6 @@ class NoFloor(peers.Machine):
 
 
 class NeverGivesWay(_WithVoter):
-    """Without a quorum, of two leaders that meet, none leaves."""
-
     class voter_type(Voter):  # noqa: N801
         def _gives_way(self, standing: Any, member: int, claim: Claim) -> bool:
             return False
@@ -137,8 +120,6 @@ class NeverGivesWay(_WithVoter):
 
 
 class YieldsForEver(peers.Machine):
-    """Bully: who was told to wait waits for ever."""
-
     def _run(self, name: str, event: Any, now: float, effects: Any) -> None:
         super()._run(name, event, now, effects)
         runner = self._races[name]
@@ -157,20 +138,46 @@ class FollowsTheDead(_WithVoter):
             return record.promise if record else None
 
 
-MUTANTS: dict[str, tuple[type[peers.Machine], dict[str, Any]]] = {
-    "forgets_silence": (ForgetsSilence, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
-    "vouches_twice": (VouchesTwice, {"quorum": "majority"}),
-    "expires_early": (ExpiresEarly, {"quorum": "majority"}),
-    "freed_by_anybody": (FreedByAnybody, {"quorum": "majority"}),
-    "token_twice": (TokenTwice, {"quorum": "majority"}),
-    "half_is_enough": (HalfIsEnough, {"quorum": "majority"}),
-    "answers_late_askers": (AnswersLateAskers, {"quorum": "majority"}),
-    "renews_alone": (RenewsAlone, {"quorum": "majority"}),
-    "always_clear": (AlwaysClear, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
-    "one_tells_for_all": (OneTellsForAll, {"quorum": "majority", "size": 3, "faults": ("forget",)}),
-    "no_floor": (NoFloor, {"quorum": "majority"}),
-    "never_gives_way": (NeverGivesWay, {"quorum": "none"}),
-    "yields_for_ever": (YieldsForEver, {"strategy": "bully"}),
-    "follows_the_dead": (FollowsTheDead, {"quorum": "none"}),
-}
-"""The machine, and what the runs are confined to, for each: where it errs, and which faults that takes, if two."""
+MAJORITY, NONE = Given(quorum="majority"), Given(quorum="none")
+FORGETFUL = Given(quorum="majority", size=3, faults=("forget",))
+"""Where a bug errs only if who forgets meets who is cut off: two faults that must come together."""
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "forgets_silence": Mutant(
+            "a member that was just started votes at once", Parts(ForgetsSilence, FORGETFUL), "two leaders"
+        ),
+        "vouches_twice": Mutant("a promise gives way to any newer claim", Parts(VouchesTwice, MAJORITY), "two leaders"),
+        "expires_early": Mutant("a promise ends before the lease does", Parts(ExpiresEarly, MAJORITY), "two leaders"),
+        "freed_by_anybody": Mutant(
+            "a newer claim that is taken back frees whoever was vouched for",
+            Parts(FreedByAnybody, MAJORITY),
+            "two leaders",
+        ),
+        "token_twice": Mutant(
+            "another claim is vouched for under a token that was used, or is older",
+            Parts(TokenTwice, MAJORITY),
+            "token order",
+        ),
+        "half_is_enough": Mutant("half of the votes make a leader", Parts(HalfIsEnough, MAJORITY), "two leaders"),
+        "answers_late_askers": Mutant(
+            "votes count for who asked after they were asked for", Parts(AnswersLateAskers, MAJORITY), "two leaders"
+        ),
+        "renews_alone": Mutant(
+            "a leader goes on as long as it vouches for itself", Parts(RenewsAlone, MAJORITY), "two leaders"
+        ),
+        "always_clear": Mutant("a newcomer is told that nothing is led", Parts(AlwaysClear, FORGETFUL), "two leaders"),
+        "one_tells_for_all": Mutant(
+            "one member that tells is enough to end the silence", Parts(OneTellsForAll, FORGETFUL), "two leaders"
+        ),
+        "no_floor": Mutant("tokens begin at nothing after every start", Parts(NoFloor, MAJORITY), "token order"),
+        "never_gives_way": Mutant("of two leaders that meet, none leaves", Parts(NeverGivesWay, NONE), "many leaders"),
+        "yields_for_ever": Mutant(
+            "who was told to wait waits for ever", Parts(YieldsForEver, Given(strategy="bully")), "no leader"
+        ),
+        "follows_the_dead": Mutant(
+            "a dead leader is followed until its lease is over", Parts(FollowsTheDead, NONE), "no leader"
+        ),
+    }
+)
+"""Bugs that must be found, by name."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tenure.election.machine import Hint, Resign, Stop, Together
 from tenure.pacing import Timing
-from tenure.testing.sim.nemesis import Nemesis
+from tenure.testing.sim.nemesis import StoreNemesis
 from tenure.testing.sim.network import Weather, draw_weather
 from tenure.testing.sim.world import rate
 
@@ -108,7 +108,7 @@ def draw(dice: random.Random) -> Plan:
     )
 
 
-class ElectionNemesis(Nemesis):
+class ElectionNemesis(StoreNemesis):
     """Break what an election has: candidates, the road, the store."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -146,12 +146,12 @@ class ElectionNemesis(Nemesis):
 
     def _store_forgets(self, node: Node) -> None:
         if self._dice.random() < 0.5:
-            self._simulation.site.go_down(self._for(0.3), refuses=True)
+            self._site.go_down(self._for(0.3), refuses=True)
         else:  # what was asked meanwhile is answered by a store that knows nothing of it
-            self._simulation.site.freeze(self._for(1.2))
+            self._site.freeze(self._for(1.2))
         self._simulation.store.forget()
         if self._dice.random() < 0.5:  # one who tidies up restarts more than one thing
             self._world.after(self._for(0.3), node.feed, Resign())
 
     def _ask_to_resign(self, node: Node) -> None:
-        self._world.after(self._simulation.network.usual_delay(), self._simulation.site.ask_to_resign)
+        self._world.after(self._network.usual_delay(), self._simulation.site.ask_to_resign)

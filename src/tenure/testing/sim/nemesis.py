@@ -1,4 +1,4 @@
-"""The hand that breaks things: what can happen to any process, to the road, and to what answers at its end."""
+"""The hand that breaks things: what can happen to any process, to any road, and to a store and the way there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from tenure.pacing import Timing
-    from tenure.testing.sim.network import Network
+    from tenure.testing.sim.network import Network, Road
     from tenure.testing.sim.server import Server
     from tenure.testing.sim.world import World
 
@@ -42,10 +42,17 @@ class Breakable(Protocol):
     @property
     def plan(self) -> Rules: ...
     @property
+    def network(self) -> Road: ...
+    def rebirth(self, number: int) -> None: ...
+
+
+class WithStore(Breakable, Protocol):
+    """A run in which processes have a store to ask."""
+
+    @property
     def network(self) -> Network: ...
     @property
     def site(self) -> Server: ...
-    def rebirth(self, number: int) -> None: ...
 
 
 class Nemesis:
@@ -97,20 +104,6 @@ class Nemesis:
 
     # --- to the road ---
 
-    def _cut_up(self, victim: Victim) -> None:
-        network, host = self._run.network, victim.number
-        network.cut_up.add(host)
-        self._world.after(self._for(2.0), network.cut_up.discard, host)
-
-    def _cut_down(self, victim: Victim) -> None:
-        network, host = self._run.network, victim.number
-        network.cut_down.add(host)
-        self._world.after(self._for(2.0), network.cut_down.discard, host)
-
-    def _cut_off(self, victim: Victim) -> None:
-        self._cut_up(victim)
-        self._cut_down(victim)
-
     def _lossy(self, victim: Victim) -> None:
         network = self._run.network
         network.loss = self._dice.uniform(0.2, 0.8)
@@ -120,7 +113,7 @@ class Nemesis:
         if not self._resting:
             self._run.network.loss = share
 
-    def _store_slow(self, victim: Victim) -> None:
+    def _slow(self, victim: Victim) -> None:
         network = self._run.network
         network.usual = self._plan.timing.retry_every * self._dice.uniform(0.2, 2.0)
         self._world.after(self._for(1.0), self._usual, network.weather.latency)
@@ -129,10 +122,36 @@ class Nemesis:
         if not self._resting:
             self._run.network.usual = delay
 
+
+class StoreNemesis(Nemesis):
+    """Break also the store, and the road to it."""
+
+    def __init__(self, run: WithStore) -> None:
+        super().__init__(run)
+        self._network = run.network
+        self._site = run.site
+
+    # --- to the road ---
+
+    def _cut_up(self, victim: Victim) -> None:
+        self._network.cut_up.add(victim.number)
+        self._world.after(self._for(2.0), self._network.cut_up.discard, victim.number)
+
+    def _cut_down(self, victim: Victim) -> None:
+        self._network.cut_down.add(victim.number)
+        self._world.after(self._for(2.0), self._network.cut_down.discard, victim.number)
+
+    def _cut_off(self, victim: Victim) -> None:
+        self._cut_up(victim)
+        self._cut_down(victim)
+
+    def _store_slow(self, victim: Victim) -> None:
+        self._slow(victim)
+
     # --- to what answers ---
 
     def _store_down(self, victim: Victim) -> None:
-        self._run.site.go_down(self._for(1.5), refuses=self._dice.random() < 0.5)
+        self._site.go_down(self._for(1.5), refuses=self._dice.random() < 0.5)
 
     def _store_frozen(self, victim: Victim) -> None:
-        self._run.site.freeze(self._for(1.0))
+        self._site.freeze(self._for(1.0))

@@ -1,4 +1,4 @@
-"""The simulated road between a process and its store: delay, loss, cuts in one direction or in both."""
+"""The simulated road: delay and loss, and between a process and its store cuts in one direction or in both."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ def draw_weather(dice: random.Random, ttl: float, losses: Sequence[float], *, fa
     )
 
 
-class Network:
-    """Say of each message how long it is on its way, or that it is lost. Hosts are known by number.
-
-    Each direction is drawn anew, so that a question may arrive and its answer not.
-    """
+class Road:
+    """Say of each message how long it is on its way, or that it is lost."""
 
     def __init__(self, world: World, weather: Weather, timing: Timing) -> None:
         self._world = world
@@ -50,18 +47,17 @@ class Network:
         self.loss = weather.loss
         self.usual = weather.latency
         self.calm = False
-        self.cut_up: set[int] = set()
-        self.cut_down: set[int] = set()
         self.latest = 0.0
         """When the last message arrives of those that were delayed far beyond the usual."""
 
-    def up(self, host: int) -> float | None:
-        """Return the delay of a message from *host* to the store, None if it is lost."""
-        return None if host in self.cut_up else self._delay()
-
-    def down(self, host: int) -> float | None:
-        """Return the delay of a message from the store to *host*, None if it is lost."""
-        return None if host in self.cut_down else self._delay()
+    def delay(self) -> float | None:
+        """Return the delay of a message, None if it is lost."""
+        if self.calm:
+            return self.usual_delay()
+        draw = self._world.dice.random()
+        if draw < self.loss:
+            return None
+        return self.far_delay() if draw > 1.0 - self.weather.slow else self.usual_delay()
 
     def usual_delay(self) -> float:
         """Return the delay of a message that nothing happens to."""
@@ -74,17 +70,33 @@ class Network:
         return delay
 
     def heal(self) -> None:
-        """Lose nothing more, delay nothing more, and join what was cut."""
+        """Lose nothing more, delay nothing more."""
         self.calm = True
         self.loss = 0.0
         self.usual = min(self.weather.latency, self._timing.retry_every / 20)
+
+
+class Network(Road):
+    """The road between hosts and their store. Hosts are known by number.
+
+    Each direction is drawn anew, so that a question may arrive and its answer not.
+    """
+
+    def __init__(self, world: World, weather: Weather, timing: Timing) -> None:
+        super().__init__(world, weather, timing)
+        self.cut_up: set[int] = set()
+        self.cut_down: set[int] = set()
+
+    def up(self, host: int) -> float | None:
+        """Return the delay of a message from *host* to the store, None if it is lost."""
+        return None if host in self.cut_up else self.delay()
+
+    def down(self, host: int) -> float | None:
+        """Return the delay of a message from the store to *host*, None if it is lost."""
+        return None if host in self.cut_down else self.delay()
+
+    def heal(self) -> None:
+        """Lose nothing more, delay nothing more, and join what was cut."""
+        super().heal()
         self.cut_up.clear()
         self.cut_down.clear()
-
-    def _delay(self) -> float | None:
-        if self.calm:
-            return self.usual_delay()
-        draw = self._world.dice.random()
-        if draw < self.loss:
-            return None
-        return self.far_delay() if draw > 1.0 - self.weather.slow else self.usual_delay()

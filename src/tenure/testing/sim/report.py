@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from tenure.testing.sim.world import World
@@ -64,9 +64,9 @@ class Outcome:
 
     @classmethod
     def of(
-        cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **counts: int
+        cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **own: Any
     ) -> Self:
-        """Return the result of the run that the *findings* are of, which it ends; *counts* are what *cls* adds."""
+        """Return the result of the run that the *findings* are of, which it ends; *own* is what *cls* adds."""
         world = findings.world
         return cls(
             seed=world.seed,
@@ -79,7 +79,7 @@ class Outcome:
             digest=world.digest(),
             violations=tuple(findings.violations),
             trace=tuple(world.lines),
-            **counts,
+            **own,
         )
 
     @property

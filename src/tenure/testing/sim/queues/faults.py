@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tenure.queue.machine import Hint, Pause, Resume
-from tenure.testing.sim.nemesis import Nemesis
+from tenure.testing.sim.nemesis import StoreNemesis
 from tenure.testing.sim.queues.plan import BLOCKS_MAX
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tenure.testing.sim.queues.simulation import Simulation
 
 
-class QueueNemesis(Nemesis):
+class QueueNemesis(StoreNemesis):
     """Break what a queue has: consumers, the road, the broker."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -52,7 +52,7 @@ class QueueNemesis(Nemesis):
             return
         deaf_from = self._dice.uniform(0.2, 0.35) * self._plan.timing.ttl
         if deaf_from < seconds:
-            cut, host = self._simulation.network.cut_down, consumer.number
+            cut, host = self._network.cut_down, consumer.number
             self._world.after(deaf_from, self._later, lambda _: cut.add(host), consumer)
             self._world.after(seconds, cut.discard, host)
         self._world.after(self._dice.random() * seconds, self._later, self._drain, consumer)
@@ -74,5 +74,5 @@ class QueueNemesis(Nemesis):
 
     def _store_restarts(self, consumer: Consumer) -> None:
         seconds = self._for(0.3)
-        self._simulation.site.go_down(seconds, refuses=True)
+        self._site.go_down(seconds, refuses=True)
         self._world.after(seconds, self._simulation.site.hint)  # who subscribed must do so again, and looks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure.pacing import Timing
 from tenure.peers.fleet import Fleet, Quorum, Strategy
-from tenure.testing.sim.world import World as _World
+from tenure.testing.sim.network import Weather
 
 TIMINGS = (
     Timing(ttl=15.0),
@@ -31,14 +31,6 @@ FAULTS = (
 )
 
 
-class World(_World):
-    """The simulator's world, which writes down only what somebody will read."""
-
-    def note(self, who: str, what: str) -> None:
-        if self.traced:
-            super().note(who, what)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The setting of one run."""
@@ -55,10 +47,7 @@ class Plan:
     skews: tuple[float, ...]  # of the wall clocks
     candidates: tuple[int, ...]  # how many each member has
     late: tuple[bool, ...]  # which members join later
-    latency: float
-    loss: float
-    slow: float
-    duplicate: float
+    weather: Weather
     ignores: float
     faults: tuple[str, ...]
     fault_every: float
@@ -72,18 +61,34 @@ class Plan:
         return f"{self.size} members, {self.strategy}, quorum {self.quorum}, ttl {self.timing.ttl:g} s"
 
 
-def draw(
-    dice: random.Random,
-    *,
-    strategy: Strategy | None = None,
-    quorum: Quorum | None = None,
-    size: int | None = None,
-    faults: tuple[str, ...] | None = None,
-) -> Plan:
-    """Draw the setting of a run; what is given is not drawn."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What of a setting is not drawn."""
+
+    strategy: Strategy | None = None
+    quorum: Quorum | None = None
+    size: int | None = None
+    faults: tuple[str, ...] = ()
+
+    def confined(self, to: Given) -> Given:
+        """Return what is given by either; *to* has the last word."""
+        return Given(
+            to.strategy or self.strategy, to.quorum or self.quorum, to.size or self.size, to.faults or self.faults
+        )
+
+    def __str__(self) -> str:
+        told = {"strategy": self.strategy, "quorum": self.quorum, "size": self.size, "faults": ",".join(self.faults)}
+        return "".join(f" --{name} {value}" for name, value in told.items() if value)
+
+
+ANYTHING = Given()
+
+
+def draw(dice: random.Random, given: Given) -> Plan:
+    """Draw the setting of a run; what is *given* is not drawn."""
     timing = dice.choice(TIMINGS)
     ttl = timing.ttl
-    size = size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
+    size = given.size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
     quorums: tuple[Quorum, ...] = ("majority", "majority", "majority", "none")
     strategies: tuple[Strategy, ...] = ("lowest", "bully", "ring")
     drawn_strategy, drawn_quorum = dice.choice(strategies), dice.choice(quorums)
@@ -95,8 +100,8 @@ def draw(
     faulty = dice.random() < 0.9
     return Plan(
         size=size,
-        strategy=strategy or drawn_strategy,
-        quorum=quorum or drawn_quorum,
+        strategy=given.strategy or drawn_strategy,
+        quorum=given.quorum or drawn_quorum,
         timing=timing,
         ttl_max=ttl * dice.choice((1.0, 1.0, 2.0)),
         heartbeat=heartbeat,
@@ -106,12 +111,15 @@ def draw(
         skews=tuple(dice.uniform(0.0, 0.2 * ttl) for _ in range(size)),
         candidates=tuple(candidates),
         late=tuple(dice.random() < 0.15 for _ in range(size)),
-        latency=ttl * dice.choice((0.0003, 0.003)),
-        loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
-        slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
-        duplicate=dice.choice((0.0, 0.02, 0.1)),
+        weather=Weather(
+            latency=ttl * dice.choice((0.0003, 0.003)),
+            loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
+            slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
+            slowest=2.0,
+            duplicate=dice.choice((0.0, 0.02, 0.1)),
+        ),
         ignores=dice.choice((0.0, 0.1, 0.3)),
-        faults=faults or (tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else ()),
+        faults=given.faults or (tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else ()),
         fault_every=ttl * dice.choice((0.2, 0.4, 1.0)),
         seconds=14.0 * ttl,
     )

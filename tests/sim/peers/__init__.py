@@ -1,0 +1,25 @@
+"""A simulator of fleets: one seed draws members, strategies, clocks and faults; built of the parts of the shipped ones.
+
+What runs in it are the real :class:`tenure.peers.machine.Machine` and, over it, the real machines of candidates.
+"""
+
+from __future__ import annotations
+
+from tenure.testing.sim.planted import parts_of
+from tests.sim.peers.mutants import MUTANTS
+from tests.sim.peers.plan import ANYTHING, Given
+from tests.sim.peers.simulation import Parts, Report, Simulation
+
+__all__ = ["MUTANTS", "Given", "Report", "run"]
+
+
+def run(seed: int, *, mutant: str | None = None, trace: bool = False, given: Given = ANYTHING) -> Report:
+    """Simulate one seed.
+
+    Args:
+        mutant: The name of a planted bug, from ``MUTANTS``; where it errs is not drawn, either.
+        trace: Whether the report tells what happened, line by line.
+        given: What is not drawn.
+    """
+    parts = parts_of(mutant, MUTANTS, Parts())
+    return Simulation(seed, parts=parts, mutant=mutant, given=given, trace=trace).run()

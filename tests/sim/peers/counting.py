@@ -1,0 +1,89 @@
+"""What it costs a fleet to replace its leader in calm: messages and time, as docs/strategies.md tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenure.pacing import Timing
+from tenure.peers.fleet import Strategy
+from tenure.testing.sim.network import Weather
+from tests.sim.peers.plan import Plan
+from tests.sim.peers.simulation import Simulation
+
+
+def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, float]:
+    """Kill a leader in calm; return the messages to choose a successor, those to claim and vote, and the seconds."""
+    timing = Timing(ttl=15.0)
+    same = (1.0,) * size
+    plan = Plan(
+        size=size,
+        strategy=strategy,
+        quorum="majority",
+        timing=timing,
+        ttl_max=timing.ttl,
+        heartbeat=timing.ttl / 15,
+        patience=timing.ttl / 60,
+        rates=same,
+        offsets=same,
+        skews=same,
+        candidates=(1,) * size,
+        late=(False,) * size,
+        weather=Weather(latency=0.001, loss=0.0, slow=0.0, slowest=0.0, duplicate=0.0),
+        ignores=0.0,
+        faults=(),
+        fault_every=1.0,
+        seconds=0.0,
+    )
+    simulation = Simulation(seed, plan=plan)
+    simulation.network.heal()
+    world, network = simulation.world, simulation.network
+    while not simulation.leaders():
+        world.run(world.now + 0.05)
+    world.run(world.now + timing.ttl * (1 + world.dice.random()))
+    simulation.leaders()[0].die("killed")
+    killed = world.now
+    network.by_kind.clear()
+    while not simulation.leaders():
+        world.run(world.now + 0.01)
+    elected = world.now
+    world.run(world.now + 1.0)  # what is said after it is won
+    choose = sum(network.by_kind.get(kind, 0) for kind in ("Election", "Okay", "Elect", "Elected"))
+    votes = sum(network.by_kind.get(kind, 0) for kind in ("Claim", "Vouch", "Deny", "Free", "Freed"))
+    return choose, votes, elected - killed
+
+
+COUNT_SEEDS = 5
+HEAD = """\
+| strategy | members | to choose | at most | allowed | claims and votes, at most | seconds |
+|---|---|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What it took a fleet to replace its leader, over some seeds: a line of the table in docs/strategies.md."""
+
+    strategy: Strategy
+    size: int
+    choose: tuple[float, ...]
+    votes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, strategy: Strategy, size: int) -> Count:
+        """Count."""
+        found = [failover(seed, strategy, size) for seed in range(COUNT_SEEDS)]
+        choose, votes, seconds = (tuple(sorted(each[n] for each in found)) for n in range(3))
+        return cls(strategy, size, choose, votes, seconds)
+
+    @property
+    def allowed(self) -> float:
+        """The bound on the messages to choose, among those that are left."""
+        live = self.size - 1
+        return {"lowest": 0, "bully": live * (live - 1), "ring": live * (live + 1) // 2 + live}[self.strategy]
+
+    def __str__(self) -> str:
+        middle = COUNT_SEEDS // 2
+        return (
+            f"| `{self.strategy}` | {self.size} | {self.choose[middle]} | {self.choose[-1]} | {self.allowed} "
+            f"| {self.votes[-1]} | {self.seconds[middle]:.1f} |"
+        )

@@ -1,0 +1,93 @@
+"""The hand that breaks members and the ways between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenure.election import machine as election
+from tenure.peers import machine as peers
+from tenure.testing.sim.nemesis import Nemesis, Victim
+from tests.sim.peers.member import NAME, Member
+
+if TYPE_CHECKING:
+    from tests.sim.peers.simulation import Simulation
+
+
+class PeerNemesis(Nemesis):
+    """Break what a fleet has: its members, and the ways between them."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self._simulation = simulation
+        self._hosts = range(simulation.plan.size)
+        self._cut = simulation.network.cut
+
+    def _victim(self) -> Member | None:
+        living, leaders = self._simulation.living(), self._simulation.leaders()
+        if not living:
+            return None
+        return self._dice.choice(leaders if leaders and self._dice.random() < 0.6 else living)
+
+    # --- to a member ---
+
+    def _kill(self, victim: Victim) -> None:
+        victim.die("killed")
+        # Who is started again at once has forgotten what it promised, and its promises have not run out.
+        delay = self._for(1.5) if self._dice.random() < 0.7 else 0.0
+        self._world.after(delay, self._simulation.rebirth, victim.number)
+
+    def _kill_all(self, member: Member) -> None:
+        if self._dice.random() < 0.3:
+            for each in self._simulation.living():
+                self._kill(each)
+
+    def _forget(self, member: Member) -> None:
+        """One that follows is cut off from the leader, another forgets whom it vouched for: would both elect anew?"""
+        followers = [each for each in self._simulation.living() if each not in self._simulation.leaders()]
+        if len(followers) < 2 or not self._simulation.leaders():
+            return
+        leader = self._simulation.leaders()[0]
+        cut, forgets = self._dice.sample(followers, 2)
+        for ways in ((leader.number, cut.number), (cut.number, leader.number)):
+            self._cut(*ways, 2.5 * self._plan.timing.ttl)
+        self._world.after(self._for(1.5), self._begin_anew, forgets)
+
+    def _begin_anew(self, member: Member) -> None:
+        if member.alive and not self._resting:
+            member.die("killed")
+            self._simulation.rebirth(member.number)
+
+    def _resign(self, member: Member) -> None:
+        for each in member.candidates:
+            member.do(each.feed, election.Resign())
+
+    def _ask_to_resign(self, member: Member) -> None:
+        member.do(member.ask, None, 0, lambda number: peers.AskToResign(number, NAME))
+
+    def _stop(self, member: Member) -> None:
+        for each in member.candidates:
+            member.do(each.feed, election.Stop())
+            member.do(each.feed, election.Resign())
+        self._kill(member)
+
+    # --- to the ways between them ---
+
+    def _cut_one_way(self, member: Member) -> None:
+        for other in self._hosts:
+            if other != member.number and self._dice.random() < 0.7:
+                ways = [(member.number, other), (other, member.number)]
+                self._cut(*self._dice.choice(ways), self._for(2.5))
+
+    def _cut_off(self, member: Member) -> None:
+        seconds = self._for(2.5)
+        for other in self._hosts:
+            self._cut(member.number, other, seconds)
+            self._cut(other, member.number, seconds)
+
+    def _partition(self, member: Member) -> None:
+        seconds = self._for(2.5)
+        side = {number for number in self._hosts if self._dice.random() < 0.5}
+        for a in self._hosts:
+            for b in self._hosts:
+                if (a in side) != (b in side):
+                    self._cut(a, b, seconds)

@@ -1,0 +1,50 @@
+"""The way between members: messages as bytes, late, twice or never."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenure.peers import machine as peers
+from tenure.peers.wire import Message, decode, encode
+from tenure.testing.sim.network import Road
+
+if TYPE_CHECKING:
+    from tests.sim.peers.simulation import Simulation
+
+
+class Network(Road):
+    """Carry messages between members."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation.world, simulation.plan.weather, simulation.plan.timing)
+        self._simulation = simulation
+        self.cuts: dict[tuple[int, int], int] = {}
+        self.dead: set[tuple[int, int]] = set()  # ways that stay cut, in calm as well
+        self.messages = 0
+        self.by_kind: dict[str, int] = {}
+
+    def send(self, source: int, to: int, message: Message) -> None:
+        self.messages += 1
+        kind = type(message).__name__
+        self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
+        body = encode(message)
+        copies = 2 if not self.calm and self._world.dice.random() < self.weather.duplicate else 1
+        for _ in range(copies):
+            delay = None if self._is_cut(source, to) else self.delay()
+            if delay is not None:
+                self._world.after(delay, self._arrive, source, to, body)
+
+    def _is_cut(self, source: int, to: int) -> bool:
+        return (source, to) in self.dead or (not self.calm and self.cuts.get((source, to), 0) > 0)
+
+    def _arrive(self, source: int, to: int, body: bytes) -> None:
+        member = self._simulation.members[to]
+        if member is not None:
+            member.do(member.feed, peers.Received(source, decode(body)))
+
+    def cut(self, source: int, to: int, seconds: float) -> None:
+        self.cuts[source, to] = self.cuts.get((source, to), 0) + 1
+        self._world.after(seconds, self._join, source, to)
+
+    def _join(self, source: int, to: int) -> None:
+        self.cuts[source, to] -= 1

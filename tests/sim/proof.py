@@ -1,0 +1,59 @@
+"""What every simulator has to prove, whatever it simulates: that its runs repeat, and that it finds what is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from tenure.testing.sim.planted import Mutant
+from tenure.testing.sim.report import Outcome
+from tenure.testing.sim.seeds import many
+
+SEEDS_PER_BUG = 200
+
+
+class Run(Protocol):
+    """Simulates one seed."""
+
+    def __call__(self, seed: int, *, mutant: str | None = None, trace: bool = False) -> Outcome: ...
+
+
+def kept_seeds(file: str) -> list[int]:
+    """Return the seeds of a list that lies beside the tests; each line tells what its seed once found."""
+    lines = Path(__file__).with_name(file).read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line[:1].isdigit()]
+
+
+def assert_found(run: Run, name: str, bug: Mutant[Any], *, without: Callable[[int], Outcome] | None = None) -> None:
+    """See that some seed shows the planted *bug* as the violation that must show it, and nothing *without* the bug."""
+    for seed in range(SEEDS_PER_BUG):
+        report = run(seed, mutant=name)
+        if bug.shows in {violation.kind for violation in report.violations}:
+            assert (without or run)(seed).ok, "the seed finds something without the planted bug, too"
+            assert report.replay == f"{report.command} --seed {seed} --mutant {name}"
+            assert f"replay: {report.replay}" in str(report)
+            return
+    raise AssertionError(f"{bug.about}: not shown as {bug.shows!r} by {SEEDS_PER_BUG} seeds")
+
+
+def assert_survives(run: Run, name: str, seeds: range) -> None:
+    """See that a change which breaks no promise is not found, though it changes the runs."""
+    reports = [run(seed, mutant=name) for seed in seeds]
+    assert not [str(report) for report in reports if not report.ok]
+    assert [report.digest for report in reports] != [run(seed).digest for seed in seeds], "it changes nothing at all"
+
+
+def assert_repeats(run: Run) -> None:
+    """See that a seed is the same run every time, looked at or not."""
+    for seed in (0, 7, 4217):
+        once, again = run(seed, trace=True), run(seed, trace=True)
+        assert once == again
+        assert once.trace
+        assert run(seed).digest == once.digest, "looking changes the run"
+
+
+def assert_same_elsewhere(run: Run, seeds: range) -> None:
+    """See that *seeds* are the same runs in other processes, whose hashes of strings are others."""
+    elsewhere = [report.digest for report in many(run, seeds, None, "runs", 2)]
+    assert elsewhere == [run(seed).digest for seed in seeds]
