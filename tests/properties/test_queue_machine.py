@@ -404,6 +404,7 @@ def test_what_a_failure_leads_to() -> None:
         (lambda: Retry(after=-1), "after must be"),
         (lambda: Retry(after=NEVER), "after must be"),
         (lambda: Reject(""), "reason must not be empty"),
+        (lambda: Reject("bad", ValueError("x")), r"description must be text, not ValueError\('x'\)"),  # type: ignore[arg-type]
         (lambda: Habits(TIMING, concurrency=0), "concurrency must be"),
         (lambda: Habits(TIMING, prefetch=-1), "prefetch must be"),
         (lambda: Habits(TIMING, max_hold=0), "max_hold must be more"),

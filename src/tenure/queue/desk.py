@@ -356,7 +356,13 @@ class Message(Received):
         await self._settle(Defer())
 
     async def dead_letter(self, reason: str, description: str = "", *, error: BaseException | None = None) -> None:
-        """Move the message to the dead letters."""
+        """Move the message to the dead letters.
+
+        Args:
+            reason: A word or two, to group and to filter by; up to 255 characters.
+            description: For whoever looks at it later; up to 4,096 characters of it are kept.
+            error: The exception behind it, if there is one; its type, text and traceback are kept.
+        """
         check_text("reason", reason)
         await self._settle(DeadLetter(reason, description, Failure.of(error) if error is not None else None))
 

@@ -35,6 +35,7 @@ TEXT_MAX = 255
 INT_MAX = 2**63 - 1
 TRACEBACK_MAX = 16_384
 MESSAGE_MAX = 4_096
+DESCRIPTION_MAX = 4_096
 HISTORY_MAX = 50
 """So many attempts are kept of a message, the newest."""
 
@@ -285,6 +286,14 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
+def check_description(text: object) -> None:
+    """Refuse what is no text."""
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"description must be text, not {text!r:.80}; write str(…), or give an exception as its cause"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A delivery that did not settle the message for good; ``at`` by the store's wall clock."""
@@ -420,11 +429,22 @@ class Defer:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """It can't be handled, now or ever: keep it among the dead letters."""
+    """It can't be handled, now or ever: keep it among the dead letters.
+
+    The description is made fit for every store: a verdict that one of them refused would hold up all that are settled
+    with it.
+    """
 
     reason: str
     description: str = ""
     error: Failure | None = None
+
+    def __post_init__(self) -> None:
+        check_description(self.description)
+        fit = storable(self.description)
+        if len(fit) > DESCRIPTION_MAX:
+            fit = fit[: DESCRIPTION_MAX - 1] + "…"
+        object.__setattr__(self, "description", fit)
 
 
 Verdict = Complete | Abandon | GiveBack | Defer | DeadLetter

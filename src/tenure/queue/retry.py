@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure.errors import ConfigError
 from tenure.pacing import Dice
-from tenure.queue.message import Abandon, DeadLetter, Failure, Verdict, check_text
+from tenure.queue.message import Abandon, DeadLetter, Failure, Verdict, check_description, check_text
 
 
 class Retry(Exception):
@@ -35,11 +35,12 @@ class Reject(Exception):
 
     Args:
         reason: A word or two, to group and to filter by.
-        description: For whoever looks at it later.
+        description: For whoever looks at it later; up to 4,096 characters of it are kept.
     """
 
     def __init__(self, reason: str, description: str = "") -> None:
         check_text("reason", reason)
+        check_description(description)
         super().__init__(f"{reason}: {description}" if description else reason)
         self.reason = reason
         self.description = description

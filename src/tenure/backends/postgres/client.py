@@ -94,6 +94,8 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> 
                 f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
                 f"listen=false if it pools by transaction{before}"
             )
+        case asyncpg.DataError():  # it may quote what it was given, and that may be secret
+            return ConfigError(f"{url} can't keep a value that it was given: {type(error).__name__} (SQLSTATE {code})")
         case asyncpg.PostgresError():
             return Unavailable(f"{url} could not do it: {error} (SQLSTATE {code or 'unknown'})")
         case ConnectionError() if "rejected SSL" in str(error):

@@ -480,6 +480,29 @@ class BrokerSuite(QueueSuite):
         assert (dead.reason, dead.description, dead.error) == ("unreadable", "no JSON", ERROR)
         assert [one.outcome for one in dead.history] == ["rejected"]
 
+    @pytest.mark.parametrize(
+        ("given", "kept"),
+        [
+            ("a\0b", r"a\x00b"),
+            ("caf\udce9.txt", r"caf\udce9.txt"),
+            ("größer, 更大", "größer, 更大"),
+            ("x" * 100_000, "x" * 4_095 + "…"),
+        ],
+        ids=["NUL", "surrogate", "wide", "long"],
+    )
+    async def test_no_description_holds_up_what_is_settled_with_it(
+        self, house: QueueHarness, name: str, given: str, kept: str
+    ) -> None:
+        needs(house.traits.dead_letters)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"good"), Outgoing(b"bad"), Outgoing(b"good")])
+        got = await receive(broker, name, house, limit=3)
+        verdicts: list[Verdict] = [DeadLetter("why", given) if one.body == b"bad" else COMPLETE for one in got]
+        settlements = [Settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)]
+        assert list(await broker.settle(settlements)) == [Settled()] * 3
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.body, dead.description) == (b"bad", kept)
+
     async def test_dead_letters_are_received_as_a_queue(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker, other = await house.open(), await house.open()
