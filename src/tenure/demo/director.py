@@ -140,6 +140,7 @@ class Director:
 
     async def judge(self) -> Summary:
         """Wait for the plain run, and compare."""
+        self._plot.conclude()
         if not self.stage.is_plain_over:
             self._tell("the plain run is still counting")
         said = json.loads(await self.stage.plain())

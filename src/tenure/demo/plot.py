@@ -54,14 +54,18 @@ class Plot:
 
     async def play(self, scene: Scene) -> None:
         """Do what its time has come for."""
-        progress = scene.progress
         if not self._is_repeated:
             await self._bring_a_result_again()
         if self.strike is None:
             self._strike_a_worker(scene)
         elif self.failover is None:
             self._kill_the_leader(scene)
-        elif self.failover.wrote is not None and not self.failover.refusal and progress.left:
+        else:
+            self._try_the_old_pen(self.failover)
+
+    def conclude(self) -> None:
+        """Do what is left to do when all instances have ended, and all that they said is known."""
+        if self.failover is not None:
             self._try_the_old_pen(self.failover)
 
     def follow(self, player: Player, report: Report) -> None:
@@ -130,7 +134,12 @@ class Plot:
                 self._tell(f"kill -9 {player.pid}: {player.name}, the leader, is dead at {done}", None)
 
     def _try_the_old_pen(self, failover: Failover) -> None:
-        """Write under the dead leader's token, as it would do itself if it had only been slow."""
+        """Write under the dead leader's token, as it would do itself if it had only been slow.
+
+        The fence looks at the token alone, so it can be tried also when no result is left to be written.
+        """
+        if failover.wrote is None or failover.refusal:
+            return
         left = self._ledger.remaining()[:1]
         late = [Result(one.number, failover.instance, ((-1, -1, -1, -1, "", ""),) * len(one.files)) for one in left]
         try:

@@ -104,7 +104,7 @@ class Summary:
         if self.failover is None or self.failover.wrote is None:
             yield "no fail-over happened: the work was finished before the leader could be killed and followed"
         elif not self.failover.refusal:
-            yield "the fence was not tried: the work was finished too soon after the fail-over"
+            yield "the fence was not tried after the fail-over"
         tokens = [term.token for term in self.terms]
         if tokens != sorted(set(tokens)):
             yield f"the fencing tokens did not rise with every election: {tokens}"

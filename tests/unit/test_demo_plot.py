@@ -1,0 +1,34 @@
+"""The demonstration's plot: what is left of it to do when the work is finished already."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import tenure
+from tenure.demo.computation import Count
+from tenure.demo.job import Chunk, File, Job
+from tenure.demo.ledger import Ledger
+from tenure.demo.messages import Result
+from tenure.demo.plot import Plot
+from tenure.demo.stage import Stage
+from tenure.demo.summary import Failover
+
+JOB = Job("/some/where", (Chunk(1, (File("a", False),)),), 0.5)
+
+
+async def test_the_fence_is_tried_also_if_the_new_leader_had_everything_before_anybody_looked(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with tenure.connect("memory:plot") as backend:
+        with closing(Ledger.create(tmp_path / "ledger.db", JOB)) as ledger:
+            ledger.begin_term(1, instance=1)
+            ledger.begin_term(2, instance=2)
+            ledger.record(2, [Result.of(1, 2, [Count("a")])])
+            stage = Stage(tmp_path, lambda actor, report: None)
+            plot = Plot(JOB, 0, ledger, backend.queue("results"), stage, lambda text, at: told.append(text))
+            plot.failover = Failover(1, 4711, token=1, done=0, at=0.0, elected=1.0, wrote=1.0)
+            plot.conclude()
+            plot.conclude()
+            assert "too old" in plot.failover.refusal
+            assert ledger.progress().again == 0
+    assert told == ["a late write under term 1 is refused"]
