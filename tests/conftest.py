@@ -20,10 +20,12 @@ settings.load_profile("tenure")
 def interrupts_are_heard() -> None:
     """Let what tests start and interrupt hear it, although this run may be one that a script has put to the background.
 
-    Such a run ignores interrupts, and what it starts would inherit that.
+    Such a run ignores the signals of a keyboard, and what it starts would inherit that.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, usual in (("SIGINT", signal.default_int_handler), ("SIGQUIT", signal.SIG_DFL)):
+        number = getattr(signal, name, None)  # Windows has no SIGQUIT
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)
