@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -99,7 +100,8 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
         if sys.platform != "win32":
             # Otherwise an interrupt that comes just as the loop is about to wait, or to another thread, would be heard
             # with the next event, and there may be none. With a handler for any signal, all of them wake the loop.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
+            with suppress(RuntimeError):  # in a thread, which hears no signals
+                asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
         return await coroutine
 
     return asyncio.run(awake())
