@@ -453,7 +453,7 @@ async def test_each_loop_has_connections_of_its_own(url: str, name: str) -> None
             for _ in range(20):
                 assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
                 await backend.broker.receive(name, 10, TTL)
-            await until(lambda: ready.is_set() or not thread.is_alive())
+            await until(lambda: ready.is_set() or not thread.is_alive(), within=60)
             await backend.close()
         finally:
             stop.set()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from redis import asyncio as aioredis
+
 from tenure.backends import redis
+from tenure.backends.redis.client import scripts
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
@@ -31,6 +34,10 @@ class House:
         self._server = shared(Redis, turnable=True)
         self._ways: dict[int, FaultProxy] = {}
         self._backends: list[redis.RedisBackend] = []
+        async with aioredis.Redis.from_url(self._server.url) as client:
+            for file in ("leases.lua", "queue.lua"):
+                for script in scripts(file).values():  # known, so that an answer is that of the script itself
+                    await client.script_load(script.text)
 
     async def backend(self) -> redis.RedisBackend:
         way = await FaultProxy("127.0.0.1", self._server.port).__aenter__()

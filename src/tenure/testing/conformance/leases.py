@@ -466,7 +466,7 @@ async def reads_resign_asked(store: LeaseStore, grant: Grant, ttl: float) -> boo
     return isinstance(answer, Granted) and answer.resign_asked
 
 
-async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]], *, within: float = 10.0) -> None:
+async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
     """Wait for a hint after which *change* is seen; earlier ones may have been lies."""
     async with asyncio.timeout(within):
         async for _ in hints:
