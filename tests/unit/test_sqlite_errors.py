@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -206,6 +207,13 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """Return a folder that others may come to: pytest's own ones are shut again by every run that begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def as_nobody(path: Path, url: str = "", shut: Path | None = None) -> str:
     for folder in path.parents:
         if not folder.stat().st_mode & stat.S_IXOTH and os.getuid() == 0:
@@ -221,8 +229,8 @@ def as_nobody(path: Path, url: str = "", shut: Path | None = None) -> str:
 
 
 @pytest.mark.process
-def test_a_file_that_can_only_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
+def test_a_file_that_can_only_be_read(public: Path) -> None:
+    folder = public / "open"
     folder.mkdir()
     folder.chmod(0o777)
     sqlite3.connect(folder / "x.db").executescript("CREATE TABLE t (x)").connection.close()
@@ -233,8 +241,8 @@ def test_a_file_that_can_only_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
+def test_a_file_that_can_not_be_read(public: Path) -> None:
+    folder = public / "open"
     folder.mkdir()
     folder.chmod(0o777)
     sqlite3.connect(folder / "x.db").executescript("CREATE TABLE t (x)").connection.close()
@@ -245,8 +253,8 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_folder_that_can_not_be_entered(tmp_path: Path) -> None:
-    folder = tmp_path / "private" / "open"
+def test_a_folder_that_can_not_be_entered(public: Path) -> None:
+    folder = public / "private" / "open"
     folder.mkdir(parents=True)
     said = as_nobody(folder.parent / "x.db", f"sqlite:///{folder}/x.db", shut=folder.parent)
     assert said.startswith("ConfigError")
@@ -255,8 +263,8 @@ def test_a_folder_that_can_not_be_entered(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_that_can_only_be_read(tmp_path: Path, exists: bool) -> None:
-    folder = tmp_path / "closed"
+def test_a_folder_that_can_only_be_read(public: Path, exists: bool) -> None:
+    folder = public / "closed"
     folder.mkdir()
     if exists:
         sqlite3.connect(folder / "x.db").executescript("CREATE TABLE t (x)").connection.close()
