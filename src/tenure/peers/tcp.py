@@ -196,8 +196,10 @@ class TcpTransport:
             else:
                 self._reachable[who].set()  # it is there: no need to wait with dialling it
                 await self._read(reader, channel, who, self._silence_max)
-        except (OSError, EOFError, Broken, TimeoutError):
-            pass  # whoever it was comes again
+        except (OSError, EOFError, Broken, TimeoutError, asyncio.CancelledError) as error:
+            # Whoever it was comes again. Nobody waits for this task, so it can end here when it is cancelled, too:
+            # because it was crowded out, or because we are closed.
+            _forget_frames(error)
         finally:
             self._strangers.pop(task, None)
             self._watching.pop(task, None)
@@ -331,6 +333,17 @@ def address(member: str) -> tuple[str, int]:
     """Take ``host:port`` apart; an IPv6 address stands in brackets."""
     host, _, port = member.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of all that was in use where *error* was raised.
+
+    The frames and the error hold each other, and with them the 256 KiB of a TLS handshake that came to nothing. Of a
+    flood of those, none may be there until the garbage is collected.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _let_go_at_once(writer: asyncio.StreamWriter) -> None:
