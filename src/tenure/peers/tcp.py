@@ -56,6 +56,9 @@ GREET_WITHIN = 3.0
 ACCEPT_WITHIN = 0.5
 """Seconds after which a member that has not hung up is taken to accept us."""
 
+TURNS_TO_ANSWER = 4
+"""Turns of the loop until a connection that it has accepted is given to us, or, if we are closed, is closed as well."""
+
 DIAL_EVERY_MAX = 2.0
 """Seconds between attempts to reach a member that can't be reached, at most."""
 
@@ -126,6 +129,7 @@ class TcpTransport:
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._watching: dict[asyncio.Task[None], None] = {}
         self._onlookers = 0
+        self._closed = False
         self._silence_max = max(30.0, 4 * fleet.suspect_after)
         self._deliver: Deliver = lambda sender, message: None
 
@@ -149,17 +153,20 @@ class TcpTransport:
 
     async def close(self) -> None:
         """Stop listening, and drop every connection."""
+        self._closed = True
         if self._server is not None:
+            await _stop_accepting(self._server)
             self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._outboxes.clear()
 
-    def _spawn(self, call: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- who calls us ---
 
@@ -177,7 +184,11 @@ class TcpTransport:
         if self._server_tls is not None:
             transport = cast("asyncio.Transport", writer.transport)
             transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
-        self._spawn(self._serve(reader, writer))
+        if self._closed:
+            writer.transport.abort()
+            return
+        serving = self._spawn(self._serve(reader, writer))
+        serving.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it had begun
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -203,7 +214,6 @@ class TcpTransport:
         finally:
             self._strangers.pop(task, None)
             self._watching.pop(task, None)
-            writer.transport.abort()
 
     def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
         """Count *task* among *those*; if there are too many, the one that has been there longest has to go."""
@@ -318,6 +328,19 @@ class TcpTransport:
             # Who takes nothing for so long is as good as gone; the connection is dialled anew.
             async with asyncio.timeout(max(GREET_WITHIN, self._fleet.suspect_after)):
                 await writer.drain()
+
+
+async def _stop_accepting(server: asyncio.Server) -> None:
+    """Let no more connections in, and wait for those that the loop has just accepted to be given to us.
+
+    A server that is closed before that leaves them open for ever.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        with suppress(NotImplementedError):
+            loop.remove_reader(listening.fileno())
+    for _ in range(TURNS_TO_ANSWER):
+        await asyncio.sleep(0)
 
 
 def _advice(error: OSError) -> str:
