@@ -26,6 +26,7 @@ from tenure.peers.member import Member
 from tenure.peers.settings import KEY_VARIABLE, Settings
 from tenure.peers.transport import Transport
 from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.clocks import TurnedClock
 from tests.ports import ports_held
@@ -297,7 +298,6 @@ async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads(
         await asyncio.wait({task})
 
 
-# --- what a stranger can do ---
 async def test_who_calls_while_a_member_is_closed_leaves_nothing_open() -> None:
     for _ in range(20):
         (url,) = urls(1, "quorum=majority")
@@ -308,6 +308,9 @@ async def test_who_calls_while_a_member_is_closed_leaves_nothing_open() -> None:
         for each in callers:
             each.close()
     gc.collect()  # a socket that was left open would be told of here
+
+
+# --- what a stranger can do ---
 
 
 async def test_rubbish_on_the_port_changes_nothing() -> None:
@@ -432,7 +435,7 @@ async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
         every = f"{free},{taken},192.0.2.1:7000"
-        for me, advice in ((taken, "in use.*leave me= out"), ("192.0.2.1", "no address of this machine")):
+        for me, advice in ((taken, "in use.*leave me= out"), ("192.0.2.1", "add listen=0.0.0.0")):
             async with tenure.connect(f"peers://{every}?me={me}&insecure=yes&ttl_max=3") as backend:
                 assert backend._opened is not None
                 with pytest.raises(Unavailable, match=advice):
@@ -545,6 +548,17 @@ async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: 
         ("peers://a:1?dns=2&insecure=yes", "quorum=none"),
         ("peers://a:1,b:1,c:1?insecure=yes&tls_cert=x", "tls_ca"),
         ("peers://a:1,b:1,c:1?insecure=yes&mee=a", "'me'"),
+        ("peers://a:1,b:1,c:1?insecure=yes&listen=0.0.0.0", "add me="),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=0.0.0.0:x", "from 1 to 65535, not 'x'"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=0.0.0.0:0", "from 1 to 65535, not '0'"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=:7000", "a host and a port are needed"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=7000:", "not ''"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=::", "brackets"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=::1:7000", "brackets"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=0.0.0.0 ", "a space"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=a..b", "no name that DNS could know"),
+        ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=1&listen=0.0.0.0", "shared key"),
+        ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=1&listen=[::]:7", "shared key"),
     ],
 )
 def test_a_url_that_can_not_work_is_refused(url: str, trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,6 +583,49 @@ async def test_who_we_are_may_be_said_by_host_or_port() -> None:
         assert (await settings.fleet()).me == place
     ipv6 = Settings.of(Url.parse("peers://[::1]:1,[::1]:2,[::1]:3?me=2"))
     assert (await ipv6.fleet()).me == 1
+
+
+async def test_members_may_listen_elsewhere_than_where_they_are_reached() -> None:
+    """As behind NAT: each is reached through a proxy, whose port is the one that is listed."""
+    async with AsyncExitStack() as stack:
+        listening = [int(each.rpartition(":")[2]) for each in fleet_of(3)]
+        reached = [await stack.enter_async_context(FaultProxy("127.0.0.1", port)) for port in listening]
+        listed = ",".join(f"localhost:{proxy.port}" for proxy in reached)
+        backends = [
+            await stack.enter_async_context(
+                tenure.connect(f"peers://{listed}?me={proxy.port}&listen=127.0.0.1:{port}&{UNHURRIED}")
+            )
+            for proxy, port in zip(reached, listening, strict=True)
+        ]
+        await start(*backends)
+        async with backends[0].election("chair").campaign() as term:
+            onlooker = await stack.enter_async_context(tenure.connect(f"peers://{listed}?{UNHURRIED}"))
+            leader = await onlooker.election("chair").leader()
+            assert leader is not None
+            assert leader.token == term.token
+        assert all(proxy.accepted for proxy in reached)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+async def test_who_listens_on_every_address_uses_the_port_that_is_listed(host: str) -> None:
+    if host == "[::]" and not socket.has_dualstack_ipv6():
+        pytest.skip("there is no IPv6 here")
+    (url,) = urls(1, f"quorum=majority&insecure=yes&listen={host}")
+    port = int(url.partition("?")[0].rpartition(":")[2])
+    async with tenure.connect(url) as backend:
+        await backend.leaders()
+        _, writer = await asyncio.open_connection("::1" if host == "[::]" else "127.0.0.1", port)
+        writer.close()
+
+
+async def test_nowhere_to_listen_is_told_with_advice(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    (url,) = urls(1, f"quorum=majority&key_file={key}&listen=192.0.2.1")
+    port = url.partition("?")[0].rpartition(":")[2]
+    async with tenure.connect(url) as backend:
+        with pytest.raises(Unavailable, match=rf"listen on 192\.0\.2\.1:{port} .*listen=0\.0\.0\.0 means all"):
+            await member_of(backend).acquire("chair", "a#1", 15.0)
 
 
 async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ class Options:
 
     me: str = ""
     """Which of the members this is: its address, or its host or port if only one has it. Without: only look on."""
+    listen: str = ""
+    """Where to listen, if not where the others reach us: a host, or a host and a port."""
     strategy: Literal["lowest", "bully", "ring"] = "lowest"
     quorum: Literal["majority", "none"] | None = None
     ttl_max: float = 15.0
@@ -65,6 +67,8 @@ class Settings:
             ConfigError: It names no members, or an option is unknown or doesn't fit.
         """
         options = url.options(Options)
+        if options.listen:
+            _check_listen(options.listen)
         if url.path.strip("/"):
             raise ConfigError(f"{str(url)!r} has a path, which means nothing in a fleet; leave it out")
         addresses = tuple(_member(each, url) for each in url.netloc.split(","))
@@ -77,6 +81,10 @@ class Settings:
             settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
         else:
             settings._fleet(addresses, settings._me(addresses))
+        if options.listen and not options.me:
+            raise ConfigError(
+                f"listen={options.listen} is for a member, and the URL does not say which one this is; add me="
+            )
         settings._tls(ssl.Purpose.SERVER_AUTH)
         return settings
 
@@ -123,7 +131,15 @@ class Settings:
             random.Random(),
             server_tls=self._tls(ssl.Purpose.CLIENT_AUTH),
             client_tls=self._tls(ssl.Purpose.SERVER_AUTH),
+            listen=self._listen(fleet),
         )
+
+    def _listen(self, fleet: Fleet) -> str | None:
+        """Return where to listen instead of at our own address; its port is ours if none is given."""
+        given = self.options.listen
+        if not given or fleet.me is None:
+            return None
+        return given if _has_port(given) else f"{given}:{address(fleet.members[fleet.me])[1]}"
 
     def _fleet(self, members: tuple[str, ...], me: int | None) -> Fleet:
         given = self.options
@@ -174,26 +190,40 @@ class Settings:
 
 
 def _member(written: str, url: Url) -> str:
-    host, _, port = written.rpartition(":")
-    trouble = ""
-    if "@" in written:
-        trouble = "members have no user and no password, but a key: see key_file"
-    elif not host:
-        trouble = "a host and a port are needed"
-    elif any(each.isspace() for each in written):
-        trouble = "it has a space"
-    elif not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        trouble = f"its port must be a number from 1 to 65535, not {port!r}"
-    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
-        trouble = "an IPv6 address must stand in brackets"
-    elif not _is_name(host):
-        trouble = "its host is no name that DNS could know"
+    trouble = "members have no user and no password, but a key: see key_file" if "@" in written else _trouble(written)
     if trouble:
         raise ConfigError(
             f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address: {trouble}; write "
             "peers://a:7000,b:7000,c:7000?me=a"
         )
     return written
+
+
+def _check_listen(written: str) -> None:
+    trouble = _trouble(written if _has_port(written) else f"{written}:1")
+    if trouble:
+        raise ConfigError(
+            f"listen={written!r} is nowhere to listen: {trouble}; write listen=0.0.0.0 for every address of this "
+            "machine, or listen=0.0.0.0:7000 for another port than the others dial"
+        )
+
+
+def _has_port(written: str) -> bool:
+    return ":" in written.rpartition("]")[2]
+
+
+def _trouble(written: str) -> str:
+    """Say what keeps *written* from being ``host:port``; nothing if it is."""
+    host, _, port = written.rpartition(":")
+    if not host:
+        return "a host and a port are needed"
+    if any(each.isspace() for each in written):
+        return "it has a space"
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return "an IPv6 address must stand in brackets"
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        return f"its port must be a number from 1 to 65535, not {port!r}"
+    return "" if _is_name(host) else "its host is no name that DNS could know"
 
 
 def _is_name(host: str) -> bool:
@@ -227,7 +257,10 @@ def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
                 f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: openssl rand -hex 32"
             )
         return Secret(key)
-    if not options.insecure and not all(_is_loopback(address(each)[0]) for each in addresses):
+    hosts = [address(each)[0] for each in addresses]
+    if options.listen:
+        hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
+    if not options.insecure and not all(_is_loopback(each) for each in hosts):
         raise ConfigError(
             "members on several machines need a shared key, or whoever reaches their ports could vote: "
             "openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "

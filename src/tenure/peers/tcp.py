@@ -102,7 +102,8 @@ class TcpTransport:
         secret: The key that seals every frame.
         dice: Where jitter comes from.
         server_tls, client_tls: Contexts to listen and to dial with; None for TCP in clear.
-        listener: A socket that listens already; otherwise our own address is bound.
+        listen: Where to listen if not at our own address: ``host:port``.
+        listener: A socket that listens already; otherwise one is made.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class TcpTransport:
         *,
         server_tls: ssl.SSLContext | None = None,
         client_tls: ssl.SSLContext | None = None,
+        listen: str | None = None,
         listener: socket.socket | None = None,
     ) -> None:
         self.counts = Counts()
@@ -121,6 +123,7 @@ class TcpTransport:
         self._dice = dice
         self._server_tls = server_tls
         self._client_tls = client_tls
+        self._listen_at = listen
         self._listener = listener
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,14 +174,14 @@ class TcpTransport:
     # --- who calls us ---
 
     async def _listen(self, me: int) -> None:
-        host, port = address(self._fleet.members[me])
+        at = self._listen_at or self._fleet.members[me]
+        host, port = address(at)
         place: dict[str, Any] = {"sock": self._listener} if self._listener else {"host": host, "port": port}
         try:
             self._server = await asyncio.start_server(self._answer, **place)
         except OSError as error:
-            place_of_me = self._fleet.members[me]
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-            raise Unavailable(f"can't listen on {place_of_me} ({why}): {_advice(error)}") from error
+            raise Unavailable(f"can't listen on {at} ({why}): {_advice(error, self._listen_at)}") from error
 
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server_tls is not None:
@@ -343,13 +346,18 @@ async def _stop_accepting(server: asyncio.Server) -> None:
         await asyncio.sleep(0)
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, listen: str | None) -> str:
     """Say what to do about an address that can't be listened on."""
     if error.errno == errno.EADDRINUSE:
         return "another process does; if that is this member, leave me= out of the URL to look on"
     if error.errno == errno.EACCES:
         return "this user may not; use a port above 1023"
-    return "it is no address of this machine now; look whether me= says which member this is"
+    if listen is not None:
+        return "it is no address of this machine now; listen=0.0.0.0 means all that it has"
+    return (
+        "it is no address of this machine now; look whether me= says which member this is, or, if others reach it "
+        "through an address that it does not have itself, add listen=0.0.0.0"
+    )
 
 
 def address(member: str) -> tuple[str, int]:
