@@ -24,6 +24,14 @@ BIN = Path(sys.executable).parent
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Let commands hear SIGINT also if the tests run in the background of a script, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def commands() -> Iterator[list[str]]:
     """Yield the commands of the page, with ports that nobody has."""
