@@ -30,7 +30,7 @@ from tenure.election.machine import (
 )
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.pacing import Timing
-from tenure.testing.sim.faults import TIMINGS
+from tenure.testing.sim.plan import TIMINGS
 from tenure.testing.sim.script import Zeros
 from tests.properties.watched_machine import MOVES, WatchedMachine
 

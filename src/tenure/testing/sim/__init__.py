@@ -12,7 +12,8 @@ it again: ``run(4217)`` is the same run every time, everywhere. ::
         if not report.ok:
             print(report)
 
-The same for queues: :mod:`tenure.testing.sim.queues`.
+The same for queues: :mod:`tenure.testing.sim.queues`. What both are built of lies here: ``world``, ``process``,
+``network``, ``line``, ``server``, ``nemesis``, ``report``, ``seeds`` and ``planted``.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ from tenure.testing.sim.report import Findings
 from tenure.testing.sim.world import BLUR
 
 if TYPE_CHECKING:
-    from tenure.testing.sim.faults import Plan
     from tenure.testing.sim.node import Node, Work
+    from tenure.testing.sim.plan import Plan
     from tenure.testing.sim.stores import Question
     from tenure.testing.sim.world import World
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from tenure.election.machine import Machine, Resign, State, Stop
 from tenure.pacing import Timing
 from tenure.testing.sim.checkers import Checkers
-from tenure.testing.sim.faults import ElectionNemesis, Plan, draw
+from tenure.testing.sim.faults import ElectionNemesis
 from tenure.testing.sim.line import Line
 from tenure.testing.sim.network import CALM_SPREAD, Network
 from tenure.testing.sim.node import Node
+from tenure.testing.sim.plan import Plan, draw
 from tenure.testing.sim.report import Report
 from tenure.testing.sim.site import Resource, Site
 from tenure.testing.sim.stores import ClockStore, WatchedStore

@@ -9,8 +9,8 @@ from tenure.election.machine import Acquire, Release, Renew
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released
 
 if TYPE_CHECKING:
-    from tenure.testing.sim.faults import Plan
     from tenure.testing.sim.node import Node
+    from tenure.testing.sim.plan import Plan
     from tenure.testing.sim.world import SkewedClock, World
 
 Question = Acquire | Renew | Release

@@ -1,0 +1,101 @@
+"""What one seed draws: the setting of a run of elections."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tenure.pacing import Timing
+from tenure.testing.sim.network import Weather, draw_weather
+from tenure.testing.sim.world import rate
+
+TIMINGS: tuple[Timing, ...] = (
+    Timing(),
+    Timing(ttl=6.0),
+    Timing(ttl=2.0),
+    Timing(ttl=60.0, renew_every=10.0, grace=10.0),
+    Timing(ttl=10.0, renew_every=2.0, retry_every=0.5, drift=0.2, margin=0.5, grace=1.0),
+    Timing(ttl=15.0, drift=0.0, margin=0.0),  # equal clocks: only counting from the question keeps it safe
+    Timing(ttl=9.0, renew_every=1.0, retry_every=3.0, drift=0.0, margin=0.0, grace=0.0),
+    Timing(ttl=15.0, drift=0.1, margin=0.0, grace=0.5),
+    Timing(ttl=5.0, renew_every=1.0, retry_every=0.25, drift=0.02, margin=0.1, grace=0.0),
+)
+"""Settings a run may have; every one is valid, some just so."""
+
+FAULTS: tuple[str, ...] = (
+    "pause",
+    "kill",
+    "cut_up",
+    "cut_down",
+    "cut_off",
+    "store_down",
+    "store_frozen",
+    "store_forgets",
+    "store_slow",
+    "lossy",
+    "stall",
+    "resign",
+    "ask_to_resign",
+    "stop",
+    "lie",
+    "together",
+)
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
+
+    nodes: int
+    timing: Timing
+    hints: bool
+    hints_expiry: bool
+    watched: bool
+    tells_remaining: bool
+    store_rate: float
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+    weather: Weather
+    patience: float
+    ignores: float
+    overrun_exits: bool
+    turnover: float
+    faults: tuple[str, ...]
+    fault_every: float
+    seconds: float
+
+    def __str__(self) -> str:
+        store = "watched" if self.watched else "clock"
+        hints = "hints" if self.hints else "no hints"
+        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}"
+
+
+def draw(dice: random.Random) -> Plan:
+    """Draw the setting of a run."""
+    timing = dice.choice(TIMINGS)
+    ttl = timing.ttl
+    nodes = dice.randint(2, 7)
+    # Any two clocks keep the promise: neither runs slower than the other by more than drift.
+    slowest = dice.uniform(0.9, 1.0)
+    fastest = slowest / (1.0 - timing.drift)
+    faulty = dice.random() < 0.9
+    return Plan(
+        nodes=nodes,
+        timing=timing,
+        hints=dice.random() < 0.5,
+        hints_expiry=dice.random() < 0.5,
+        watched=dice.random() < 0.25,
+        tells_remaining=dice.random() < 0.7,
+        store_rate=rate(dice, fastest, slowest),
+        rates=tuple(rate(dice, slowest, fastest) for _ in range(nodes)),
+        offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(nodes)),
+        weather=draw_weather(dice, ttl, (0.0, 0.02, 0.1), faulty=faulty),
+        patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * ttl)),
+        ignores=dice.choice((0.0, 0.1, 0.4)),
+        overrun_exits=dice.random() < 0.4,
+        turnover=dice.choice((0.0, 0.4, 0.9)),
+        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5),
+        fault_every=ttl * dice.choice((0.15, 0.3, 0.8)),
+        seconds=16.0 * ttl,
+    )
