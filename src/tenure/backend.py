@@ -28,6 +28,7 @@ from tenure.queue.desk import Desk
 from tenure.queue.message import Stats, check_name
 from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
+from tenure.threads import in_thread
 from tenure.url import Url
 
 TTL_USUAL = 15.0
@@ -317,4 +318,4 @@ async def _leave(keeper: Keeper, *, given: bool) -> None:
     if asyncio.get_running_loop() is keeper.loop:
         keeper.leave()
     else:
-        await asyncio.to_thread(keeper.leave)
+        await in_thread("tenure-leaving", keeper.leave)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from tenure.errors import ConfigError, Unavailable
+from tenure.threads import Threads
 
 T = TypeVar("T")
 
@@ -21,6 +22,9 @@ _log = logging.getLogger("tenure")
 
 ENDING = 5.0
 """Seconds that tasks have to end in when their thread does."""
+
+THREADS = 8
+"""How many questions a loop asks in threads at once: those of drivers for the addresses of hosts."""
 
 CLOSED = "the backend is closed, and its threads with it; connect again"
 
@@ -35,7 +39,7 @@ class LoopThread:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = loop or _loop_with_own_threads()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -128,6 +132,12 @@ class LoopThread:
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
+
+
+def _loop_with_own_threads() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(Threads(THREADS, "tenure-asking"))
+    return loop
 
 
 async def _end_tasks(left: set[asyncio.Task[Any]]) -> None:

@@ -21,7 +21,7 @@ from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.message import Delivery, Token
 from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
-from tenure.queue.threads import Threads
+from tenure.threads import Threads
 
 Handler = Callable[[Any], Any]
 RunIn = Literal["auto", "thread", "process"]
@@ -97,7 +97,7 @@ class Handlers:
     def close(self) -> None:
         """Let go of threads and processes; what still runs there is not waited for."""
         if self._threads is not None:
-            self._threads.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.close()
 

@@ -13,7 +13,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from urllib.parse import unquote
 
 from tenure.backends import Fact
 from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.threads import Threads
 from tenure.url import Url
 
 T = TypeVar("T")
@@ -447,7 +447,7 @@ class Worker:
         self._make = make
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._staff: tuple[ThreadPoolExecutor, Database] | None = None
+        self._staff: tuple[Threads, Database] | None = None
         self._closed = False
 
     async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
@@ -462,7 +462,7 @@ class Worker:
             Unavailable: The file could not be asked, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the worker is closed.
         """
-        executor, database = self._hired()
+        thread, database = self._hired()
         busy = database.options.busy
         until = time.monotonic() + busy  # counted from here: jobs that queue behind a lock give up together
 
@@ -472,10 +472,10 @@ class Worker:
 
         try:
             async with asyncio.timeout(busy + PATIENCE):
-                return await asyncio.get_running_loop().run_in_executor(executor, work)
+                return await asyncio.get_running_loop().run_in_executor(thread, work)
         except BaseException as error:
             if unwanted is not None:
-                _do_after(executor, database, unwanted)
+                _do_after(thread, database, unwanted)
             if isinstance(error, TimeoutError):
                 raise Unavailable(
                     f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
@@ -490,13 +490,13 @@ class Worker:
             staff, self._staff = self._staff, None
         if staff is None or self._pid != os.getpid():
             return
-        executor, database = staff
+        thread, database = staff
         with suppress(TimeoutError):
             async with asyncio.timeout(database.options.busy + PATIENCE):
-                await asyncio.get_running_loop().run_in_executor(executor, database.close)
-        executor.shutdown(wait=False)
+                await asyncio.get_running_loop().run_in_executor(thread, database.close)
+        thread.shutdown(wait=False)
 
-    def _hired(self) -> tuple[ThreadPoolExecutor, Database]:
+    def _hired(self) -> tuple[Threads, Database]:
         if self._pid != os.getpid():
             # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
             _LEFT_BEHIND.append(self._staff)
@@ -505,11 +505,11 @@ class Worker:
             if self._closed:
                 raise ConfigError("this backend was closed; connect again")
             if self._staff is None:
-                self._staff = (ThreadPoolExecutor(1, thread_name_prefix="tenure-sqlite"), self._make())
+                self._staff = (Threads(1, "tenure-sqlite"), self._make())
             return self._staff
 
 
-def _do_after(executor: ThreadPoolExecutor, database: Database, job: Callable[[Database], object]) -> None:
+def _do_after(thread: Threads, database: Database, job: Callable[[Database], object]) -> None:
     """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
 
     def work() -> None:
@@ -518,4 +518,4 @@ def _do_after(executor: ThreadPoolExecutor, database: Database, job: Callable[[D
             job(database)
 
     with suppress(RuntimeError):  # shut down: then what it should follow is done, and the connection closed
-        executor.submit(work)
+        thread.submit(work)

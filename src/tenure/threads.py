@@ -1,0 +1,114 @@
+"""Threads to do things in, which never keep the process from ending, and work for as long as it hasn't."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class Threads(ThreadPoolExecutor):
+    """Up to *most* threads, made as they are needed.
+
+    Those of ``concurrent.futures`` take nothing more once the main thread has ended, though other threads, and their
+    loops, may go on for days; and they are waited for when the interpreter ends: one function that never returns, and
+    the process never ends, however often it is told to. These are daemons.
+
+    It is a ``ThreadPoolExecutor`` by its face alone: asyncio takes nothing else as the executor of a loop.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._made: list[threading.Thread] = []
+        self._is_shut = False
+
+    def submit(self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Call *function* in a thread; return what will hold its result.
+
+        Raises:
+            RuntimeError: It was shut down.
+        """
+        outcome: Future[T] = Future()
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError(f"the threads {self._name} were shut down")
+            self._jobs.put((outcome, function, arguments, options))
+            if not self._idle.acquire(blocking=False) and len(self._made) < self._most:
+                name = f"{self._name}_{len(self._made)}" if self._most > 1 else self._name
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                self._made.append(thread)
+        return outcome
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take nothing more: threads end when all is done, or cancelled."""
+        with self._lock:
+            if not self._is_shut:
+                self._is_shut = True
+                if cancel_futures:
+                    self._cancel_all()
+                for _ in self._made:
+                    self._jobs.put(None)
+        if wait:
+            for thread in self._made:
+                thread.join()
+
+    def _cancel_all(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return
+            if job is not None:
+                job[0].cancel()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                self._idle.release()
+                job = self._jobs.get()
+            if job is None:
+                return
+            _perform(*job)
+            del job  # or the message would live as long as nothing else is to do
+
+
+def in_thread(name: str, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """Call *function* in a thread of its own, with the context variables of here; return what will hold its result.
+
+    ``asyncio.to_thread`` uses threads that all share, and of ``concurrent.futures``.
+    """
+    thread = Threads(1, name)
+    try:
+        run = contextvars.copy_context().run
+        return asyncio.get_running_loop().run_in_executor(thread, run, function, *arguments)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _perform(
+    outcome: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        result = function(*arguments, **options)
+    except BaseException as error:  # whatever it is, it is for whoever waits
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)

@@ -1,0 +1,68 @@
+"""A program whose main thread ends while others lead: what it prints is how that went on."""
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+import tenure.sync
+from tenure.keeper import Keeper
+
+TTL = 2.0
+RENEWALS = 4
+
+
+def renewed(term: tenure.Term | tenure.sync.Term) -> Iterator[None]:
+    """Yield until the term has been renewed some times after the main thread has ended."""
+    threading.main_thread().join()
+    seen, count = term.remaining(), 0
+    while count < RENEWALS:
+        yield
+        left = term.remaining()
+        count, seen = count + (left > seen), left
+
+
+def lead_in_a_thread(url: str) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        for _ in renewed(term):
+            term.lost.wait(0.01)
+            term.check()
+
+    with tenure.sync.connect(url) as backend:
+        backend.election("a thread", ttl=TTL).run(work)
+        backend.queue("letters").send(b"sent")
+        assert backend.queue("letters").stats().ready == 1
+    sys.stdout.write("a thread led on\n")
+
+
+def lead_in_a_loop(url: str) -> None:
+    async def work(term: tenure.Term) -> None:
+        for _ in renewed(term):
+            await asyncio.sleep(0.01)
+            term.check()
+
+    async def main() -> None:
+        async with tenure.connect(url) as backend:
+            await backend.election("a loop", ttl=TTL).run(work)
+
+    asyncio.run(main())
+    sys.stdout.write("a loop led on\n")
+
+
+def resolve() -> None:
+    """Look a host up as a driver does that has to connect anew."""
+
+    async def look_up() -> object:
+        return await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
+
+    keeper = Keeper.enter()
+    threading.main_thread().join()
+    assert keeper.call_blocking(look_up)
+    keeper.leave()
+    sys.stdout.write("a host was found\n")
+
+
+for ours in (lead_in_a_thread, lead_in_a_loop):
+    threading.Thread(target=ours, args=(sys.argv[1],)).start()
+threading.Thread(target=resolve).start()

@@ -1,0 +1,21 @@
+"""The main thread may end, and other threads lead on: Python waits for them, and so must what we do in threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+PROGRAM = Path(__file__).with_name("main_ended.py")
+
+
+def test_elections_outlive_the_main_thread(tmp_path: Path) -> None:
+    program = [sys.executable, str(PROGRAM), f"sqlite:///{tmp_path}/work.db"]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    told = (sorted(ended.stdout.splitlines()), ended.stderr)
+    assert told == (["a host was found", "a loop led on", "a thread led on"], "")
+    assert ended.returncode == 0
