@@ -331,6 +331,32 @@ def test_an_async_health_callback_for_threads_runs_on_a_thread(url: str) -> None
     assert "tenure-keeper" not in threads
 
 
+def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_alive(url: str) -> None:
+    hanging, stop = threading.Event(), threading.Event()
+    asked: list[threading.Thread] = []
+    terms: list[int] = []
+
+    def hangs() -> bool:
+        asked.append(threading.current_thread())
+        return hanging.wait(PATIENCE)
+
+    def lead(term: tenure.sync.Term) -> None:
+        terms.append(term.token)
+        term.lost.wait(PATIENCE)
+
+    with tenure.sync.connect(url) as backend:
+        ill = backend.election("ill", ttl=TTL, health=hangs)
+        suffering = threading.Thread(target=lambda: ill.run(lead, again=True, stop=stop))
+        suffering.start()
+        wait_until(lambda: len(terms) > 2)
+        stop.set()
+        suffering.join(PATIENCE)
+        assert not suffering.is_alive()
+        assert len(asked) == 1
+        assert asked[0].daemon  # or the process could not end
+        hanging.set()
+
+
 def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
     with tenure.sync.connect(url), tenure.sync.connect(url) as backend:  # the first keeps the keeper
         changes = backend.election("chair").observe()

@@ -29,6 +29,7 @@ from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
+from tenure.threads import in_thread
 
 LAST_WORDS = 0.2
 """Seconds that a process which is to exit takes to say why."""
@@ -159,6 +160,7 @@ class Election:
         self._on_event = on_event
         self._make_term = make_term
         self._seat: Seat | None = None
+        self._is_asking = False  # whether the health callback is at work, in a thread
 
     async def run(self, work: Work, *, again: bool = False, stop: asyncio.Event | None = None) -> None:
         """Campaign for the name and run *work* during every term won.
@@ -546,7 +548,9 @@ class Seat:
         assert self._election.health is not None
         try:
             if self._inline:  # tenure.sync works on the keeper's own loop, where no user code may run
-                well: bool | Awaitable[bool] = await asyncio.to_thread(_in_its_own_loop, self._election.health)
+                if self._election._is_asking:  # one that hangs must not take a thread for each question
+                    return "the health callback has not answered the last question yet"
+                well: bool | Awaitable[bool] = await in_thread("tenure-health", self._ask_in_its_own_loop)
             else:
                 well = self._election.health()
                 if inspect.isawaitable(well):
@@ -559,6 +563,16 @@ class Seat:
         except (Exception, SystemExit) as error:
             return f"the health callback raised {type(error).__name__}: {error}"
         return None if well else "the health callback said no"
+
+    def _ask_in_its_own_loop(self) -> bool:
+        """Ask the health callback on this thread, which has no loop, whether it is async or not."""
+        assert self._election.health is not None
+        self._election._is_asking = True
+        try:
+            well = self._election.health()
+            return asyncio.run(_awaited(well)) if inspect.isawaitable(well) else well
+        finally:
+            self._election._is_asking = False
 
     def failed(self, error: BaseException) -> None:
         self._post(self._on_failed, error)
@@ -631,16 +645,8 @@ def _say(what: str) -> None:
     sys.stderr.flush()
 
 
-def _in_its_own_loop(health: Health) -> bool:
-    """Ask a health callback on a thread that has no loop, whether it is async or not."""
-    well = health()
-    if not inspect.isawaitable(well):
-        return well
-
-    async def ask() -> bool:
-        return await well
-
-    return asyncio.run(ask())
+async def _awaited(well: Awaitable[bool]) -> bool:
+    return await well
 
 
 def _named(work: object) -> str:
