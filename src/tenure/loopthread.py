@@ -77,40 +77,41 @@ class LoopThread:
             Unavailable: The thread has ended, with the last backend that used it.
             ConfigError: We are a forked child, and the thread stayed with the parent.
         """
-        call = self._send(start)
+        call = _Call(self, start)
+        self._send(call)
         call.outcome.add_done_callback(lambda outcome: call.call_off() if outcome.cancelled() else None)
         return call.outcome
 
     def call_blocking(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run the coroutine that *start* makes on the loop, and block this thread until it has ended.
 
-        An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then.
+        An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then. It may come
+        at any moment, also before we know that the coroutine was sent.
         """
         if self.is_current:
             raise RuntimeError("tenure.sync was called on a thread of its own, which would wait for itself")
-        call = self._send(start)
+        call = _Call(self, start)
         try:
+            self._send(call)
             return call.outcome.result()
         except BaseException:
-            if not call.outcome.done():
+            if call.outcome in self._under_way:
                 call.call_off()
                 concurrent.futures.wait([call.outcome])
             raise
 
-    def _send(self, start: Callable[[], Coroutine[Any, Any, T]]) -> _Call[T]:
+    def _send(self, call: _Call[Any]) -> None:
         if os.getpid() != self._process:
             raise ConfigError(
                 f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
                 "connect again after the fork"
             )
-        call = _Call(self, start)
+        call.outcome.add_done_callback(self._under_way.discard)
         with self._lock:
             if self._is_ending:
                 raise Unavailable(CLOSED)
             self._under_way.add(call.outcome)
             self.loop.call_soon_threadsafe(call.begin, context=contextvars.copy_context())
-        call.outcome.add_done_callback(self._under_way.discard)
-        return call
 
     def _turn(self) -> None:
         """Be the thread."""
@@ -172,9 +173,9 @@ class _Call(Generic[T]):
 
     def _cancel(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-        else:
-            self.outcome.cancel()
+            self._loop.call_soon(self._task.cancel)  # after its first step: what tidies up must have begun
+        elif self.outcome.cancel():  # it was never to begin
+            self.outcome.set_running_or_notify_cancel()
 
     def _end(self, task: asyncio.Task[T]) -> None:
         with suppress(InvalidStateError):  # who asked has gone, or was told already

@@ -351,10 +351,10 @@ class Campaign:
         self._is_entered = True
         return cast("Term", term)  # what make_term has made: in tenure.sync its own kind, which it expects
 
-    async def withdraw(self) -> None:
-        """Leave, if entered: for a caller who was interrupted on the way in, and doesn't know."""
+    async def withdraw(self, error: BaseException | None = None) -> None:
+        """Leave, if entered: for a caller who may have been interrupted on the way in, and doesn't know."""
         if self._is_entered:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

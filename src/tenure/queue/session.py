@@ -90,6 +90,11 @@ class Session:
         if cut is not None and not ours:
             raise cut
 
+    async def withdraw(self, error: BaseException | None = None) -> None:
+        """Leave, if entered: for a caller who may have been interrupted on the way in, and doesn't know."""
+        if self._owner is not None:
+            await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
     async def _let_go(self) -> asyncio.CancelledError | None:
         """Keep the lock no longer, and give it back if it is ours; return the first cancellation that came meanwhile.
 

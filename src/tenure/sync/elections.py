@@ -61,22 +61,22 @@ class Election:
             TermLost: The term ended before the block did.
         """
         campaign = self._behind.campaign(cancel=False)
-        try:
-            term = cast("Term", self._keeper.call_blocking(campaign.__aenter__))  # we had it made
-        except BaseException:
-            self._keeper.call_blocking(campaign.withdraw)  # interrupted, we may have won all the same
-            raise
-        self._worker = threading.current_thread()
         failure: BaseException | None = None
         try:
+            term = cast("Term", self._keeper.call_blocking(campaign.__aenter__))  # we had it made
+            self._worker = threading.current_thread()
             yield term
         except BaseException as error:
             failure = error
             raise
         finally:
-            self._worker = None
-            kind, trace = (type(failure), failure.__traceback__) if failure else (None, None)
-            self._keeper.call_blocking(lambda: campaign.__aexit__(kind, failure, trace))
+            try:
+                self._keeper.call_blocking(lambda: campaign.withdraw(failure))
+            except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+                self._keeper.call_blocking(lambda: campaign.withdraw(failure))
+                raise
+            finally:
+                self._worker = None
 
     leader = blocking(tenure.election.elector.Election.leader)
     ask_to_resign = blocking(tenure.election.elector.Election.ask_to_resign)

@@ -147,13 +147,21 @@ class Session:
             yield messages[0]
 
     def __enter__(self) -> Session:
-        self._keeper.call_blocking(self._behind.__aenter__)
-        return self
+        try:
+            self._keeper.call_blocking(self._behind.__aenter__)
+            return self
+        except BaseException:
+            self._keeper.call_blocking(self._behind.withdraw)  # interrupted, we may be in all the same
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))
+        try:
+            self._keeper.call_blocking(lambda: self._behind.withdraw(error))
+        except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+            self._keeper.call_blocking(lambda: self._behind.withdraw(error))
+            raise
 
 
 def _for_threads(keeper: Keeper, receive: Callable[[], Coroutine[Any, Any, list[Message]]]) -> list[BlockingMessage]:
