@@ -21,6 +21,7 @@ from tenure.cli import main
 from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Released, Vacant
+from tenure.queue.broker import Claim
 from tenure.queue.message import COMPLETE, LAPSED, Abandon, Outgoing, Renewed, Settled, Settlement, Stats, Verdict
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
@@ -141,6 +142,59 @@ async def test_an_older_schema_is_upgraded_and_keeps_what_is_in_it(server: Postg
         assert await backend.broker.stats(name) == Stats()
     third = await postgres.migrate(url)
     assert "already" in str(third)
+
+
+async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: Postgres, name: str) -> None:
+    url = f"{server.url}?schema=second"
+    assert (await postgres.migrate(url, to=2)).after == 2
+    async with native(server.url) as connection:
+        await connection.execute(
+            "INSERT INTO second.queue (name, lock, max_deliveries, dedupe_window, body_max) VALUES ($1, 9, 3, 9, 99)",
+            name,
+        )
+        for state, due_at, body in (
+            (0, None, b"ready"),
+            (1, 1.0, b"orphan"),
+            (2, 1e11, b"later"),
+            (0, 1.0, b"expired"),
+        ):
+            await connection.execute(
+                "INSERT INTO second.message (queue, state, token, due_at, expires_at, enqueued_at, deliveries, body) "
+                "VALUES (1, $1, $2, $3, $4, 1, $5, $6)",
+                state,
+                7 if state == 1 else None,
+                due_at,
+                due_at if body == b"expired" else None,
+                int(state == 1),
+                body,
+            )
+        await connection.execute("INSERT INTO second.tally (queue, ready, locked, delayed) VALUES (1, 2, 1, 1)")
+        # One of the functions as it was: whoever was idle was told to look again at once.
+        await connection.execute(
+            "CREATE FUNCTION second._due_in(p_queue integer, p_now double precision) RETURNS double precision "
+            "LANGUAGE sql AS 'SELECT 0::float8'"
+        )
+    assert str(await postgres.migrate(url)) == f"upgraded the schema 'second' from version 2 to {VERSION}"
+    async with opened(url) as backend:
+        claim = await backend.broker.receive(name, 10, TTL)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"ready", 1), (b"orphan", 2)]
+        assert claim.due_in is not None
+        assert claim.due_in > 0
+        stats = await backend.broker.stats(name)
+        assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 2, 1, 1)
+
+
+async def test_functions_of_another_tenure_are_written_anew(server: Postgres) -> None:
+    url = f"{server.url}?schema=patched"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        await connection.execute(
+            "CREATE OR REPLACE FUNCTION patched._expired() RETURNS text LANGUAGE sql AS 'SELECT NULL'"
+        )
+        await connection.execute("UPDATE patched.migration SET functions = 'of an earlier release'")
+        assert "wrote its functions anew" in str(await postgres.migrate(url))
+        assert await connection.fetchval("SELECT patched._expired()") is not None
+    assert str(await postgres.migrate(url)) == f"the schema 'patched' has version {VERSION} already"
 
 
 async def test_ten_may_migrate_at_once(server: Postgres) -> None:
@@ -535,6 +589,20 @@ async def test_a_message_is_completed_with_the_callers_transaction(url: str, nam
         with pytest.raises(asyncpg.PostgresError, match="is over") as refused:
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
         assert refused.value.sqlstate == "TN002"
+
+
+async def test_what_a_transaction_is_at_is_looked_for_now_and_then(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await backend.broker.send(name, [Outgoing(b"a")])
+        [first] = (await backend.broker.receive(name, 1, 0.2)).deliveries
+        async with connection.transaction():
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+            await until(lambda: time.time() > first.locked_until)
+            claim = await backend.broker.receive(name, 1, TTL)
+            assert claim.deliveries == ()
+            assert claim.due_in is not None  # nobody tells when the transaction ends
+            assert 0.1 < claim.due_in < 1.0
+        assert await backend.broker.receive(name, 1, TTL) == Claim((), None)
 
 
 # --- counting, and keeping house ---------------------------------------------------------------------------------

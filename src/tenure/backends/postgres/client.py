@@ -36,7 +36,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
 """What the driver raises when a question has failed, and not we."""
 
-VERSION = 2
+VERSION = 3
 """The version of the schema that this code works with."""
 
 _CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again

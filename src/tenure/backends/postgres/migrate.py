@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from hashlib import sha256
 
 import asyncpg
 
@@ -13,11 +14,14 @@ from tenure.queue.broker import QueueSettings
 from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
 from tenure.url import Url
 
-STEPS = {1: "schema_1.sql", 2: "schema_2.sql"}
+STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql"}
 """What makes each version out of the one before it."""
 
 FUNCTIONS = "queue.sql"
-"""Written anew by every upgrade. One whose arguments change is dropped by the step that does so."""
+"""Written anew by every migration that finds others. One whose arguments change is dropped by the step that does so."""
+
+LOOK_AGAIN = 0.2
+"""Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
 
 PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
@@ -48,13 +52,17 @@ _PLANS = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class Migrated:
-    """What a migration has done; nothing, if the versions are the same. Version 0 is none at all."""
+    """What a migration has done. Version 0 is none at all."""
 
     schema: str
     before: int
     after: int
+    rewritten: bool = False
+    """Whether the functions of the same version were those of another tenure, and are now those of this one."""
 
     def __str__(self) -> str:
+        if self.rewritten:
+            return f"the schema {self.schema!r} has version {self.after} already; wrote its functions anew"
         if self.before == self.after:
             return f"the schema {self.schema!r} has version {self.after} already"
         if not self.before:
@@ -114,9 +122,18 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     for version in range(before + 1, to + 1):
         await connection.execute(text_of(STEPS[version], schema))
         await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
-    if before < to == VERSION:
-        await connection.execute(functions(schema))
-    return Migrated(schema, before, max(before, to))
+    return Migrated(schema, before, max(before, to), to == VERSION and await _write(connection, schema, before))
+
+
+async def _write(connection: Connection, schema: str, before: int) -> bool:
+    """Write the functions, if they are not those of this tenure; tell whether others of this version stood there."""
+    text = functions(schema)
+    digest = sha256(text.encode()).hexdigest()
+    if await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}") == digest:
+        return False
+    await connection.execute(text)
+    await connection.execute(f"UPDATE {schema}.migration SET functions = $1 WHERE version = {VERSION}", digest)
+    return before == VERSION
 
 
 def functions(schema: str) -> str:
@@ -130,6 +147,7 @@ def functions(schema: str) -> str:
         "body_max": settings.body_max,
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
+        "look_again": LOOK_AGAIN,
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,
     }

@@ -1,4 +1,4 @@
--- The functions of queues, beside the tables of version 2. One call of a function is one step: it stands or not.
+-- The functions of queues, beside the tables of version 3. One call of a function is one step: it stands or not.
 --
 -- Their names begin with p_ for what is given and v_ for what is found. "v_now" is read once in each call.
 -- The settings at their heads keep plans from turning bad when a table that was planned for when empty is full: there
@@ -122,14 +122,18 @@ BEGIN
 END
 $$;
 
--- Return in how many seconds time alone will change something in a queue.
+-- Return in how many seconds time alone will change something in a queue, or NULL if it won't. What is overdue was left
+-- to another transaction, whose end nobody is told of (or there was too much of it): then it is time to look again soon.
 CREATE OR REPLACE FUNCTION {schema}._due_in(p_queue integer, p_now double precision) RETURNS double precision
 LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_overdue boolean := EXISTS (SELECT FROM {schema}.message WHERE queue = p_queue AND due_at <= p_now);
 BEGIN
-    RETURN greatest(0, least(
-        (SELECT due_at FROM {schema}.message WHERE queue = p_queue AND due_at IS NOT NULL ORDER BY due_at LIMIT 1),
-        (SELECT min(until) FROM {schema}.session WHERE queue = p_queue AND token IS NOT NULL AND until > p_now)
-    ) - p_now);
+    RETURN least(
+        (SELECT due_at FROM {schema}.message WHERE queue = p_queue AND due_at > p_now ORDER BY due_at LIMIT 1),
+        (SELECT min(until) FROM {schema}.session WHERE queue = p_queue AND token IS NOT NULL AND until > p_now),
+        CASE WHEN v_overdue THEN p_now + {look_again} END
+    ) - p_now;
 END
 $$;
 

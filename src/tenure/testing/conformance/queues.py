@@ -102,6 +102,24 @@ class BrokerSuite(QueueSuite):
         assert await broker.receive(name, 10, house.lock) == Claim((), None)
         assert await broker.stats(name) == Stats()
 
+    async def test_an_idle_queue_does_not_ask_to_be_looked_at(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, b"a", b"b")
+        got = await receive(broker, name, house)
+        await broker.settle([Settlement(got[0], COMPLETE), Settlement(got[1], DeadLetter("done"))])
+        for _ in range(2):  # whoever is told a moment comes back then: a consumer would do nothing else
+            assert await broker.receive(name, 10, house.lock) == Claim((), None)
+        if house.traits.sessions != "impossible":
+            assert await broker.accept(name, None, house.lock) == NoSession(None)
+            held = await broker.accept(name, "s", house.lock)
+            assert isinstance(held, SessionLock)
+            claim = await broker.receive_session(held, 10)
+            assert isinstance(claim, Claim)
+            assert claim.deliveries == ()
+            assert claim.due_in is None or claim.due_in > house.lock / 2  # when its own lock ends
+            await broker.release(held)
+            assert await broker.accept(name, None, house.lock) == NoSession(None)
+
     async def test_order_is_that_of_sending(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.order)
         broker = await house.open()
