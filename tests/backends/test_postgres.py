@@ -12,7 +12,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-import tenure
 from tenure.backends import postgres
 from tenure.backends.postgres import wake
 from tenure.backends.postgres.client import VERSION
@@ -21,8 +20,19 @@ from tenure.cli import main
 from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Released, Vacant
-from tenure.queue.broker import Claim
-from tenure.queue.message import COMPLETE, LAPSED, Abandon, Outgoing, Renewed, Settled, Settlement, Stats, Verdict
+from tenure.queue.broker import Claim, NoSession
+from tenure.queue.message import (
+    COMPLETE,
+    LAPSED,
+    Abandon,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+)
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
@@ -148,6 +158,10 @@ async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: 
     url = f"{server.url}?schema=second"
     assert (await postgres.migrate(url, to=2)).after == 2
     async with native(server.url) as connection:
+        await connection.execute('CREATE ROLE "second worker" LOGIN; GRANT USAGE ON SCHEMA second TO "second worker"')
+        await connection.execute(
+            'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA second TO "second worker"'
+        )
         await connection.execute(
             "INSERT INTO second.queue (name, lock, max_deliveries, dedupe_window, body_max) VALUES ($1, 9, 3, 9, 99)",
             name,
@@ -175,7 +189,9 @@ async def test_queues_of_version_2_go_on_with_the_functions_of_this_one(server: 
             "LANGUAGE sql AS 'SELECT 0::float8'"
         )
     assert str(await postgres.migrate(url)) == f"upgraded the schema 'second' from version 2 to {VERSION}"
-    async with opened(url) as backend:
+    async with opened(
+        url.replace("postgres@", "second%20worker@")
+    ) as backend:  # who has the rights that were given then
         claim = await backend.broker.receive(name, 10, TTL)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"ready", 1), (b"orphan", 2)]
         assert claim.due_in is not None
@@ -566,7 +582,7 @@ async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: st
         assert (got.id, got.body, got.priority) == (made_up, b"b", 3)
         assert (await backend.broker.stats(name)).ready == 1
         held = await backend.broker.accept(name, None, TTL)
-        assert isinstance(held, tenure.queue.message.SessionLock)
+        assert isinstance(held, SessionLock)
         for wrong in ("priority => 10", "ttl => 0", "delay => -1", "headers => '{\"a\": [1]}'", "queue => 'a$b'"):
             asked = "'q'," if "queue" not in wrong else ""
             with pytest.raises(asyncpg.InvalidParameterValueError):
@@ -589,6 +605,50 @@ async def test_a_message_is_completed_with_the_callers_transaction(url: str, nam
         with pytest.raises(asyncpg.PostgresError, match="is over") as refused:
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
         assert refused.value.sqlstate == "TN002"
+
+
+async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"a", session="s"), Outgoing(b"b", session="s")])
+        held = await broker.accept(name, "s", 1.0)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 1)
+        assert isinstance(claim, Claim)
+        [first] = claim.deliveries
+        other, transaction = await won(backend.leases, name), connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        # All renewals of a process go one way: if this one waits for the transaction, so does the leader's.
+        [session], [leader] = await asyncio.wait_for(
+            asyncio.gather(broker.renew([held], TTL), backend.leases.renew([other], TTL)), 2.0
+        )
+        assert isinstance(session, Renewed)
+        assert isinstance(leader, Granted)
+        await until(lambda: time.time() > first.locked_until + 0.1)
+        await transaction.rollback()
+        assert isinstance(await broker.accept(name, None, TTL), NoSession)
+        assert (await broker.stats(name)).locked == 1  # the session's lock covers it, whatever its row says
+        assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
+
+
+@pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
+async def test_what_a_session_covers_is_settled_after_a_rollback(url: str, name: str, verdict: Verdict) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"a", session="s")])
+        held = await broker.accept(name, "s", 1.0)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 1)
+        assert isinstance(claim, Claim)
+        [first] = claim.deliveries
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        await broker.renew([held], TTL)
+        await until(lambda: time.time() > first.locked_until + 0.1)
+        await transaction.rollback()
+        assert await broker.settle([Settlement(first, verdict)]) == [Settled()]  # nobody has looked at it since
 
 
 async def test_what_a_transaction_is_at_is_looked_for_now_and_then(url: str, name: str) -> None:

@@ -57,15 +57,26 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT format('delivered %s times, and never comple
 CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before its ttl had ended' $$;
 
+-- Return until when the lock of a claim holds beyond what its message's row says, or NULL.
+CREATE OR REPLACE FUNCTION {schema}._extended(p_seq bigint, p_token bigint, p_now double precision) RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT until FROM {schema}.extended WHERE seq = p_seq AND token = p_token AND until > p_now
+$$;
+
 -- Do what time has done: end locks and delays, and bury what has died. Rows that somebody is at are left to them.
 CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_most integer;
     v_found integer;
+    v_ended double precision := p_now;
 BEGIN
     IF NOT EXISTS (SELECT FROM {schema}.message WHERE queue = p_queue AND due_at <= p_now) THEN
         RETURN;
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- It doesn't see what was extended since it began.
+        v_ended := least(p_now, extract(epoch FROM transaction_timestamp()));
     END IF;
     SELECT max_deliveries INTO v_most FROM {schema}.queue WHERE id = p_queue;
     FOR v_round IN 1 .. p_rounds LOOP
@@ -73,14 +84,17 @@ BEGIN
             SELECT seq,
                    state,
                    state = 1 AND deliveries >= v_most AS is_tried,
-                   state = 1 AND deliveries >= v_most OR NOT is_deferred AND coalesce(expires_at <= p_now, false) AS dies
+                   state = 1 AND deliveries >= v_most OR NOT is_deferred AND coalesce(expires_at <= p_now, false) AS dies,
+                   CASE WHEN state = 1 THEN {schema}._extended(seq, token, p_now) END AS until
             FROM {schema}.message
-            WHERE queue = p_queue AND due_at <= p_now
+            WHERE queue = p_queue AND due_at <= p_now AND (state <> 1 OR due_at <= v_ended)
             ORDER BY due_at
             LIMIT 1000
             FOR UPDATE SKIP LOCKED
+        ), held AS (
+            UPDATE {schema}.message AS m SET due_at = due.until FROM due WHERE m.seq = due.seq AND due.until IS NOT NULL
         ), doomed AS (
-            DELETE FROM {schema}.message AS m USING due WHERE m.seq = due.seq AND due.dies
+            DELETE FROM {schema}.message AS m USING due WHERE m.seq = due.seq AND due.until IS NULL AND due.dies
             RETURNING m.*, due.is_tried
         ), buried AS (
             INSERT INTO {schema}.dead (
@@ -103,7 +117,7 @@ BEGIN
                     ELSE m.history
                 END
             FROM due
-            WHERE m.seq = due.seq AND NOT due.dies
+            WHERE m.seq = due.seq AND due.until IS NULL AND NOT due.dies
             RETURNING m.state
         ), counted AS (
             INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
@@ -114,6 +128,7 @@ BEGIN
                    (SELECT count(*) FROM returned WHERE state = 3),
                    count(*) FILTER (WHERE dies)
             FROM due
+            WHERE until IS NULL
             HAVING count(*) > 0
         )
         SELECT count(*) INTO v_found FROM due;
@@ -432,7 +447,8 @@ BEGIN
     WITH done AS (
         DELETE FROM {schema}.message AS m
         USING (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
-        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
+          AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
         RETURNING m.seq
     )
     SELECT array_agg(seq) INTO v_done FROM done;
@@ -474,7 +490,8 @@ BEGIN
     SELECT q.id, q.max_deliveries INTO v_queue, v_most FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_numbers) LOOP
         SELECT * INTO v_message FROM {schema}.message
-        WHERE seq = p_numbers[i] AND queue = v_queue AND state = 1 AND token = p_tokens[i] AND due_at > v_now
+        WHERE seq = p_numbers[i] AND queue = v_queue AND state = 1 AND token = p_tokens[i]
+          AND (due_at > v_now OR {schema}._extended(seq, token, v_now) > v_now)
         FOR UPDATE;
         IF NOT FOUND THEN
             v_answers := v_answers || 0;
@@ -695,7 +712,8 @@ BEGIN
 END
 $$;
 
--- Extend the locks of sessions, and of what is claimed under them; return their ends in order, NULL if over.
+-- Extend the locks of sessions, and of what is claimed under them; return their ends in order, NULL if over. As above,
+-- nobody's transaction is waited for.
 CREATE OR REPLACE FUNCTION {schema}.renew_sessions(
     p_queue text, p_sessions text[], p_tokens bigint[], p_lock double precision
 ) RETURNS SETOF double precision
@@ -703,15 +721,25 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
+    v_until double precision := v_now + p_lock;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_sessions) LOOP
-        UPDATE {schema}.session SET until = v_now + p_lock
+        UPDATE {schema}.session SET until = v_until
         WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now;
         IF FOUND THEN
-            UPDATE {schema}.message SET due_at = v_now + p_lock
-            WHERE queue = v_queue AND session = p_sessions[i] AND state = 1 AND token = p_tokens[i];
-            RETURN NEXT v_now + p_lock;
+            UPDATE {schema}.message SET due_at = v_until
+            WHERE ctid = ANY (ARRAY(
+                SELECT held.ctid FROM {schema}.message AS held
+                WHERE held.queue = v_queue AND held.session = p_sessions[i] AND held.state = 1
+                  AND held.token = p_tokens[i]
+                FOR UPDATE SKIP LOCKED
+            ));
+            INSERT INTO {schema}.extended (seq, token, until)
+            SELECT seq, token, v_until FROM {schema}.message
+            WHERE queue = v_queue AND session = p_sessions[i] AND state = 1 AND token = p_tokens[i] AND due_at < v_until
+            ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
+            RETURN NEXT v_until;
         ELSE
             RETURN NEXT NULL;
         END IF;
@@ -850,6 +878,9 @@ BEGIN
     DELETE FROM {schema}.inbox WHERE ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.inbox AS old
         WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM {schema}.extended WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.extended AS old WHERE old.until <= v_now LIMIT 20000 FOR UPDATE SKIP LOCKED
     ));
 END
 $$;
