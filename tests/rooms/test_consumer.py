@@ -35,8 +35,7 @@ LOCK = 3.0
 @pytest.fixture
 def stopping_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let handlers have any time to stop, so that none is left behind because the machine is busy."""
-    for module in ("queue", "session_consumer"):
-        monkeypatch.setattr(f"tenure.queue.{module}.Timing", functools.partial(Timing, grace=10.0))
+    monkeypatch.setattr("tenure.queue.consuming.Timing", functools.partial(Timing, grace=10.0))
 
 
 def test_plain_functions_run_in_threads() -> None:

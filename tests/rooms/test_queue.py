@@ -1084,6 +1084,22 @@ async def test_a_request_gets_its_answer(town: Town) -> None:
 
 
 @in_town
+async def test_an_answer_may_be_any_json_but_not_that_and_a_body(town: Town) -> None:
+    queue, refused = town.queue(), list[str]()
+
+    async def say_nothing(message: Message) -> None:
+        try:
+            await message.reply(b"null", json=None)
+        except ConfigError as error:
+            refused.append(str(error))
+        await message.reply(json=None)
+
+    async with town.consuming(queue, say_nothing):
+        answer = await queue.request(json={"question": 1}, timeout=60)
+    assert (answer.body, answer.json(), len(refused)) == (b"null", None, 1)
+
+
+@in_town
 async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
     queue = town.queue()
 

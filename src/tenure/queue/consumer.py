@@ -20,8 +20,9 @@ from typing import Any, Literal
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageDied, MessageFailed
 from tenure.pacing import Timing, later
+from tenure.queue.consuming import Consuming, OnError
 from tenure.queue.desk import Desk, Message, listen, obituary
-from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.machine import (
     NEVER,
     Answered,
@@ -67,7 +68,6 @@ from tenure.queue.message import (
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 
-OnError = Callable[[Message, BaseException], Awaitable[None] | None]
 Why = Literal["denied", "unanswered", "max_hold", "drain", "leave"]
 
 SLICE = 0.001
@@ -94,28 +94,15 @@ class Consumer:
         self,
         desk: Desk,
         handler: Handler,
-        habits: Callable[[], Habits],
-        *,
-        retry: RetryPolicy,
-        grace: float,
-        auto_complete: bool,
-        on_error: OnError | None,
-        run_in: RunIn,
-        inbox: float,
-        until_empty: bool,
-        sigterm: bool | None,
+        consuming: Consuming,
     ) -> None:
         self._desk = desk
-        self._get_habits = habits
-        self._habits = habits()  # as far as is known now; what the queue was declared with is known when we begin
-        self._retry = retry
-        self._grace = grace
-        self._on_error = on_error
-        self._inbox = inbox
-        self._until_empty = until_empty
-        self._sigterm = sigterm
-        self._handlers = Handlers(handler, run_in, self._habits.concurrency, self)
-        self._verdict: Verdict | None = (Complete(remember=inbox) if inbox else COMPLETE) if auto_complete else None
+        self._consuming = consuming
+        self._habits = self._get_habits()  # as far as is known; what others declared is known when we begin
+        self._handlers = Handlers(handler, consuming.run_in, consuming.concurrency, self)
+        self._verdict: Verdict | None = None
+        if consuming.auto_complete:
+            self._verdict = Complete(remember=consuming.inbox) if consuming.inbox else COMPLETE
         self._holds: dict[Token, Hold] = {}
         self._pump = self._new_pump()
         self._workers: list[_Worker] = []
@@ -140,7 +127,7 @@ class Consumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         self._loop = asyncio.get_running_loop()
-        unhook = on_sigterm(self._loop, self.drain) if self._sigterm is not False else None
+        unhook = on_sigterm(self._loop, self.drain) if self._consuming.sigterm is not False else None
         try:
             if await is_to_begin(self._desk, self._told, stop):
                 await self._consume(stop)
@@ -175,6 +162,9 @@ class Consumer:
             self._spawn(self._stop_with(stop))
         self._feed(Pause() if self._is_paused else Tick())
 
+    def _get_habits(self) -> Habits:
+        return self._consuming.habits(self._desk.settings.lock, hints=self._desk.broker.traits.hints)
+
     def _new_pump(self) -> Pump:
         desk = self._desk
         return Pump(desk.name, desk.holder, self._habits, desk.dice, self._holds, now=desk.clock.now())
@@ -198,7 +188,7 @@ class Consumer:
         self._told.set()
         if self._ended is None or self._ended.done():
             return
-        wait = self._grace if grace is None else grace
+        wait = self._consuming.grace if grace is None else grace
         patience = self._habits.timing.grace
         self._loop.call_later(wait + patience, self._leave_behind)
         self._loop.call_later(wait + 2 * patience, self._give_up)
@@ -285,7 +275,7 @@ class Consumer:
             self._fail(error)
             return
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
-        if self._until_empty and not claim.deliveries and not self._pump.outstanding:
+        if self._consuming.until_empty and not claim.deliveries and not self._pump.outstanding:
             self.drain()
 
     async def _settle(self, ask: int, settlements: Any) -> None:
@@ -297,7 +287,7 @@ class Consumer:
             self._fail(error)
         else:
             self._feed(Answered(ask, answers))
-            if self._until_empty and not self._pump.outstanding:
+            if self._consuming.until_empty and not self._pump.outstanding:
                 self._feed(Hint())  # look at once whether more has come
 
     def _fail(self, error: BaseException) -> None:
@@ -369,10 +359,10 @@ class Consumer:
             self.drain(grace=0.0)
         if isinstance(outcome, NotBegun):
             return GIVE_BACK
-        return judge_failure(self._desk, self._retry, delivery, outcome)
+        return judge_failure(self._desk, self._consuming.policy, delivery, outcome)
 
     async def _complain(self, message: Message, error: BaseException) -> None:
-        await complain(self._on_error, message, error)
+        await complain(self._consuming.on_error, message, error)
 
     async def _was_handled(self, delivery: Delivery) -> bool:
         """Tell whether the inbox knows the message.
@@ -395,7 +385,7 @@ class Consumer:
 
     def _look_again(self) -> None:
         """Let the machine look at what is left; if that is nothing, whether more has come."""
-        self._feed(Hint() if self._until_empty and not self._pump.outstanding else Tick())
+        self._feed(Hint() if self._consuming.until_empty and not self._pump.outstanding else Tick())
 
     def _leave_behind(self) -> None:
         for worker in self._workers:
@@ -454,7 +444,7 @@ class _Worker:
         consumer = self._consumer
         desk, pump, serve = consumer._desk, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer._turn_soon
-        success, inbox = consumer._verdict, consumer._inbox
+        success, inbox = consumer._verdict, consumer._consuming.inbox
         CALLING.set(consumer)
         yielded_at = now()
         while True:

@@ -21,6 +21,7 @@ from tenure.queue.broker import Broker, Claim, QueueSettings
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
+    NOT_GIVEN,
     Abandon,
     Attempt,
     Complete,
@@ -32,11 +33,13 @@ from tenure.queue.message import (
     Headers,
     Lapsed,
     Outgoing,
+    SendOptions,
     Settlement,
     Verdict,
     check_name,
     check_text,
     checked,
+    outgoing,
 )
 
 T = TypeVar("T")
@@ -379,7 +382,7 @@ class Message(Received):
             raise
         return self._locked_until
 
-    async def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = None) -> None:
+    async def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = NOT_GIVEN) -> None:
         """Send the answer to ``reply_to``, and complete the message in the same step.
 
         Raises:
@@ -474,7 +477,7 @@ class BlockingMessage(Received):
 
         self._call(note)
 
-    def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = None) -> None:
+    def reply(self, body: bytes = b"", *, headers: Headers | None = None, json: object = NOT_GIVEN) -> None:
         """Send the answer, and complete the message. See :meth:`Message.reply`."""
         self._call(lambda: self._message.reply(body, headers=headers, json=json))
 
@@ -492,12 +495,10 @@ def answer_to(message: Received, body: bytes, headers: Headers | None, json: obj
     """Return the answer to *message*, and where it goes."""
     if message.reply_to is None:
         raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: nobody waits for an answer")
-    options: dict[str, Any] = {"correlation_id": message.correlation_id or message.id}
+    options: SendOptions = {"correlation_id": message.correlation_id or message.id}
     if headers is not None:
         options["headers"] = headers
-    if json is not None:
-        return message.reply_to, Outgoing.json(json, **options)
-    return message.reply_to, Outgoing(body, **options)
+    return message.reply_to, outgoing(body, json, options)
 
 
 def check_seconds(delay: object, what: str = "delay") -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from tenure.errors import ConfigError, Unavailable
 from tenure.events import HandlerNotBegun
@@ -23,7 +23,9 @@ from tenure.queue.message import Delivery, Token
 from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
 from tenure.threads import Threads
 
-Handler = Callable[[Any], Any]
+Handler = Callable[[Message], object] | Callable[[BlockingMessage], object] | Callable[[Received], object]
+"""``handler(message)``: async, it takes a ``Message``; plain, a ``BlockingMessage``; in a process, a ``Received``."""
+
 RunIn = Literal["auto", "thread", "process"]
 Served = Callable[[Message], Awaitable[object]]
 
@@ -88,7 +90,9 @@ class Handlers:
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._left: set[tuple[Token, int]] = set()
-        self.serve: Served = handler if is_async else self._in_process if run_in == "process" else self._in_thread
+        self.serve: Served = (
+            cast(Served, handler) if is_async else self._in_process if run_in == "process" else self._in_thread
+        )
 
     def is_left_behind(self, delivery: Delivery) -> bool:
         """Tell whether a thread still works on *delivery*, although whoever waited for it has given up."""

@@ -16,8 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import Enum
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 from zlib import crc32
 
 from tenure.errors import ConfigError
@@ -50,6 +51,32 @@ EXPIRED = "expired"
 # --- going in ----------------------------------------------------------------------------------------------------
 
 
+class NotGiven(Enum):
+    """The default of ``json=``, where None is a value."""
+
+    NOT_GIVEN = "not given"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN
+
+
+class SendOptions(TypedDict, total=False):
+    """What can be said of a message beside its body; :class:`Outgoing` tells what each means."""
+
+    id: str | None
+    headers: Headers
+    delay: float
+    at: datetime | float | None
+    ttl: float | None
+    session: str | None
+    priority: int
+    reply_to: str | None
+    correlation_id: str | None
+
+
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
     """A message to be sent. (Not frozen: that would cost more time than all the rest of building one.)
@@ -80,7 +107,7 @@ class Outgoing:
     correlation_id: str | None = None
 
     @classmethod
-    def json(cls, value: object, **options: Any) -> Outgoing:
+    def json(cls, value: object, **options: Unpack[SendOptions]) -> Outgoing:
         """Return a message whose body is *value* as JSON, and says so in the header ``content-type``.
 
         Args:
@@ -94,6 +121,19 @@ class Outgoing:
 
         options["headers"] = {"content-type": JSON_TYPE, **options.get("headers", NO_HEADERS)}
         return cls(encode(value), **options)
+
+
+def outgoing(body: bytes, json: object, options: SendOptions) -> Outgoing:
+    """Return the message with this *body*, or with *json* as its body if that is given.
+
+    Raises:
+        ConfigError: Both are given, or the value can't be written as JSON.
+    """
+    if json is NOT_GIVEN:
+        return Outgoing(body, **options)
+    if body != b"":
+        raise ConfigError("body and json can't both be given; write one of them")
+    return Outgoing.json(json, **options)
 
 
 def checked(messages: Sequence[Outgoing], body_max: int) -> list[Outgoing]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime
-from typing import Any
 
 from tenure.errors import ConfigError, Unavailable
 from tenure.queue.desk import POLL, Desk, Received, listen
 from tenure.queue.message import (
     COMPLETE,
-    NO_HEADERS,
     DeadLetter,
     Delivery,
-    HeaderValue,
     Outgoing,
     Settlement,
     check_text,
@@ -28,8 +24,6 @@ NOBODY_WAITS = "nobody_waits"
 """The reason of an answer that died because its request had been given up."""
 
 REPLIES = ".replies."
-
-_NOT_GIVEN: Any = object()
 
 
 def is_reply_queue(name: str) -> bool:
@@ -56,40 +50,6 @@ class Producer:
         await desk.ready()
         ready = checked(list(messages), desk.settings.body_max)
         return list(await desk.broker.send(desk.name, ready)) if ready else []
-
-
-def outgoing(
-    body: bytes = b"",
-    *,
-    json: object = _NOT_GIVEN,
-    id: str | None = None,  # noqa: A002  # as Queue.send
-    headers: Mapping[str, HeaderValue] | None = None,
-    delay: float = 0.0,
-    at: datetime | float | None = None,
-    ttl: float | None = None,
-    session: str | None = None,
-    priority: int = 0,
-    reply_to: str | None = None,
-    correlation_id: str | None = None,
-) -> Outgoing:
-    """Return the message that these words describe."""
-    if json is not _NOT_GIVEN:
-        if body != b"":
-            raise ConfigError("body and json can't both be given; write one of them")
-        written = Outgoing.json(json, **({} if headers is None else {"headers": headers}))
-        body, headers = written.body, written.headers
-    return Outgoing(
-        body,
-        id=id,
-        headers=NO_HEADERS if headers is None else headers,
-        delay=delay,
-        at=at,
-        ttl=ttl,
-        session=session,
-        priority=priority,
-        reply_to=reply_to,
-        correlation_id=correlation_id,
-    )
 
 
 class Requests:

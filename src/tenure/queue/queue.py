@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from tenure.errors import ConfigError
-from tenure.pacing import Timing
 from tenure.queue.broker import Claim
-from tenure.queue.consumer import Consumer, OnError
+from tenure.queue.consumer import Consumer
+from tenure.queue.consuming import ConsumeOptions, Consuming
 from tenure.queue.dead import DeadLetters
 from tenure.queue.desk import Desk, Message, Received, check_seconds
-from tenure.queue.handlers import CALLING, Handler, RunIn
-from tenure.queue.machine import Habits
-from tenure.queue.message import HeaderValue, Outgoing, Stats, check_text
-from tenure.queue.producer import Producer, Requests, outgoing
-from tenure.queue.retry import RetryPolicy
+from tenure.queue.handlers import CALLING, Handler
+from tenure.queue.message import NO_HEADERS, NOT_GIVEN, Headers, Outgoing, SendOptions, Stats, check_text, outgoing
+from tenure.queue.producer import Producer, Requests
 from tenure.queue.session import Session
 from tenure.queue.session_consumer import SessionConsumer
-
-NOT_GIVEN: Any = object()
 
 
 class Queue:
@@ -53,7 +49,7 @@ class Queue:
         *,
         json: object = NOT_GIVEN,
         id: str | None = None,  # noqa: A002  # what else to call it?
-        headers: Mapping[str, HeaderValue] | None = None,
+        headers: Headers | None = None,
         delay: float = 0.0,
         at: datetime | float | None = None,
         ttl: float | None = None,
@@ -82,21 +78,18 @@ class Queue:
             ConfigError: It can't be sent as it is; nothing was.
             Unavailable: There was no answer: it may have been sent or not.
         """
-        options: dict[str, Any] = {} if json is NOT_GIVEN else {"json": json}
-        message = outgoing(
-            body,
-            id=id,
-            headers=headers,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            session=session,
-            priority=priority,
-            reply_to=reply_to,
-            correlation_id=correlation_id,
-            **options,
-        )
-        return await self._producer.send(message)
+        options: SendOptions = {
+            "id": id,
+            "headers": NO_HEADERS if headers is None else headers,
+            "delay": delay,
+            "at": at,
+            "ttl": ttl,
+            "session": session,
+            "priority": priority,
+            "reply_to": reply_to,
+            "correlation_id": correlation_id,
+        }
+        return await self._producer.send(outgoing(body, json, options))
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
         """Send many messages in one step, all or none; return their ids in order.
@@ -117,7 +110,7 @@ class Queue:
         *,
         timeout: float = 30.0,
         json: object = NOT_GIVEN,
-        **options: Any,
+        **options: Unpack[SendOptions],
     ) -> Received:
         """Send a message and return the answer to it: what its handler sends with ``message.reply(…)``.
 
@@ -130,11 +123,9 @@ class Queue:
             TimeoutError: No answer came in time. One that comes later is kept among the dead letters of the reply
                 queue, with the reason ``nobody_waits``.
         """
-        if json is not NOT_GIVEN:
-            options["json"] = json
         if self.name not in self._requests:
             self._requests[self.name] = Requests(self._desk)
-        return await self._requests[self.name].ask(self._producer, outgoing(body, **options), timeout)
+        return await self._requests[self.name].ask(self._producer, outgoing(body, json, options), timeout)
 
     # --- receiving ---
 
@@ -195,7 +186,9 @@ class Queue:
 
     # --- consuming ---
 
-    async def consume(self, handler: Handler, *, stop: asyncio.Event | None = None, **options: Any) -> None:
+    async def consume(
+        self, handler: Handler, *, stop: asyncio.Event | None = None, **options: Unpack[ConsumeOptions]
+    ) -> None:
         """Call *handler* with message after message, until stopped: the message pump.
 
         It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
@@ -203,9 +196,31 @@ class Queue:
         Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
 
         Args:
-            handler: ``handler(message)``. Async ones run on this loop, plain functions in threads.
+            handler: ``handler(message)``. Async ones run on this loop with a ``Message``, plain functions in threads
+                with a ``tenure.sync.Message``, or in processes with a ``Received``; see *run_in*.
             stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM if nobody else handles that.
-            options: As for :meth:`consumer`.
+            concurrency: How many handlers run at once; 10 if unset.
+            sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
+                the messages of each in order, one after the other. One that failed holds up those behind it.
+            prefetch: How many messages may wait in the buffer at most; 500 if unset. How many do follows from the
+                handler's pace, and what waits too long is given back, uncounted. Sessions have no buffer.
+            max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned; an hour if
+                unset, ``math.inf`` for any number.
+            grace: How many seconds handlers have to finish when consuming stops; 25 if unset. What they leave is given
+                back, uncounted.
+            retry: How long to wait before a failed message is delivered again: a ``RetryPolicy``.
+            auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
+                unsettled stays locked, until ``max_hold`` is over.
+            on_error: Called with the message and the exception at every failure, lost locks included; async or not.
+            run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
+                importable, and their message has no verbs. A process has one message at a time, and is killed when
+                that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
+            inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
+                completed without calling the handler.
+            until_empty: End as soon as nothing is ready and nothing runs.
+            sigterm: Whether SIGTERM ends it gracefully. None: if we are in the main thread, and nobody else handles
+                the signal; False: never.
+            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset.
 
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
@@ -218,91 +233,18 @@ class Queue:
             self._at_work.remove(at_work)
             at_work.ended.set_result(None)
 
-    def consumer(
-        self,
-        handler: Handler,
-        *,
-        concurrency: int = 10,
-        sessions: bool = False,
-        prefetch: int = 500,
-        max_hold: float = 3_600.0,
-        grace: float = 25.0,
-        retry: RetryPolicy | None = None,
-        auto_complete: bool = True,
-        on_error: OnError | None = None,
-        run_in: RunIn = "auto",
-        inbox: float = 0.0,
-        until_empty: bool = False,
-        sigterm: bool | None = None,
-        poll_every: float = 5.0,
-    ) -> Consumer | SessionConsumer:
-        """Return a pump for *handler*, to be run with ``await consumer.run()``; see :meth:`consume`.
+    def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer | SessionConsumer:
+        """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
 
         Args:
             handler: ``handler(message)``, async or not.
-            concurrency: How many run at once.
-            sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
-                the messages of each in order, one after the other. One that failed holds up those behind it.
-            prefetch: How many messages may wait in the buffer at most. How many do follows from the handler's pace, and
-                what waits too long is given back, uncounted.
-            max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned;
-                ``math.inf`` for any number.
-            grace: How many seconds handlers have to finish when consuming stops. What they leave is given back,
-                uncounted.
-            retry: How long to wait before a failed message is delivered again.
-            auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
-                unsettled stays locked, until ``max_hold`` is over.
-            on_error: Called with the message and the exception at every failure, lost locks included; async or not.
-            run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
-                importable, and their message has no verbs. A process has one message at a time, and is killed when
-                that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
-            inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
-                completed without calling the handler.
-            until_empty: End as soon as nothing is ready and nothing runs.
-            sigterm: Whether SIGTERM ends it gracefully. None: if we are in the main thread, and nobody else handles
-                the signal; False: never.
-            poll_every: How often to look for messages if nothing tells of them.
+            options: As for :meth:`consume`.
 
         Raises:
             ConfigError: An option can't work.
         """
-        desk = self._desk
-        check_seconds(grace, "grace")
-        check_seconds(inbox, "inbox")
-        retry = retry or RetryPolicy()
-        if sessions:
-            return SessionConsumer(
-                desk,
-                handler,
-                concurrency=concurrency,
-                max_hold=max_hold,
-                retry=retry,
-                grace=grace,
-                auto_complete=auto_complete,
-                on_error=on_error,
-                run_in=run_in,
-                inbox=inbox,
-                until_empty=until_empty,
-                sigterm=sigterm,
-            )
-
-        def habits() -> Habits:
-            hints = desk.broker.traits.hints
-            return Habits(Timing(desk.settings.lock), concurrency, prefetch, max_hold, poll_every, hints)
-
-        return Consumer(
-            desk,
-            handler,
-            habits,
-            retry=retry,
-            grace=grace,
-            auto_complete=auto_complete,
-            on_error=on_error,
-            run_in=run_in,
-            inbox=inbox,
-            until_empty=until_empty,
-            sigterm=sigterm,
-        )
+        consuming = Consuming.given(options)
+        return (SessionConsumer if consuming.sessions else Consumer)(self._desk, handler, consuming)
 
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""

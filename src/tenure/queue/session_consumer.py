@@ -7,11 +7,10 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.errors import LockLost, Unavailable
 from tenure.events import HandlerOverran, LockEnded
 from tenure.pacing import Timing, later
 from tenure.queue.consumer import (
-    OnError,
     Why,
     complain,
     event_of,
@@ -22,12 +21,13 @@ from tenure.queue.consumer import (
     tell_unanswered,
     unusable,
 )
+from tenure.queue.consuming import Consuming
 from tenure.queue.desk import POLL, Desk, Message
-from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn, RunIn
+from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NeverBegins, NotBegun
-from tenure.queue.retry import Reject, Retry, RetryPolicy
+from tenure.queue.retry import Reject, Retry
 from tenure.queue.session import Session
 
 T = TypeVar("T")
@@ -40,36 +40,12 @@ class SessionConsumer:
     each when the one before is settled, and looks for another session when none is waiting.
     """
 
-    def __init__(
-        self,
-        desk: Desk,
-        handler: Handler,
-        *,
-        concurrency: int,
-        max_hold: float,
-        retry: RetryPolicy,
-        grace: float,
-        auto_complete: bool,
-        on_error: OnError | None,
-        run_in: RunIn,
-        inbox: float,
-        until_empty: bool,
-        sigterm: bool | None,
-    ) -> None:
-        if not auto_complete:
-            raise ConfigError("auto_complete=False is not for sessions=True; use 'async with queue.session()' instead")
+    def __init__(self, desk: Desk, handler: Handler, consuming: Consuming) -> None:
         self._desk = desk
-        self._concurrency = concurrency
-        self._max_hold = max_hold
+        self._consuming = consuming
         self._habits = self._get_habits()
-        self._retry = retry
-        self._grace = grace
-        self._on_error = on_error
-        self._inbox = inbox
-        self._until_empty = until_empty
-        self._sigterm = sigterm
-        self._handlers = Handlers(handler, run_in, concurrency, self)
-        self._success: Verdict = Complete(remember=inbox) if inbox else COMPLETE
+        self._handlers = Handlers(handler, consuming.run_in, consuming.concurrency, self)
+        self._success: Verdict = Complete(remember=consuming.inbox) if consuming.inbox else COMPLETE
         self._may_go_on = asyncio.Event()  # cleared by pause()
         self._may_go_on.set()
         self._stopping = asyncio.Event()
@@ -87,7 +63,7 @@ class SessionConsumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         loop = asyncio.get_running_loop()
-        unhook = on_sigterm(loop, self.drain) if self._sigterm is not False else None
+        unhook = on_sigterm(loop, self.drain) if self._consuming.sigterm is not False else None
         try:
             if await is_to_begin(self._desk, self._stopping, stop):
                 await self._consume(loop, stop)
@@ -98,7 +74,7 @@ class SessionConsumer:
             raise self._failure
 
     def _get_habits(self) -> Habits:
-        return Habits(Timing(self._desk.settings.lock), self._concurrency, max_hold=self._max_hold)
+        return self._consuming.habits(self._desk.settings.lock)
 
     async def _consume(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event | None) -> None:
         self._habits = self._get_habits()
@@ -136,7 +112,7 @@ class SessionConsumer:
         for worker in self._workers if is_first else ():
             if worker.delivery is None:
                 worker.task.cancel()
-        wait = self._grace if grace is None else grace
+        wait = self._consuming.grace if grace is None else grace
         patience = self._habits.timing.grace
         loop = self._ended.get_loop()
         self._timers += [
@@ -193,7 +169,7 @@ class SessionConsumer:
         self.drain()
 
     async def _complain(self, message: Message, error: BaseException) -> None:
-        await complain(self._on_error, message, error)
+        await complain(self._consuming.on_error, message, error)
 
     async def _was_handled(self, session: Session, delivery: Delivery) -> bool:
         broker, name = self._desk.broker, self._desk.name
@@ -241,7 +217,7 @@ class _Worker:
             while not consumer._stopping.is_set():
                 await consumer._may_go_on.wait()
                 try:
-                    async with Session(desk, None, 0.0 if consumer._until_empty else None, self) as session:
+                    async with Session(desk, None, 0.0 if consumer._consuming.until_empty else None, self) as session:
                         self.session = session
                         await self._serve(session)
                 except TimeoutError:
@@ -270,7 +246,7 @@ class _Worker:
 
     async def _handle(self, session: Session, message: Message) -> None:
         consumer, delivery = self._consumer, message.delivery
-        if consumer._inbox and await consumer._was_handled(session, delivery):
+        if consumer._consuming.inbox and await consumer._was_handled(session, delivery):
             error = None
         else:
             error = await self._call(session, message)
@@ -283,7 +259,7 @@ class _Worker:
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
                 return  # it was left, and is nobody's to judge
             is_tried = not isinstance(error, NotBegun)
-            verdict = judge_failure(self._desk, consumer._retry, delivery, error) if is_tried else GIVE_BACK
+            verdict = judge_failure(self._desk, consumer._consuming.policy, delivery, error) if is_tried else GIVE_BACK
         await self._settle(session, message, verdict, is_told=isinstance(error, LockLost))
 
     async def _settle(self, session: Session, message: Message, verdict: Verdict, *, is_told: bool) -> None:

@@ -7,15 +7,17 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import tenure.queue.dead
 import tenure.queue.queue
 import tenure.queue.session
 from tenure.keeper import Keeper
 from tenure.loopthread import LoopThread
+from tenure.queue.consuming import ConsumeOptions
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.handlers import Handler
+from tenure.queue.message import NOT_GIVEN, SendOptions
 from tenure.sync.portal import blocking
 from tenure.sync.stopping import Stopping, forwarded
 
@@ -38,9 +40,11 @@ class Queue:
     stats = blocking(tenure.queue.queue.Queue.stats)
     handled = blocking(tenure.queue.queue.Queue.handled)
 
-    def request(self, body: bytes = b"", *, timeout: float = 30.0, **options: Any) -> Received:
+    def request(
+        self, body: bytes = b"", *, timeout: float = 30.0, json: object = NOT_GIVEN, **options: Unpack[SendOptions]
+    ) -> Received:
         """Send a message and return the answer to it. See :meth:`tenure.Queue.request`."""
-        return self._keeper.call_blocking(lambda: self._behind.request(body, timeout=timeout, **options))
+        return self._keeper.call_blocking(lambda: self._behind.request(body, timeout=timeout, json=json, **options))
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
         """Lock up to *max* messages to us, and return them. See :meth:`tenure.Queue.receive`."""
@@ -54,10 +58,12 @@ class Queue:
         """Lock a session as a block. See :meth:`tenure.Queue.session`; a thread must watch ``session.lost`` itself."""
         return Session(self._behind.session(name, wait=wait), self._keeper)
 
-    def consume(self, handler: Handler, *, stop: threading.Event | None = None, **options: Any) -> None:
+    def consume(
+        self, handler: Handler, *, stop: threading.Event | None = None, **options: Unpack[ConsumeOptions]
+    ) -> None:
         """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
 
-        See :meth:`tenure.Queue.consume`, and :meth:`tenure.Queue.consumer` for the *options*. In the main thread,
+        See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread,
         SIGTERM ends it gracefully, if nobody else handles that signal (``sigterm=False``: it never does).
         """
         told = Stopping()

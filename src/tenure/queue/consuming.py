@@ -1,0 +1,96 @@
+"""How a handler is to be served: the options of ``queue.consume``, in one piece, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+from tenure.errors import ConfigError, nearest
+from tenure.pacing import Timing
+from tenure.queue.desk import Message, check_seconds
+from tenure.queue.handlers import RunIn
+from tenure.queue.machine import Habits
+from tenure.queue.retry import RetryPolicy
+
+OnError = Callable[[Message, BaseException], Awaitable[None] | None]
+
+
+class ConsumeOptions(TypedDict, total=False):
+    """The options of :meth:`tenure.Queue.consume`, which tells what they mean; for whoever passes them on."""
+
+    concurrency: int
+    sessions: bool
+    prefetch: int
+    max_hold: float
+    grace: float
+    retry: RetryPolicy | None
+    auto_complete: bool
+    on_error: OnError | None
+    run_in: RunIn
+    inbox: float
+    until_empty: bool
+    sigterm: bool | None
+    poll_every: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consuming:
+    """The same, with the defaults. What :class:`Habits` checks is checked when those are made.
+
+    Raises:
+        ConfigError: An option can't work.
+    """
+
+    concurrency: int = 10
+    sessions: bool = False
+    prefetch: int = 500
+    max_hold: float = 3_600.0
+    grace: float = 25.0
+    retry: RetryPolicy | None = None
+    auto_complete: bool = True
+    on_error: OnError | None = None
+    run_in: RunIn = "auto"
+    inbox: float = 0.0
+    until_empty: bool = False
+    sigterm: bool | None = None
+    poll_every: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_seconds(self.grace, "grace")
+        check_seconds(self.inbox, "inbox")
+        retry: object = self.retry
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigError(f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(first=1)")
+        if self.on_error is not None and not callable(self.on_error):
+            raise ConfigError(
+                f"on_error must be a function that takes a message and an exception, not {self.on_error!r:.80}"
+            )
+        if self.sessions and not self.auto_complete:
+            raise ConfigError("auto_complete=False is not for sessions=True; use 'async with queue.session()' instead")
+
+    @classmethod
+    def given(cls, options: ConsumeOptions) -> Consuming:
+        """Return what *options* say, whoever passed them on.
+
+        Raises:
+            TypeError: There is no such option.
+        """
+        known = [one.name for one in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"consume() has no option {name!r}{nearest(name, known)}")
+        return cls(**options)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How long failed messages wait."""
+        return self.retry or RetryPolicy()
+
+    def habits(self, lock: float, *, hints: bool = True) -> Habits:
+        """Return how a consumer works whose locks last *lock* seconds.
+
+        Raises:
+            ConfigError: An option can't work.
+        """
+        return Habits(Timing(lock), self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints)
