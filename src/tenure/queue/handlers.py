@@ -107,7 +107,8 @@ class Handlers:
 
     async def _in_thread(self, message: Message) -> object:
         mine = BlockingMessage(message, functools.partial(_block, asyncio.get_running_loop()))
-        running = self._pool(message).submit(contextvars.copy_context().run, self._handler, mine)
+        call = cast(Callable[[BlockingMessage], object], self._handler)
+        running = self._pool(message).submit(contextvars.copy_context().run, call, mine)
         outcome = await self._end_of(message, running)
         # A plain function that only looks like one, such as a lambda around an async one.
         return await outcome if inspect.isawaitable(outcome) else outcome
