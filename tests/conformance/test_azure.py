@@ -87,7 +87,7 @@ class Through:
 
 class AzureHarness(LeaseHarness):
     traits = azure_storage.TRAITS
-    ttl = 60.0  # three hundred are claimed one after the other, in real time
+    ttl = 60.0  # the longest there is
     faults = frozenset({"lose_answer", "cut"})
 
     async def start(self) -> None:
