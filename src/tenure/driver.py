@@ -233,7 +233,13 @@ class Driver:
         self._suspend_watch: asyncio.TimerHandle | None = None
 
     def stand(self, machine: Machine, office: Office) -> Candidacy:
-        """Begin a candidacy."""
+        """Begin a candidacy.
+
+        Raises:
+            Unavailable: The driver was closed.
+        """
+        if self._is_closing:
+            raise Unavailable("the backend was closed, so nobody can stand there; connect again")
         candidacy = Candidacy(self, machine, office)
         self.candidacies.add(candidacy)
         if self._suspend_watch is None:
@@ -255,15 +261,19 @@ class Driver:
                 async with asyncio.timeout(patience):
                     await asyncio.gather(*(ended for ended, _ in leaving))
             except TimeoutError:
-                pass  # said below, to each that is left
-        for candidacy in list(self.candidacies):
-            what = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
-            candidacy.fail(Unavailable(f"the backend was closed while {what}; the lease is left to run out"))
+                pass
+            finally:  # also if nobody waits any longer: who is left must hear of it
+                self._fail_all()
         if self._suspend_watch:
             self._suspend_watch.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _fail_all(self) -> None:
+        for candidacy in list(self.candidacies):
+            what = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
+            candidacy.fail(Unavailable(f"the backend was closed while {what}; the lease is left to run out"))
 
     def spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(call)

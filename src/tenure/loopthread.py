@@ -51,6 +51,11 @@ class LoopThread:
         """Whether we are in this thread, where to wait for its loop would be to wait for oneself."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the thread has been told to end."""
+        return self._is_ending
+
     def start(self, name: str) -> None:
         """Let the loop turn, in a thread of this *name*."""
         self._thread = threading.Thread(target=self._turn, name=name, daemon=True)

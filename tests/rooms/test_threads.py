@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -400,6 +401,93 @@ async def test_a_ttl_outside_the_backends_limits(url: str) -> None:
             backend.election("chair", ttl=0.001)
         with pytest.raises(tenure.ConfigError, match="is open already"):
             await backend.__aenter__()
+
+
+class Stubborn:
+    """Work that does not stop before it may."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, term: tenure.Term) -> None:
+        self.began.set()
+        while not self.may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_end.wait()
+
+
+async def test_work_that_outlives_its_backend_is_told_so(url: str) -> None:
+    work = Stubborn()
+    async with tenure.connect(url) as backend:
+        task = asyncio.create_task(backend.election("chair", ttl=TTL).run(work))
+        await work.began.wait()
+    assert not task.done()
+    work.may_end.set()
+    with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
+        await task
+
+
+async def test_a_close_that_is_cancelled_leaves_nobody_waiting(url: str) -> None:
+    work = Stubborn()
+    async with tenure.connect(url):  # it keeps the keeper
+        backend = tenure.connect(url)
+        await backend.__aenter__()
+        task = asyncio.create_task(backend.election("chair", ttl=60.0).run(work))
+        await work.began.wait()
+        driver, closing = backend._driver, asyncio.create_task(backend.__aexit__(None, None, None))
+        while not driver._is_closing:  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        work.may_end.set()
+        with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
+            await task
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with others"])
+async def test_nobody_leads_on_a_closed_backend(url: str, others: bool) -> None:
+    async with tenure.connect(url) if others else nullcontext():
+        async with tenure.connect(url) as backend:
+            election, queue = backend.election("chair", ttl=TTL), backend.queue("letters")
+        with pytest.raises(tenure.Unavailable, match="closed"):
+            await election.run(lambda term: asyncio.Event().wait())
+        with pytest.raises(tenure.Unavailable, match="closed"):
+            async with election.campaign():
+                pass
+        with pytest.raises(tenure.ConfigError, match="closed"):
+            await queue.send(b"too late")
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with others"])
+def test_a_thread_whose_backend_is_closed_under_its_work(url: str, others: bool) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    ended: list[BaseException] = []
+
+    def work(term: tenure.sync.Term) -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+        if term.name == "failing":
+            raise LookupError("no plan")
+
+    def lead(election: tenure.sync.Election) -> None:
+        try:
+            election.run(work)
+        except Exception as error:
+            ended.append(error)
+
+    for name, error in (("failing", LookupError), ("chair", tenure.Unavailable)):
+        began.clear()
+        may_end.clear()
+        with tenure.sync.connect(url) if others else nullcontext():
+            with tenure.sync.connect(url) as backend:
+                leading = threading.Thread(target=lead, args=(backend.election(name, ttl=TTL),))
+                leading.start()
+                assert began.wait(PATIENCE)
+            assert leading.is_alive()  # run does not return before the work does
+            may_end.set()
+            leading.join(PATIENCE)
+        assert isinstance(ended.pop(), error)
 
 
 class Interrupted(BaseException):

@@ -421,7 +421,8 @@ class Seat:
             # Cancelled while we asked to stand. Whether we do by now, or shall in a moment, we must not: a candidate
             # without an owner would lead for ever, and do nothing.
             election._seat = None
-            election._keeper.loop.call_soon_threadsafe(self._withdraw)
+            with suppress(RuntimeError):  # the keeper's loop is closed: nobody stands there any more
+                election._keeper.loop.call_soon_threadsafe(self._withdraw)
             raise
         return self
 
@@ -494,7 +495,8 @@ class Seat:
         if self._inline:
             self._candidacy.feed(event)
         else:
-            self._election._keeper.loop.call_soon_threadsafe(self._candidacy.feed, event)
+            with suppress(RuntimeError):  # the keeper's loop is closed: the candidacy has ended, and said so
+                self._election._keeper.loop.call_soon_threadsafe(self._candidacy.feed, event)
 
     # --- the keeper's side (an Office) ---
 

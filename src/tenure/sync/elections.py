@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import tenure.election.elector
 from tenure.clock import Clock
 from tenure.election.elector import Tenancy
-from tenure.errors import TenureError
+from tenure.errors import TenureError, TermLost, Unavailable
 from tenure.keeper import Keeper
 from tenure.lease import Grant, Leader
 from tenure.pacing import Timing
@@ -38,20 +39,29 @@ class Election:
         self._behind = election
         self._keeper = keeper
         self._worker: threading.Thread | None = None
+        self._labour: Future[None] | None = None  # of the work of run, while it goes on
 
     def run(self, work: Work, *, again: bool = False, stop: threading.Event | None = None) -> None:
         """Campaign for the name and run *work*, on a thread of its own, during every term won.
 
-        Blocks until the campaign ends. See :meth:`tenure.Election.run`; as a thread can't be cancelled, *work* must
-        watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not handed back, and this
-        candidate does not contend.
+        Blocks until the campaign and the work have ended. See :meth:`tenure.Election.run`; as a thread can't be
+        cancelled, *work* must watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not handed
+        back, and this candidate does not contend.
         """
 
         async def campaign() -> None:
             with forwarded(stop) as stopping:
                 await self._behind.run(self._on_thread(work), again=again, stop=stopping)
 
-        self._keeper.call_blocking(campaign)
+        try:
+            self._keeper.call_blocking(campaign)
+        except Unavailable:
+            # The backend may have been closed under our work, and its loop have gone. What the work says comes first.
+            labour, self._labour, self._worker = self._labour, None, None
+            if labour is not None:
+                with suppress(TermLost):
+                    labour.result()
+            raise
 
     @contextmanager
     def campaign(self) -> Iterator[Term]:
@@ -72,6 +82,9 @@ class Election:
         finally:
             try:
                 self._keeper.call_blocking(lambda: campaign.withdraw(failure))
+            except Unavailable:  # the backend was closed under us
+                if failure is None:
+                    raise
             except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
                 self._keeper.call_blocking(lambda: campaign.withdraw(failure))
                 raise
@@ -95,33 +108,31 @@ class Election:
 
     def _on_thread(self, work: Work) -> Callable[[Any], Any]:
         async def serve(term: Term) -> None:
-            loop = asyncio.get_running_loop()
-            outcome: asyncio.Future[None] = loop.create_future()
+            self._labour = outcome = Future[None]()
+            outcome.set_running_or_notify_cancel()  # who waits for it may be cancelled; it can't
 
             def labour() -> None:
-                error: Exception | None = None
                 try:
                     work(term)
                 except Exception as raised:
-                    error = raised
+                    outcome.set_exception(raised)
                 except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
                     error = TenureError(f"work raised {type(raised).__name__}: {raised}")
                     error.__cause__ = raised
-                loop.call_soon_threadsafe(_settle, outcome, error)
+                    outcome.set_exception(error)
+                else:
+                    outcome.set_result(None)
 
             self._worker = threading.Thread(target=labour, name=f"tenure-{term.name}-{term.token}", daemon=True)
             self._worker.start()
-            while not outcome.done():
+            ended = asyncio.wrap_future(outcome)
+            while not ended.done():
                 with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
-                    await asyncio.wait({outcome})
-            self._worker = None
-            outcome.result()
+                    await asyncio.wait({ended})
+                if self._keeper.is_ending:  # this loop, not the term: who called run waits for the thread
+                    ended.cancel()
+                    await ended
+            self._worker = self._labour = None
+            ended.result()
 
         return serve
-
-
-def _settle(outcome: asyncio.Future[None], error: Exception | None) -> None:
-    if error is None:
-        outcome.set_result(None)
-    else:
-        outcome.set_exception(error)

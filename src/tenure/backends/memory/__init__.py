@@ -40,4 +40,6 @@ class MemoryBackend:
         ]
 
     async def close(self) -> None:
-        """Do nothing: a private memory goes with its last user, a named one with the process."""
+        """Answer no more. A private memory goes with its last user, a named one with the process."""
+        self.leases.close()
+        self.broker.close()

@@ -39,6 +39,24 @@ class Memory:
         self.epoch: float | None = None  # the wall clock's time when the clock of its first user began
 
 
+class Client:
+    """One user's way to a memory, until it is closed; others may go on using it."""
+
+    def __init__(self, memory: Memory | None) -> None:
+        self._kept = memory or Memory()
+        self._closed = False
+
+    @property
+    def _memory(self) -> Memory:
+        if self._closed:
+            raise ConfigError("this backend was closed; connect again")
+        return self._kept
+
+    def close(self) -> None:
+        """Touch the memory no more."""
+        self._closed = True
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The query of a ``memory:`` URL: there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from types import MappingProxyType
 
-from tenure.backends.memory.client import Claim, Memory
+from tenure.backends.memory.client import Claim, Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
@@ -20,7 +20,7 @@ TRAITS = LeaseTraits(
 )
 
 
-class MemoryLeases:
+class MemoryLeases(Client):
     """A ``LeaseStore`` in memory.
 
     Args:
@@ -29,8 +29,8 @@ class MemoryLeases:
     """
 
     def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
+        super().__init__(memory)
         self._clock = clock or SystemClock()
-        self._memory = memory or Memory()
 
     @property
     def traits(self) -> LeaseTraits:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import attrgetter
 
-from tenure.backends.memory.client import Memory
+from tenure.backends.memory.client import Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.errors import ConfigError
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
@@ -136,7 +136,7 @@ class Queue:
         self.inbox: dict[str, float] = {}
 
 
-class MemoryBroker:
+class MemoryBroker(Client):
     """A ``Broker`` in memory.
 
     Args:
@@ -145,8 +145,8 @@ class MemoryBroker:
     """
 
     def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
+        super().__init__(memory)
         self._clock = clock or SystemClock()
-        self._memory = memory or Memory()
         if self._memory.epoch is None:
             self._memory.epoch = time.time() - self._clock.now()
         self._wall = self._memory.epoch  # makes a moment of the clock one of the wall clock
