@@ -632,6 +632,31 @@ async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(url: s
         assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
 
 
+async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
+        held = await broker.accept(name, "s", 0.2)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 1)
+        assert isinstance(claim, Claim)
+        [first] = claim.deliveries
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        await until(lambda: time.time() > first.locked_until)
+        assert isinstance(await broker.accept(name, None, TTL), NoSession)  # it may be rolled back
+        held = await broker.accept(name, "s", TTL)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 10)
+        assert isinstance(claim, Claim)
+        assert claim.deliveries == ()
+        await transaction.rollback()
+        claim = await broker.receive_session(held, 10)
+        assert isinstance(claim, Claim)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"1", 2), (b"2", 1)]
+
+
 @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
 async def test_what_a_session_covers_is_settled_after_a_rollback(url: str, name: str, verdict: Verdict) -> None:
     async with opened(url) as backend, native(url) as connection:

@@ -634,7 +634,7 @@ BEGIN
               AND NOT EXISTS (
                   SELECT FROM {schema}.message AS again
                   WHERE again.queue = v_queue AND again.session = m.session AND again.seq < m.seq
-                    AND again.state = 2 AND again.deliveries > 0
+                    AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
               )
             ORDER BY m.seq
             LIMIT 1;
@@ -657,8 +657,10 @@ BEGIN
 END
 $$;
 
--- Claim the next messages of a session. Behind them comes a row without number: its deliveries tell whether the
--- session's lock holds (1) or is over (0), its locked_until the seconds until something is due.
+-- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor ours: it waits
+-- for its delay to end, or it was another's whose lock is over, which need not stand in its row yet. Behind them comes a
+-- row without number: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
+-- seconds until something is due.
 CREATE OR REPLACE FUNCTION {schema}.receive_session(
     p_queue text, p_session text, p_token bigint, p_most integer
 ) RETURNS TABLE (
@@ -694,7 +696,8 @@ BEGIN
           AND next.seq < coalesce((
               SELECT min(again.seq) FROM {schema}.message AS again
               WHERE again.queue = v_queue AND again.session = p_session
-                AND again.state = 2 AND again.deliveries > 0
+                AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
+                AND again.token IS DISTINCT FROM p_token
           ), {int_max})
         ORDER BY next.seq
         LIMIT p_most

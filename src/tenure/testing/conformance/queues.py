@@ -37,6 +37,7 @@ from tenure.queue.message import (
     Verdict,
     dead_letters_of,
 )
+from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
 
 LATE = 1.05  # by which share longer than a lock to wait before it is surely over
@@ -673,6 +674,33 @@ class BrokerSuite(QueueSuite):
         assert await broker.write_state(held, b"x") == LAPSED
         again = await accept(other, name, house)
         assert [one.delivery_count for one in await receive_session(other, again)] == [2, 1]
+
+    async def test_a_session_is_in_order_after_a_crash_however_much_is_due(
+        self, house: QueueHarness, name: str
+    ) -> None:
+        needs(house.traits.sessions)
+        needs(house.traits.delay)
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(body, session="s") for body in (b"1", b"2", b"3")])
+        assert bodies(await receive_session(broker, await accept(broker, name, house), limit=1)) == [
+            b"1"
+        ]  # the last of it
+        for _ in range(11):
+            await other.send(name, [Outgoing(b"due", delay=house.lock / 2)] * 1_000)
+        await house.pass_time(house.lock * LATE)
+        handled: list[bytes] = []
+
+        async def handle_all() -> bool:
+            held = await other.accept(name, None, house.lock)
+            if isinstance(held, SessionLock):
+                got = await receive_session(other, held)
+                handled.extend(bodies(got))
+                await settle(other, got, COMPLETE)
+                await other.release(held)
+            return len(handled) >= 3
+
+        await until(handle_all)
+        assert handled == [b"1", b"2", b"3"]
 
     async def test_a_session_keeps_its_state(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.sessions)
