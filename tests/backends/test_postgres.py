@@ -40,6 +40,7 @@ from tests.servers import Authority, Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
+LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
 
 
 @asynccontextmanager
@@ -86,6 +87,14 @@ def server() -> Iterator[Postgres]:
 async def url(server: Postgres) -> str:
     await postgres.migrate(server.url)
     return server.url
+
+
+@pytest.fixture
+async def turnable() -> Postgres:
+    """Give a server whose clock can be put forward, so that no test has to be quicker than a lock."""
+    server = shared(Postgres, turnable=True)
+    await postgres.migrate(server.url)
+    return server
 
 
 @pytest.fixture
@@ -607,36 +616,11 @@ async def test_a_message_is_completed_with_the_callers_transaction(url: str, nam
         assert refused.value.sqlstate == "TN002"
 
 
-async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(url: str, name: str) -> None:
-    async with opened(url) as backend, native(url) as connection:
+async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(turnable: Postgres, name: str) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"a", session="s"), Outgoing(b"b", session="s")])
-        held = await broker.accept(name, "s", 1.0)
-        assert isinstance(held, SessionLock)
-        claim = await broker.receive_session(held, 1)
-        assert isinstance(claim, Claim)
-        [first] = claim.deliveries
-        other, transaction = await won(backend.leases, name), connection.transaction()
-        await transaction.start()
-        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
-        # All renewals of a process go one way: if this one waits for the transaction, so does the leader's.
-        [session], [leader] = await asyncio.wait_for(
-            asyncio.gather(broker.renew([held], TTL), backend.leases.renew([other], TTL)), 2.0
-        )
-        assert isinstance(session, Renewed)
-        assert isinstance(leader, Granted)
-        await until(lambda: time.time() > first.locked_until + 0.1)
-        await transaction.rollback()
-        assert isinstance(await broker.accept(name, None, TTL), NoSession)
-        assert (await broker.stats(name)).locked == 1  # the session's lock covers it, whatever its row says
-        assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
-
-
-async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(url: str, name: str) -> None:
-    async with opened(url) as backend, native(url) as connection:
-        broker = backend.broker
-        await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        held = await broker.accept(name, "s", 0.2)
+        held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         claim = await broker.receive_session(held, 1)
         assert isinstance(claim, Claim)
@@ -644,9 +628,36 @@ async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(url:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
-        await until(lambda: time.time() > first.locked_until)
-        assert isinstance(await broker.accept(name, None, TTL), NoSession)  # it may be rolled back
-        held = await broker.accept(name, "s", TTL)
+        turnable.turn(LOCK * 0.6)
+        other = await won(backend.leases, name)
+        # All renewals of a process go one way: if this one waits for the transaction, so does the leader's.
+        [session], [leader] = await asyncio.wait_for(
+            asyncio.gather(broker.renew([held], LOCK), backend.leases.renew([other], TTL)), 2.0
+        )
+        assert isinstance(session, Renewed)
+        assert isinstance(leader, Granted)
+        turnable.turn(LOCK * 0.6)
+        await transaction.rollback()
+        assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+        assert (await broker.stats(name)).locked == 1  # the session's lock covers it, whatever its row says
+        assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
+
+
+async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(turnable: Postgres, name: str) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
+        held = await broker.accept(name, "s", LOCK)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 1)
+        assert isinstance(claim, Claim)
+        [first] = claim.deliveries
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        turnable.turn(LOCK * 1.05)
+        assert isinstance(await broker.accept(name, None, LOCK), NoSession)  # it may be rolled back
+        held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         claim = await broker.receive_session(held, 10)
         assert isinstance(claim, Claim)
@@ -658,11 +669,13 @@ async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(url:
 
 
 @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
-async def test_what_a_session_covers_is_settled_after_a_rollback(url: str, name: str, verdict: Verdict) -> None:
-    async with opened(url) as backend, native(url) as connection:
+async def test_what_a_session_covers_is_settled_after_a_rollback(
+    turnable: Postgres, name: str, verdict: Verdict
+) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"a", session="s")])
-        held = await broker.accept(name, "s", 1.0)
+        held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         claim = await broker.receive_session(held, 1)
         assert isinstance(claim, Claim)
@@ -670,24 +683,88 @@ async def test_what_a_session_covers_is_settled_after_a_rollback(url: str, name:
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
-        await broker.renew([held], TTL)
-        await until(lambda: time.time() > first.locked_until + 0.1)
+        turnable.turn(LOCK * 0.6)
+        await broker.renew([held], LOCK)
+        turnable.turn(LOCK * 0.6)
         await transaction.rollback()
         assert await broker.settle([Settlement(first, verdict)]) == [Settled()]  # nobody has looked at it since
 
 
-async def test_what_a_transaction_is_at_is_looked_for_now_and_then(url: str, name: str) -> None:
-    async with opened(url) as backend, native(url) as connection:
+@pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
+async def test_what_is_renewed_while_a_transaction_is_at_it_holds_after_a_rollback(
+    turnable: Postgres, name: str, verdict: Verdict
+) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+        first, second = (await broker.receive(name, 2, LOCK)).deliveries
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        turnable.turn(LOCK * 0.6)
+        one, two = await broker.renew([first, second], LOCK)
+        assert isinstance(one, Renewed)
+        assert isinstance(two, Renewed)
+        assert one.locked_until == two.locked_until > first.locked_until + LOCK / 4
+        turnable.turn(LOCK * 0.6)
+        assert (await broker.receive(name, 1, LOCK)).deliveries == ()
+        forged, again = await broker.renew([first._replace(token=17), first], LOCK)
+        assert forged is LAPSED
+        assert isinstance(again, Renewed)
+        assert again.locked_until > one.locked_until
+        await transaction.rollback()
+        if verdict is COMPLETE:  # also when somebody has looked at it since
+            assert (await broker.stats(name)).locked == 2
+            assert (await broker.receive(name, 1, LOCK)).deliveries == ()
+            assert isinstance((await broker.renew([first], LOCK))[0], Renewed)
+        assert await broker.settle([Settlement(first, verdict)]) == [Settled()]
+        assert await broker.settle([Settlement(first, COMPLETE)]) == [LAPSED]
+        assert await broker.settle([Settlement(second, COMPLETE)]) == [Settled()]
+
+
+async def test_a_lock_that_is_nearly_over_is_not_renewed_while_a_transaction_is_at_it(
+    turnable: Postgres, name: str
+) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
         await backend.broker.send(name, [Outgoing(b"a")])
-        [first] = (await backend.broker.receive(name, 1, 0.2)).deliveries
+        [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
         async with connection.transaction():
             await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
-            await until(lambda: time.time() > first.locked_until)
-            claim = await backend.broker.receive(name, 1, TTL)
+            turnable.turn(LOCK * 0.8)
+            assert await backend.broker.renew([first], LOCK) == [LAPSED]  # who finds it over may not see that it isn't
+        assert await backend.broker.stats(name) == Stats()
+
+
+async def test_only_what_it_can_see_is_over_for_a_transaction_of_a_higher_level(turnable: Postgres, name: str) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
+        await backend.broker.send(name, [Outgoing(b"a")])
+        [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
+        async with other.transaction(isolation="repeatable_read"):
+            locked = await other.fetchval("SELECT locked FROM tenure.stats($1)", name)
+            assert locked == 1  # and from here on, it sees no change
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+            turnable.turn(LOCK * 0.6)
+            await backend.broker.renew([first], LOCK)
+            turnable.turn(LOCK * 0.6)
+            await transaction.rollback()
+            await other.fetch("SELECT tenure.stats($1)", name)
+        assert await backend.broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
+
+
+async def test_what_a_transaction_is_at_is_looked_for_now_and_then(turnable: Postgres, name: str) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        await backend.broker.send(name, [Outgoing(b"a")])
+        [first] = (await backend.broker.receive(name, 1, LOCK)).deliveries
+        async with connection.transaction():
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+            turnable.turn(LOCK * 1.05)
+            claim = await backend.broker.receive(name, 1, LOCK)
             assert claim.deliveries == ()
             assert claim.due_in is not None  # nobody tells when the transaction ends
             assert 0.1 < claim.due_in < 1.0
-        assert await backend.broker.receive(name, 1, TTL) == Claim((), None)
+        assert await backend.broker.receive(name, 1, LOCK) == Claim((), None)
 
 
 # --- counting, and keeping house ---------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class PostgresBroker:
                         answers[place] = LAPSED if until is None else Renewed(until)
 
         if held:
-            await self._client.work(renew, within=max(1.0, lock / 3), urgent=True)
+            await self._client.work(renew, within=max(1.0, lock / 3), urgent=True)  # renew_many builds on this
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:

@@ -386,7 +386,8 @@ $$;
 -- --- under a lock ------------------------------------------------------------------------------------------------
 
 -- Extend locks; return their ends in the order asked, NULL for those that are over. A row that another transaction is
--- at is not waited for: it is our own being settled, and whatever comes of it, it is nobody else's before its old end.
+-- at, such as the handler's own, is not waited for: its lock is extended beside it. But only if the old end is farther
+-- off than the client waits for the answer: so that whoever looks after the old end sees the new one.
 CREATE OR REPLACE FUNCTION {schema}.renew_many(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_lock double precision
 ) RETURNS SETOF double precision
@@ -394,22 +395,42 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
+    v_until double precision := v_now + p_lock;
+    v_found integer;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     WITH held AS MATERIALIZED (
         SELECT m.seq
         FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
         JOIN {schema}.message AS m ON m.seq = a.seq
-        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token
+          AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
           AND (m.session IS NULL OR m.is_deferred)
         FOR UPDATE OF m SKIP LOCKED
     )
-    UPDATE {schema}.message AS m SET due_at = v_now + p_lock FROM held WHERE m.seq = held.seq;
+    UPDATE {schema}.message AS m SET due_at = v_until FROM held WHERE m.seq = held.seq;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found < cardinality(p_numbers) THEN
+        INSERT INTO {schema}.extended (seq, token, until)
+        SELECT DISTINCT m.seq, m.token, v_until
+        FROM unnest(p_numbers, p_tokens) AS a (seq, token)
+        JOIN {schema}.message AS m ON m.seq = a.seq
+        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at < v_until
+          AND greatest(m.due_at, {schema}._extended(m.seq, m.token, v_now)) > v_now + greatest(1, p_lock / 3)
+          AND (m.session IS NULL OR m.is_deferred)
+        ORDER BY m.seq
+        ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
+    END IF;
+    -- What a session's lock covers ends with that, and is not extended by itself.
     RETURN QUERY
-    SELECT m.due_at
+    SELECT CASE WHEN held.until >= v_until OR held.is_covered AND held.until > v_now THEN held.until END
     FROM unnest(p_numbers, p_tokens) WITH ORDINALITY AS a (seq, token, place)
-    LEFT JOIN {schema}.message AS m
-        ON m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at > v_now
+    LEFT JOIN LATERAL (
+        SELECT greatest(m.due_at, {schema}._extended(m.seq, m.token, v_now)) AS until,
+               m.session IS NOT NULL AND NOT m.is_deferred AS is_covered
+        FROM {schema}.message AS m
+        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
+    ) AS held ON true
     ORDER BY a.place;
 END
 $$;
