@@ -7,6 +7,7 @@ command does depends on what was done before, and not on the number of its deliv
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -235,3 +236,17 @@ def test_a_function_of_this_folder(stage: Stage) -> None:
     worker = stage.work("--handler", "shop:sell", "--until-empty")
     assert worker.wait(PATIENCE) == 0
     assert sorted(stage.said()) == ["b'one'", "b'two'"]
+
+
+def test_what_a_function_leaves_running_is_not_adopted(stage: Stage) -> None:
+    orphan = "echo $$ > said; until [ -e go ]; do sleep 0.05; done"
+    script = f"sh -c {shlex.quote(orphan)} & exit"
+    (stage.folder / "shop.py").write_text(
+        f"import subprocess\ndef sell(message):\n    subprocess.run(['sh', '-c', {script!r}])\n"
+    )
+    stage.send("one")
+    worker = stage.work("--handler", "shop:sell")
+    stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats())
+    parent = int(Path(f"/proc/{stage.said()[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    (stage.folder / "go").touch()
+    assert parent != worker.pid  # which would never collect it

@@ -49,7 +49,8 @@ class Working:
     async def run(self) -> None:
         """Consume until we are told to stop, or the queue is empty if that was asked."""
         order = self._order
-        guard.adopt_orphans()  # if a guard is killed, what it held comes to us
+        if order.command:  # who adopts must collect: what a function starts is its own business
+            guard.adopt_orphans()  # if a guard is killed, what it held comes to us
         tell_log(order.verbosity)
         loop = asyncio.get_running_loop()
         async with tenure.connect(order.url) as backend:
