@@ -199,6 +199,36 @@ def test_a_command_that_can_not_be_run(stage: Stage, content: str | None, mode: 
     assert stage.tenure("status", "job").returncode in (3, 78)  # nobody holds the lease, or ever asked for it
 
 
+_NO_PROCESS = """
+import os, runpy, sys
+
+def fork():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+os.fork = fork
+del sys.argv[:3]  # our own name, and what is meant for Python: -I -S
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
+    python = stage.folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$0.py" "$@"\n')
+    python.chmod(0o755)
+    python.with_suffix(".py").write_text(_NO_PROCESS)
+    line = ["lead", "job", "-q", "--on", f"sqlite:///{stage.folder / 'work.db'}", "--", "touch", "acts"]
+    script = f"import sys; from tenure.cli.group import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert ended.stderr == (
+        "tenure: 'touch' could not be run: Resource temporarily unavailable; the lease was handed back\n"
+    )
+    assert ended.returncode == 71
+    assert not stage.lines()
+    assert stage.tenure("status", "job").returncode == 3
+
+
 # --- signals -----------------------------------------------------------------------------------------------------
 
 

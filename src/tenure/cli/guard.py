@@ -19,7 +19,7 @@ House rules:
 Control pipe, from tenure, a line each: ``deadline SECONDS``, ``signal NUMBER``, ``stop`` (the term is lost), ``kill``.
 Report pipe, to tenure: ``running PID`` (the command, and its group), and at the end one of ``ended CODE`` (by itself,
 or by a signal passed on), ``lost CODE`` (stopped because of the term), ``late 0`` (too late to start it), ``failed
-ERRNO`` (it can't be run).
+ERRNO`` (it can't be run, or there is no process).
 """
 
 from __future__ import annotations
@@ -179,7 +179,10 @@ class Guard:
         self._listen()
         if self._lost or self._kill_at <= now() or now() >= self._deadline - self._grace:
             return "late 0"
-        self._spawn(command)
+        try:
+            self._spawn(command)
+        except OSError as error:  # the system gives no process, or no pipe
+            return f"failed {error.errno or 0}"
         while self._code is None or self._left():
             self._wait()
             self._act()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -28,6 +29,11 @@ QUICK = 10.0
 """A command that ends sooner than so many seconds is not started again at once."""
 
 PAUSE_FIRST, PAUSE_MOST = 1.0, 60.0
+
+_EXITS = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), Exit.NOT_FOUND),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), Exit.NO_PROCESS),
+}
 
 
 class Leading:
@@ -171,7 +177,7 @@ def _next_pause(before: float, ran_for: float) -> float:
     return longer * random.uniform(0.8, 1.0)
 
 
-def _not_runnable(program: str, errno: int) -> Failure:
-    code = Exit.NOT_FOUND if errno in (2, 20) else Exit.NOT_RUNNABLE
-    why = os.strerror(errno)
+def _not_runnable(program: str, number: int) -> Failure:
+    code = _EXITS.get(number, Exit.NOT_RUNNABLE)
+    why = os.strerror(number)
     return Failure(code, f"{program!r} could not be run: {why}; the lease was handed back")
