@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tenure.cli import guard
+from tenure.cli.child import Child
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
@@ -96,6 +100,17 @@ def test_the_code_of_a_command_that_was_told_to_stop(tmp_path: Path) -> None:
     until(ready.exists)
     ward.say(b"stop\n")
     assert ward.close() == "lost 3"
+
+
+async def test_an_ended_command_is_let_go_of() -> None:
+    child = Child.start(["true"], os.environ, FAR, 1.0)
+    assert (await child.outcome).code == 0
+    child.trust(2 * FAR)  # news of its term that come too late
+    ref = weakref.ref(child)
+    del child
+    await asyncio.sleep(0)  # the last task of it ends
+    gc.collect()
+    assert ref() is None
 
 
 def test_half_a_line_waits_for_its_other_half() -> None:

@@ -89,6 +89,8 @@ class Child:
 
     def trust(self, remaining: float) -> None:
         """Let the command run on: its term may now be trusted for so many seconds."""
+        if self.outcome.done():  # a timer set now would be cancelled by nobody
+            return
         deadline = guard.now() + remaining
         if abs(deadline - self._deadline) < 0.001:
             return
