@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +25,21 @@ def kept_seeds(file: str) -> list[int]:
     return [int(line.split()[0]) for line in lines if line[:1].isdigit()]
 
 
-def assert_found(run: Run, name: str, bug: Mutant[Any], *, without: Callable[[int], Outcome] | None = None) -> None:
-    """See that some seed shows the planted *bug* as the violation that must show it, and nothing *without* the bug."""
-    for seed in range(SEEDS_PER_BUG):
+def assert_found(
+    run: Run,
+    name: str,
+    bug: Mutant[Any],
+    *,
+    first: Sequence[int] = (),
+    without: Callable[[int], Outcome] | None = None,
+) -> None:
+    """See that some seed shows the planted *bug* as the violation that must show it, and nothing *without* the bug.
+
+    Args:
+        first: Seeds to try before all others.
+        without: Simulates one seed without the bug, if that is not *run* alone.
+    """
+    for seed in (*first, *range(SEEDS_PER_BUG)):
         report = run(seed, mutant=name)
         if bug.shows in {violation.kind for violation in report.violations}:
             assert (without or run)(seed).ok, "the seed finds something without the planted bug, too"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from tenure.testing.sim.planted import parts_of
 from tests.sim.peers.mutants import MUTANTS
 from tests.sim.peers.plan import ANYTHING, Given
-from tests.sim.peers.simulation import Parts, Report, Simulation
+from tests.sim.peers.simulation import FleetReport, Parts, Simulation
 
-__all__ = ["MUTANTS", "Given", "Report", "run"]
+__all__ = ["MUTANTS", "FleetReport", "Given", "run"]
 
 
-def run(seed: int, *, mutant: str | None = None, trace: bool = False, given: Given = ANYTHING) -> Report:
+def run(seed: int, *, mutant: str | None = None, trace: bool = False, given: Given = ANYTHING) -> FleetReport:
     """Simulate one seed.
 
     Args:

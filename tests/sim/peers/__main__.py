@@ -15,7 +15,7 @@ from functools import partial
 
 from tenure.peers.fleet import Strategy
 from tenure.testing.sim.seeds import many
-from tests.sim.peers import MUTANTS, Given, Report, run
+from tests.sim.peers import MUTANTS, FleetReport, Given, run
 from tests.sim.peers.counting import HEAD, Count
 
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 def search(seeds: range, mutant: str | None, given: Given) -> int:
     begun, elections, wrong, worst = time.monotonic(), 0, 0, 0.0
-    for report in many(partial(run, mutant=mutant, given=given), seeds, None, Report.unit, None):
+    for report in many(partial(run, mutant=mutant, given=given), seeds, None, FleetReport.unit, None):
         elections += report.elections
         worst = max(worst, report.recovery / report.bound)
         if not report.ok:

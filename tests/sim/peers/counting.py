@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tenure.pacing import Timing
@@ -37,14 +38,12 @@ def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, fl
     simulation = Simulation(seed, plan=plan)
     simulation.network.heal()
     world, network = simulation.world, simulation.network
-    while not simulation.leaders():
-        world.run(world.now + 0.05)
+    world.run_until(lambda: bool(simulation.leaders()), step=0.05, end=math.inf)
     world.run(world.now + timing.ttl * (1 + world.dice.random()))
     simulation.leaders()[0].die("killed")
     killed = world.now
     network.by_kind.clear()
-    while not simulation.leaders():
-        world.run(world.now + 0.01)
+    world.run_until(lambda: bool(simulation.leaders()), step=0.01, end=math.inf)
     elected = world.now
     world.run(world.now + 1.0)  # what is said after it is won
     choose = sum(network.by_kind.get(kind, 0) for kind in ("Election", "Okay", "Elect", "Elected"))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.sim.peers.simulation import Simulation
 
 NAME = "chair"
+LATE = 1e-9
+"""A timer goes off a little after its moment. At the very moment, what is to end then has not ended for everybody."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +40,7 @@ class Candidate:
         self.machine = election.Machine(
             NAME, self.name, member.plan.timing, member.world.dice, hints=hints, now=member.now()
         )
-        self._alarm = Alarm(member, lambda: self.machine.wake_at, member.do, lambda: self.feed(election.Tick()))
+        self._alarm = Alarm(member, lambda: self.machine.wake_at + LATE, member.do, lambda: self.feed(election.Tick()))
 
     def feed(self, event: election.Input) -> None:
         for effect in self.machine.handle(event, self.member.now()):
@@ -100,7 +102,7 @@ class Member(Process):
         self.candidates += [Candidate(self, each) for each in range(self.plan.candidates[number])]
         for each in self.candidates:
             self.after(self.plan.timing.ttl * 0.01 * self.world.dice.random(), each.feed, election.Tick())
-        self._alarm = Alarm(self, lambda: self.machine.wake_at, self.do, lambda: self.feed(peers.Tick()))
+        self._alarm = Alarm(self, lambda: self.machine.wake_at + LATE, self.do, lambda: self.feed(peers.Tick()))
         self._alarm.set()
 
     def do(self, call: Callable[..., object], *args: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tenure.peers import machine as peers
-from tenure.testing.sim.report import Outcome
+from tenure.testing.sim.report import Report
 from tenure.testing.sim.world import SkewedClock, World
 from tests.sim.peers.checkers import Checkers
 from tests.sim.peers.faults import PeerNemesis
@@ -39,20 +39,13 @@ def leader_within(plan: Plan) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Outcome):
+class FleetReport(Report):
     """The result of one seed of a fleet."""
 
     command: ClassVar[str] = "python -m tests.sim.peers"
-    unit: ClassVar[str] = "elections"
 
-    elections: int
     messages: int
     given: Given
-
-    @property
-    def amount(self) -> int:
-        """How many elections were held."""
-        return self.elections
 
     @property
     def replay(self) -> str:
@@ -123,7 +116,7 @@ class Simulation:
 
     # --- phases ---
 
-    def run(self) -> Report:
+    def run(self) -> FleetReport:
         """Run it from beginning to end."""
         self.nemesis.begin()
         self.world.run(self.plan.seconds)
@@ -131,7 +124,7 @@ class Simulation:
         bound = leader_within(self.plan)
         healed = self.world.now
         recovery = self._recover(healed + bound) - healed
-        return Report.of(
+        return FleetReport.of(
             self.checkers,
             mutant=self.mutant,
             setting=self.plan,

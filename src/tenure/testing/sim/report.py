@@ -34,8 +34,7 @@ class Findings:
         """Note that a promise was broken."""
         if len(self.violations) < VIOLATIONS_KEPT:
             self.violations.append(Violation(kind, self.world.now, what))
-        if self.world.traced:
-            self.world.note("CHECK", f"{kind}: {what}")
+        self.world.note("CHECK", f"{kind}: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
