@@ -352,6 +352,19 @@ async def test_a_folder_that_goes_and_comes(tmp_path: Path, opener: Opener) -> N
     assert list(await store.renew([answer.grant], 10)) == [Granted(answer.grant)]
 
 
+async def test_a_file_that_goes_and_comes_where_none_is_to_be_created(tmp_path: Path, opener: Opener) -> None:
+    await opener(tmp_path / "x.db").leases.acquire("another", "bob#1", 10)
+    store = opener(tmp_path / "x.db", "busy=0.2&create=false").leases
+    answer = await store.acquire("name", "ann#1", 10)
+    assert isinstance(answer, Granted)
+    (tmp_path / "x.db").rename(tmp_path / "away.db")
+    error = await in_time(lambda: store.renew([answer.grant], 10))
+    assert "there is no file" in str(error)
+    assert "it was usable before" in str(error)
+    (tmp_path / "away.db").rename(tmp_path / "x.db")
+    assert list(await store.renew([answer.grant], 10)) == [Granted(answer.grant)]
+
+
 async def test_tables_that_were_dropped_are_made_again(tmp_path: Path, opener: Opener) -> None:
     store = opener(tmp_path / "x.db").leases
     answer = await store.acquire("name", "ann#1", 10)

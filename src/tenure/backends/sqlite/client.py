@@ -313,9 +313,13 @@ class Database:
     def _give_up(self, error: sqlite3.Error) -> None:
         self.close()  # whatever is wrong with this connection, the next question gets a new one
         ours = translate(error, self.path)
-        if isinstance(ours, ConfigError) and self._worked and _primary(error) in _BARRED:
-            ours = Unavailable(f"{ours} (it was usable before, so it may be again)")
+        if isinstance(ours, ConfigError) and _primary(error) in _BARRED:
+            ours = self._barred(str(ours))
         raise ours from error
+
+    def _barred(self, why: str) -> TenureError:
+        """Return what to raise for a file that can't be used: for good, or only now."""
+        return Unavailable(f"{why} (it was usable before, so it may be again)") if self._worked else ConfigError(why)
 
     @staticmethod
     def _transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -353,7 +357,7 @@ class Database:
                 "use a Python that was built with a newer one"
             )
         if not self.options.create and not os.path.exists(self.path):
-            raise ConfigError(
+            raise self._barred(
                 f"there is no file {self.path}, so nobody has led or sent anything there; look for a "
                 "misspelling, or let the first candidate or sender create it"
             )
