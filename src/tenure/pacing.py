@@ -18,8 +18,14 @@ RENEWALS_TOGETHER = 0.2
 MARGIN_MOST = 1.0
 """A margin that follows from ``ttl`` is never longer."""
 
-DERIVED = math.nan
-"""The mark of a time that was not given, and follows from ``ttl``."""
+DERIVED = float("nan")
+"""The mark of a time that was not given, and follows from ``ttl``: this very object, and no other nan."""
+
+SHORTEST = 1e-6
+"""Nothing is asked more often, in seconds: no clock and no timer is finer."""
+
+LONGEST = 1e12
+"""Nothing lasts longer, in seconds: what is reckoned with must stay a float."""
 
 
 class Dice(Protocol):
@@ -61,8 +67,8 @@ class Timing:
         self._derive("retry_every", min(2.0, self.ttl * 2 / 15))
         self._derive("margin", min(MARGIN_MOST, self.ttl / 20))
         self._derive("grace", min(2.0, self.ttl * 2 / 15))
-        self._number("renew_every", self.renew_every, above=0.0)
-        self._number("retry_every", self.retry_every, above=0.0)
+        for name in ("renew_every", "retry_every"):
+            self._number(name, getattr(self, name), above=0.0, least=SHORTEST)
         for name in ("drift", "margin", "grace"):
             self._number(name, getattr(self, name), least=0.0)
         if self.drift >= 1.0:
@@ -107,8 +113,10 @@ class Timing:
 
     @staticmethod
     def _number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == math.inf:
             raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
+        if abs(value) > LONGEST:
+            raise ConfigError(f"{name} must be at most {LONGEST:g} s")
         if above is not None and value <= above:
             raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
         if least is not None and value < least:

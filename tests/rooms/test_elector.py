@@ -651,6 +651,8 @@ async def test_bad_settings_are_refused_when_built(town: Town) -> None:
         ({"stall_after": 0}, "stall_after must be a positive number"),
         ({"stall_after": "5"}, "stall_after must be a positive number"),
         ({"health": 3}, "health must be a function"),
+        ({"label": "x" * 1_000}, "the label must have at most 991 characters, not 1000"),
+        ({"label": "a\0b"}, "the label must hold no NUL"),
         ({"overrun": "ignore"}, "overrun must be 'report' or 'exit', not 'ignore'"),
         ({"metadata": {"port": 80}}, "metadata must map text to text"),
         ({"metadata": {"port": "\udcff"}}, "metadata must hold no NUL and no lone surrogate"),

@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
-from tenure.election.store import require_name
+from tenure.election.store import NAME_MAX, require_name
 from tenure.errors import ConfigError, TermLost
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
@@ -33,6 +33,9 @@ from tenure.threads import in_thread
 
 LAST_WORDS = 0.2
 """Seconds that a process which is to exit takes to say why."""
+
+HOLDER_BYTES = 16
+"""How much chance follows the label in a holder's identity, as two characters each."""
 
 EXIT_OVERRUN = 70
 """With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
@@ -152,6 +155,7 @@ class Election:
         self.metadata: Metadata = _checked_metadata(metadata)
         _check_gates(stall_after, health, overrun)
         self.label: str = label or f"{socket.gethostname()}-{os.getpid()}"
+        require_name(self.label, of="label", most=NAME_MAX - 1 - 2 * HOLDER_BYTES)
         self.stall_after = stall_after
         self.health = health
         self.overrun = overrun
@@ -409,7 +413,7 @@ class Seat:
             if self._withdrawn:
                 return
             # New for each candidacy: 128 bits that nobody else has, whatever the label, the host name or the pid.
-            holder = f"{election.label}-{secrets.token_hex(16)}"
+            holder = f"{election.label}-{secrets.token_hex(HOLDER_BYTES)}"
             hints, now = driver.store.traits.hints, driver.clock.now()
             machine = Machine(election.name, holder, timing, random.Random(), hints=hints, now=now)
             self._candidacy = driver.stand(machine, self)

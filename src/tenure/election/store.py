@@ -79,16 +79,16 @@ NAME_MAX = 1_024
 """Every store takes names and holders of up to so many characters, whatever they are."""
 
 
-def require_name(name: object, of: str = "name") -> None:
+def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
     """Refuse, the same on every store, what can't name an election or a holder.
 
     Raises:
         ConfigError: It isn't text, is empty, is too long, or holds a character that not every store can keep.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"the {of} must be text of 1 to {NAME_MAX} characters, not {name!r}")
-    if len(name) > NAME_MAX:
-        raise ConfigError(f"the {of} must have at most {NAME_MAX} characters, not {len(name)}: {name[:40]!r}…")
+        raise ConfigError(f"the {of} must be text of 1 to {most} characters, not {name!r}")
+    if len(name) > most:
+        raise ConfigError(f"the {of} must have at most {most} characters, not {len(name)}: {name[:40]!r}…")
     if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ConfigError(
             f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them"
