@@ -362,6 +362,14 @@ def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_aliv
         hanging.set()
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_forgotten_observer_ends_quietly_after_its_backend(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+    changes.close()
+
+
 def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
     with tenure.sync.connect(url), tenure.sync.connect(url) as backend:  # the first keeps the keeper
         changes = backend.election("chair").observe()

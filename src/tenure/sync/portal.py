@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from tenure.errors import TenureError
 from tenure.keeper import Keeper
 
 P = ParamSpec("P")
@@ -37,7 +39,8 @@ def drawn(keeper: Keeper, stream: AsyncGenerator[T, None]) -> Generator[T, None,
             except StopAsyncIteration:
                 return
     finally:
-        keeper.call_blocking(lambda: _close(stream))
+        with suppress(TenureError):  # the backend was closed, or stayed with our parent: there is nothing to close
+            keeper.call_blocking(lambda: _close(stream))
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:
