@@ -171,7 +171,8 @@ class Election:
 
         *work* is cancelled ``grace`` before its term can no longer be trusted, which is before the store would give the
         name to anyone else. After a loss, the candidate contends again, for ever, and starts *work* with a new term.
-        The lease is handed back once *work* has really ended, never before.
+        The lease is handed back once *work* has really ended, never before. A thread that it awaits, as by
+        ``asyncio.to_thread``, is no part of it: if *work* is cancelled there, it has ended, and the thread runs on.
 
         Args:
             work: ``async def work(term)``. When it returns, the campaign ends; see *again*. When it raises, the
@@ -209,7 +210,8 @@ class Election:
     def campaign(self, *, cancel: bool = True) -> Campaign:
         """Campaign for the name as a block: entered once elected, left with the lease handed back.
 
-        When the term is lost, the block is cancelled, and ``TermLost`` comes out of it.
+        When the term is lost, the block is cancelled, and ``TermLost`` comes out of it. A thread that it awaits, as by
+        ``asyncio.to_thread``, is not: it runs on after the lease has been handed back.
 
         Args:
             cancel: False leaves the block running when the term is lost; it must watch ``term.lost`` itself.
