@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import subprocess
@@ -19,6 +20,7 @@ from tenure.cli.child import Child
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
+HERE = Path(__file__).parent
 PATIENCE = 60.0
 FAR = 1000.0
 
@@ -100,6 +102,16 @@ def test_the_code_of_a_command_that_was_told_to_stop(tmp_path: Path) -> None:
     until(ready.exists)
     ward.say(b"stop\n")
     assert ward.close() == "lost 3"
+
+
+@pytest.mark.parametrize("period", ["0.001", "0.005"])
+def test_nothing_is_left_of_what_forks_all_the_time(tmp_path: Path, period: str) -> None:
+    beats = tmp_path / "beats"
+    ward = Ward(sys.executable, "-I", "-S", str(HERE / "relay.py"), period, str(beats))
+    assert ward.close() == "ended 0"  # that of the first generation, which has ended at once
+    with beats.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while one of them lives
+        assert len(file.readlines()) > 1
 
 
 async def test_an_ended_command_is_let_go_of() -> None:

@@ -6,6 +6,7 @@ is that order; durations have only generous upper bounds.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -41,6 +42,12 @@ setsid sh -c {shlex.quote(f"setsid sh -c {shlex.quote(DEAF)} & exit")}
 {DEAF}
 """
 """A deaf command with a deaf child in its group, and a deaf daemon that left group, session and parent."""
+
+FORKING = f"""
+{shlex.join([sys.executable, "-I", "-S", str(Path(__file__).parent / "relay.py")])} 0.003 acts &
+{BEATS}
+"""
+"""A tidy command, but what it started is deaf, and forks all the time."""
 
 Line = tuple[str, int, int]
 
@@ -129,6 +136,11 @@ class Stage:
         """Nothing of an old term lived once a newer one had begun."""
         tokens = [token for _, token, _ in self.lines()]
         assert tokens == sorted(tokens)
+
+    def judge_that_nothing_forks(self) -> None:
+        """Nothing of a relay is alive: it locks the file."""
+        with (self.folder / "acts").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.fixture
@@ -320,6 +332,25 @@ def test_kill_9_of_the_guard_takes_everything_along(stage: Stage) -> None:
     assert process.wait(PATIENCE) == 137
     assert not any(map(is_alive, stage.pids()))
     assert stage.tenure("status", "job").returncode == 3
+
+
+def test_kill_9_of_the_guard_takes_along_what_forks_all_the_time(stage: Stage) -> None:
+    process = stage.sh(FORKING)
+    stage.wait_for_start(count=10)
+    (guard,) = children_of(process.pid)
+    os.kill(guard, signal.SIGKILL)
+    assert process.wait(PATIENCE) == 137
+    stage.judge_that_nothing_forks()
+
+
+def test_what_forks_all_the_time_does_not_outlive_its_term(stage: Stage) -> None:
+    first = stage.sh(FORKING)
+    old = stage.wait_for_start(count=10)
+    stage.sh(BEATS)
+    first.send_signal(signal.SIGSTOP)
+    stage.wait_for_start(after=old)
+    stage.judge_that_nothing_forks()
+    stage.judge()
 
 
 @pytest.mark.parametrize("script", [BEATS, FAMILY], ids=["tidy", "deaf"])

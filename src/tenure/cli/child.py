@@ -13,15 +13,13 @@ from typing import ClassVar
 
 from tenure.cli import guard
 from tenure.cli.exits import Exit, Failure
+from tenure.cli.output import complain
 
 LAST_RESORT = 0.5
 """At which share of the time that the guard keeps after its KILL we stop waiting for the guard."""
 
 KILL_WITHIN = 1.0
 """Seconds that the guard has, once it is told to kill the command, before we kill it ourselves."""
-
-LOOK_AGAIN = 0.05
-"""Seconds between looks for what a dead guard has left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +125,8 @@ class Child:
     def _hear(self) -> None:
         chunk = os.read(self._report, 4096)
         self._said += chunk
+        if b"stuck" in chunk:
+            complain("not all that the command has started could be killed yet; its guard goes on trying")
         if not chunk:
             self._loop.remove_reader(self._report)
             self._ending = self._loop.create_task(self._finish())
@@ -136,13 +136,19 @@ class Child:
         words = [line.split() for line in self._said.decode().splitlines()]
         said = {verb: int(argument) for verb, argument in words}
         command = said.pop("running", 0)
+        said.pop("stuck", None)
         self._guards.discard(self._process.pid)
         if not said:
             guard.send(9, group=command)
-            # What it held has come to us, but so have the guards of other commands, which go on.
-            while left := guard.living(os.getpid(), self._process.pid, self._guards):
-                guard.send(9, processes=left)
-                await asyncio.sleep(LOOK_AGAIN)
+            # What it held has come to us. But the guards of other commands are ours, too, and go on.
+            held = os.getpid(), self._process.pid, self._guards
+            patience = guard.KILL_AGAIN
+            guard.reap()
+            while guard.living(*held):
+                guard.kill_all(*held)
+                await asyncio.sleep(patience)
+                patience = min(patience * 1.5, guard.LOOK_AGAIN)
+                guard.reap()
         self._process.wait()
         guard.reap()  # what we adopted from the guard
         os.close(self._report)

@@ -14,12 +14,15 @@ House rules:
   becomes the guard's child, so it is found in /proc and stopped as well. And if the guard itself is killed, the kernel
   kills the command (PR_SET_PDEATHSIG), and ``tenure``, which adopts orphans too, the rest. Kill both at the same
   instant, and only the command itself is sure to go. Elsewhere than on Linux, its group is all that can be reached.
+- That nothing is left, only the kernel can say. A look through /proc is no snapshot: a process that forks while it is
+  taken, and ends, hides its child from it. But orphans are adopted in the very step in which their parent ends, so a
+  guard without children has no descendants (ECHILD). /proc only serves to find whom to signal.
 - ``tenure`` must not let its lease go before the guard has ended: the guard ends when nothing is left.
 
 Control pipe, from tenure, a line each: ``deadline SECONDS``, ``signal NUMBER``, ``stop`` (the term is lost), ``kill``.
-Report pipe, to tenure: ``running PID`` (the command, and its group), and at the end one of ``ended CODE`` (by itself,
-or by a signal passed on), ``lost CODE`` (stopped because of the term), ``late 0`` (too late to start it), ``failed
-ERRNO`` (it can't be run, or there is no process).
+Report pipe, to tenure: ``running PID`` (the command, and its group), ``stuck 0`` (not all could be killed so far; the
+guard goes on), and at the end one of ``ended CODE`` (by itself, or by a signal passed on), ``lost CODE`` (stopped
+because of the term), ``late 0`` (too late to start it), ``failed ERRNO`` (it can't be run, or there is no process).
 """
 
 from __future__ import annotations
@@ -43,6 +46,12 @@ LOOK_AGAIN = 0.5
 
 LOOK_CLOSELY = 0.05
 """The same while something is being stopped: not everything that ends tells us."""
+
+KILL_AGAIN = 0.01
+"""Seconds from KILL to the next one, if something is left; then longer and longer, up to LOOK_AGAIN."""
+
+LISTINGS = 200
+"""How often, in one go, KILL looks for processes that were forked while it looked."""
 
 TO_THE_GROUP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGWINCH})
 """Signals that a terminal, too, sends to a whole group. Others (HUP: reload, USR1, USR2) mean something to the command
@@ -68,28 +77,31 @@ def now() -> float:
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies; does nothing where that is unknown."""
-    _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+def adopt_orphans() -> bool:
+    """Become the parent of every descendant whose own parent dies; return whether that is known here."""
+    return _prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def _die_with_parent() -> None:
     _prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _prctl(option: int, argument: int) -> None:
+def _prctl(option: int, argument: int) -> bool:
     if sys.platform != "linux":
-        return
+        return False
     with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, a C library without prctl
         import ctypes
 
-        ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
+        return bool(ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0))) == 0)
+    return False
 
 
 def living(root: int, session: int | None = None, spared: Iterable[int] = ()) -> dict[int, int]:
     """Return every live descendant of *root*, and who else is in *session*: process id → process group.
 
-    Not those *spared*, nor what is below them. Zombies have ended, and don't count. Empty where there is no /proc.
+    Not those *spared*, nor what is below them. Empty where there is no /proc. Zombies have ended, and don't count; but
+    for *root*'s own, which show that the look was too late: one may have left a child that was not there yet when /proc
+    was listed. So nobody is left only if *root* has collected its children, and nothing at all is found then.
     """
     children: dict[int, list[int]] = {}
     alive: dict[int, int] = {}
@@ -106,7 +118,7 @@ def living(root: int, session: int | None = None, spared: Iterable[int] = ()) ->
                 continue  # it has just ended
             pid = int(entry)
             children.setdefault(int(parent), []).append(pid)
-            if state not in (b"Z", b"X"):
+            if state not in (b"Z", b"X") or int(parent) == root:
                 alive[pid] = int(group)
                 if int(its_session) == session:
                     found.add(pid)
@@ -129,14 +141,48 @@ def send(number: int, *, group: int = 0, processes: Iterable[int] = ()) -> None:
             os.kill(pid, number)
 
 
-def reap() -> dict[int, int]:
-    """Collect every child that has ended: process id → exit code, 128 + n if it was signal n."""
+def kill_all(root: int, session: int, spared: Iterable[int] = ()) -> None:
+    """Kill every descendant of *root*, and who else is in *session*, but for those *spared* and what is below them.
+
+    Also those that fork all the time: each is stopped before its children are listed, so it can neither fork any more,
+    nor end and leave them to *root* unseen, nor take the place of one that was killed. It may still come too late, most
+    of all where the kernel keeps no lists of children. So call this again for as long as something is left.
+    """
+    passed = {root, *spared}
+    stopped: set[int] = set()
+    for _ in range(LISTINGS):
+        new = _children(root) - passed
+        if not new:
+            break
+        while new:
+            pid = new.pop()
+            send(signal.SIGSTOP, processes=[pid])
+            passed.add(pid)
+            stopped.add(pid)
+            new |= _children(pid) - passed
+    send(signal.SIGKILL, processes=stopped.union(living(root, session, spared)))
+
+
+def _children(pid: int) -> set[int]:
+    """Return the children of a process by the kernel's own lists: far quicker than to go through all of /proc."""
+    found: set[int] = set()
+    with suppress(OSError):  # it has just ended, or there are no such lists
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.update(map(int, file.read().split()))
+    return found
+
+
+def reap() -> tuple[dict[int, int], bool]:
+    """Collect every child that has ended: process id → exit code, 128 + n for signal n. Say, too, if others live."""
     ended: dict[int, int] = {}
-    with suppress(ChildProcessError):
+    try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             code = os.waitstatus_to_exitcode(found[1])
             ended[found[0]] = code if code >= 0 else 128 - code
-    return ended
+    except ChildProcessError:
+        return ended, False
+    return ended, True
 
 
 # --- the guard ---------------------------------------------------------------------------------------------------
@@ -161,13 +207,14 @@ class Guard:
         self._kill_at = _FOREVER  # the same for KILL
         self._lost = False  # the term is over, for the command at least: later deadlines don't count any more
         self._told = False  # TERM was sent
-        self._killed = False
+        self._kill_again_at = 0.0  # KILL was sent, and when to send it again
         self._command = 0
         self._code: int | None = None
         self._failure = b""
         self._exec_pipe = -1
-        self._patience = LOOK_CLOSELY
+        self._patience = KILL_AGAIN
         self._text = b""
+        self._adopts = adopt_orphans()
         self._wake_pipe = _hear_signals()
         os.set_blocking(control, False)
 
@@ -243,8 +290,6 @@ class Guard:
         """Sleep until there is news or something is due."""
         due = min(self._kill_due(), _FOREVER if self._told else self._stop_due())
         patience = LOOK_CLOSELY if self._told else LOOK_AGAIN
-        if self._killed:  # what is left hangs in the kernel, or isn't ours to kill
-            due, patience, self._patience = _FOREVER, self._patience, min(self._patience * 1.5, LOOK_AGAIN)
         poll = select.poll()
         for pipe in (self._control, self._exec_pipe, self._wake_pipe):
             if pipe >= 0:
@@ -309,22 +354,31 @@ class Guard:
 
     def _act(self) -> None:
         """Do what is due."""
-        self._note(reap())
+        self._note(reap()[0])
         if not self._told and now() >= self._stop_due():
             if self._stop_at > now():
                 self._lose()
             self._told = True
-            self._send_all(signal.SIGTERM)
+            self._tell_all()
         if now() >= self._kill_due():
-            self._killed = True
-            self._send_all(signal.SIGKILL)
+            self._kill_all()
 
-    def _send_all(self, number: signal.Signals) -> None:
+    def _tell_all(self) -> None:
         found = living(os.getpid(), os.getsid(0))
         # Once the command has ended, its number names its group only as long as somebody is in that.
         stands = self._code is None or not HAS_PROC or self._command in found.values()
         strays = [pid for pid, group in found.items() if group != self._command]
-        send(number, group=self._command if stands else 0, processes=strays)
+        send(signal.SIGTERM, group=self._command if stands else 0, processes=strays)
+
+    def _kill_all(self) -> None:
+        if self._code is None or not HAS_PROC:
+            send(signal.SIGKILL, group=self._command)
+        kill_all(os.getpid(), os.getsid(0))
+        # What is left hangs in the kernel, or forks faster than we look, or isn't ours to kill.
+        patience, self._patience = self._patience, min(self._patience * 1.5, LOOK_AGAIN)
+        self._kill_again_at = now() + patience
+        if patience < self._patience == LOOK_AGAIN:
+            self._say("stuck 0")
 
     def _note(self, ended: dict[int, int]) -> None:
         if self._command in ended and self._code is None:
@@ -335,7 +389,11 @@ class Guard:
 
     def _left(self) -> bool:
         """Whether anything that the command started is still alive, now that it has ended."""
-        self._note(reap())
+        ended, others_live = reap()
+        self._note(ended)
+        if others_live or self._adopts:
+            return others_live
+        # Where orphans go elsewhere, who can be found is all there is.
         if HAS_PROC:
             return bool(living(os.getpid(), os.getsid(0)))
         try:
@@ -350,7 +408,7 @@ class Guard:
         return min(self._stop_at, self._deadline - self._grace)
 
     def _kill_due(self) -> float:
-        return min(self._kill_at, self._deadline - self._grace * KILL_SHARE)
+        return self._kill_again_at or min(self._kill_at, self._deadline - self._grace * KILL_SHARE)
 
 
 def _hear_signals() -> int:
@@ -369,7 +427,6 @@ def main() -> None:
     control, report, deadline, grace, *command = sys.argv[1:]
     for pipe in (int(control), int(report)):
         os.set_inheritable(pipe, False)  # the command must not hold them: their ends mean something
-    adopt_orphans()
     Guard(int(control), int(report), float(deadline), float(grace)).run(command)
 
 

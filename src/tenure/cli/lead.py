@@ -47,6 +47,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
 
     When CMD ends, the lease is handed back, and tenure ends with CMD's exit code. When the term is lost, CMD and all
     that it started get TERM, then KILL, before anybody else can lead; then tenure stands for election again, for ever.
+    What it had a service start, such as systemd, at or Docker, is out of reach.
 
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on. After INT, TERM or QUIT the lease is kept until CMD has
     ended; a second one kills it. If no CMD is running, tenure ends at once.
