@@ -350,7 +350,7 @@ def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_aliv
         term.lost.wait(PATIENCE)
 
     with tenure.sync.connect(url) as backend:
-        ill = backend.election("ill", ttl=TTL, health=hangs)
+        ill = backend.election("ill", ttl=SHORT, health=hangs)
         suffering = threading.Thread(target=lambda: ill.run(lead, again=True, stop=stop))
         suffering.start()
         wait_until(lambda: len(terms) > 2)
