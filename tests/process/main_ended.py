@@ -12,10 +12,18 @@ from tenure.keeper import Keeper
 TTL = 2.0
 RENEWALS = 4
 
+begun = threading.Barrier(4)  # all three, and the main thread
+
+
+def outlive_main() -> None:
+    """Return when the main thread has ended, which it does when all have begun."""
+    begun.wait()
+    threading.main_thread().join()
+
 
 def renewed(term: tenure.Term | tenure.sync.Term) -> Iterator[None]:
     """Yield until the term has been renewed some times after the main thread has ended."""
-    threading.main_thread().join()
+    outlive_main()
     seen, count = term.remaining(), 0
     while count < RENEWALS:
         yield
@@ -57,7 +65,7 @@ def resolve() -> None:
         return await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
 
     keeper = Keeper.enter()
-    threading.main_thread().join()
+    outlive_main()
     assert keeper.call_blocking(look_up)
     keeper.leave()
     sys.stdout.write("a host was found\n")
@@ -66,3 +74,4 @@ def resolve() -> None:
 for ours in (lead_in_a_thread, lead_in_a_loop):
     threading.Thread(target=ours, args=(sys.argv[1],)).start()
 threading.Thread(target=resolve).start()
+begun.wait()
