@@ -65,7 +65,9 @@ class Leading:
             environment = self._environment(str(backend.url))
             pause = 0.0
             while True:
-                await election.run(lambda term: self._serve(election, term, environment), stop=self._stop)
+                await election.run(
+                    lambda term: self._serve(election, term, environment), stop=self._stop, sigterm=False
+                )
                 if self._stop.is_set():
                     break
                 pause = _next_pause(pause, self._ran_for)

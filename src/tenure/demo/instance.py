@@ -74,7 +74,7 @@ async def take_part(station: Station) -> None:
         leader = Leader(station.number, ledger, work, results, named=channels.named, stop=stop)
         report(Report("standing"))
         async with asyncio.TaskGroup() as group:
-            group.create_task(election.run(leader.lead, stop=stop))
+            group.create_task(election.run(leader.lead, stop=stop, sigterm=False))
             group.create_task(Worker(station.number, channels.results).work(work, stop))
 
 

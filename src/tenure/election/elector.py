@@ -29,6 +29,7 @@ from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
+from tenure.sigterm import sigterm_tells
 from tenure.threads import in_thread
 
 LAST_WORDS = 0.2
@@ -166,7 +167,9 @@ class Election:
         self._seat: Seat | None = None
         self._is_asking = False  # whether the health callback is at work, in a thread
 
-    async def run(self, work: Work, *, again: bool = False, stop: asyncio.Event | None = None) -> None:
+    async def run(
+        self, work: Work, *, again: bool = False, stop: asyncio.Event | None = None, sigterm: bool | None = None
+    ) -> None:
         """Campaign for the name and run *work* during every term won.
 
         *work* is cancelled ``grace`` before its term can no longer be trusted, which is before the store would give the
@@ -179,6 +182,8 @@ class Election:
                 candidate steps down and the error comes out of ``run``.
             again: Campaign anew when *work* returns.
             stop: Set it to stop contending. Work that runs may finish; the lease is handed back after it.
+            sigterm: Whether SIGTERM ends the campaign: the work is cancelled, the lease handed back, and ``run``
+                returns. None: if we are in the main thread, and nobody else handles the signal; False: never.
 
         Raises:
             ConfigError: The store can never be used as it is. Nobody leads because of it.
@@ -195,17 +200,21 @@ class Election:
         """
         if stop is not None and stop.is_set():
             return
-        async with self._stand() as seat:
-            stopping = asyncio.create_task(_stop_when(stop, seat)) if stop else None
-            try:
-                while (term := await seat.elected()) is not None:
-                    if stop is not None and stop.is_set():  # it was set while we won
-                        seat.ended(term, again=False)
-                    else:
-                        await self._serve(seat, term, work, again)
-            finally:
-                if stopping:
-                    stopping.cancel()
+        told = asyncio.Event()
+        with sigterm_tells(told.set, sigterm):
+            async with self._stand() as seat:
+                stopping = [asyncio.create_task(_stop_when(told, seat, at_once=True))]
+                if stop is not None:
+                    stopping.append(asyncio.create_task(_stop_when(stop, seat, at_once=False)))
+                try:
+                    while (term := await seat.elected()) is not None:
+                        if told.is_set() or (stop is not None and stop.is_set()):  # it was set while we won
+                            seat.ended(term, again=False)
+                        else:
+                            await self._serve(seat, term, work, again)
+                finally:
+                    for one in stopping:
+                        one.cancel()
 
     def campaign(self, *, cancel: bool = True) -> Campaign:
         """Campaign for the name as a block: entered once elected, left with the lease handed back.
@@ -643,9 +652,9 @@ def leader_of(found: HeldBy | Vacant) -> Leader | None:
     return Leader(found.holder, found.token, found.metadata, found.remaining)
 
 
-async def _stop_when(stop: asyncio.Event, seat: Seat) -> None:
+async def _stop_when(stop: asyncio.Event, seat: Seat, *, at_once: bool) -> None:
     await stop.wait()
-    seat.stop(at_once=False)
+    seat.stop(at_once=at_once)
 
 
 def _say(what: str) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -67,6 +65,7 @@ from tenure.queue.message import (
 )
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure.sigterm import sigterm_tells
 
 Why = Literal["denied", "unanswered", "max_hold", "drain", "leave"]
 
@@ -127,13 +126,9 @@ class Consumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         self._loop = asyncio.get_running_loop()
-        unhook = on_sigterm(self._loop, self.drain) if self._consuming.sigterm is not False else None
-        try:
+        with sigterm_tells(self.drain, self._consuming.sigterm):
             if await is_to_begin(self._desk, self._told, stop):
                 await self._consume(stop)
-        finally:
-            if unhook is not None:
-                unhook()
         if self._failure is not None:
             raise self._failure
 
@@ -669,39 +664,3 @@ def event_of(kind: type[Any], desk: Desk, delivery: Delivery, *more: object) -> 
     named = (delivery.id, delivery.sequence, delivery.delivery_count)
     event: Event = kind(desk.clock.now(), desk.name, desk.holder, *named, *more)
     return event
-
-
-_hearing: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-
-
-def on_sigterm(loop: asyncio.AbstractEventLoop, drain: Callable[[], None]) -> Callable[[], None] | None:
-    """Drain on SIGTERM, if nobody but other consumers does anything about it; return how to undo that.
-
-    A second SIGTERM ends the process at once, as it would have without us.
-    """
-    if loop not in _hearing:
-        if threading.current_thread() is not threading.main_thread():
-            return None
-        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-            return None
-        try:
-            loop.add_signal_handler(signal.SIGTERM, _hear, loop)
-        except (NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
-            return None
-        _hearing[loop] = []
-    _hearing[loop].append(drain)
-
-    def undo() -> None:
-        if loop in _hearing:
-            _hearing[loop].remove(drain)
-            if not _hearing[loop]:
-                del _hearing[loop]
-                loop.remove_signal_handler(signal.SIGTERM)
-
-    return undo
-
-
-def _hear(loop: asyncio.AbstractEventLoop) -> None:
-    loop.remove_signal_handler(signal.SIGTERM)
-    for drain in _hearing.pop(loop):
-        drain()

@@ -16,7 +16,6 @@ from tenure.queue.consumer import (
     event_of,
     is_to_begin,
     judge_failure,
-    on_sigterm,
     outlast,
     tell_unanswered,
     unusable,
@@ -29,6 +28,7 @@ from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdic
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry
 from tenure.queue.session import Session
+from tenure.sigterm import sigterm_tells
 
 T = TypeVar("T")
 
@@ -62,14 +62,9 @@ class SessionConsumer:
         Raises:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
-        loop = asyncio.get_running_loop()
-        unhook = on_sigterm(loop, self.drain) if self._consuming.sigterm is not False else None
-        try:
+        with sigterm_tells(self.drain, self._consuming.sigterm):
             if await is_to_begin(self._desk, self._stopping, stop):
-                await self._consume(loop, stop)
-        finally:
-            if unhook is not None:
-                unhook()
+                await self._consume(asyncio.get_running_loop(), stop)
         if self._failure is not None:
             raise self._failure
 

@@ -16,8 +16,9 @@ from tenure.errors import TenureError, TermLost, Unavailable
 from tenure.keeper import Keeper
 from tenure.lease import Grant, Leader
 from tenure.pacing import Timing
+from tenure.sigterm import sigterm_tells
 from tenure.sync.portal import blocking, drawn
-from tenure.sync.stopping import forwarded
+from tenure.sync.stopping import Stopping, forwarded
 
 
 class Term(Tenancy[threading.Event]):
@@ -41,7 +42,9 @@ class Election:
         self._worker: threading.Thread | None = None
         self._labour: Future[None] | None = None  # of the work of run, while it goes on
 
-    def run(self, work: Work, *, again: bool = False, stop: threading.Event | None = None) -> None:
+    def run(
+        self, work: Work, *, again: bool = False, stop: threading.Event | None = None, sigterm: bool | None = None
+    ) -> None:
         """Campaign for the name and run *work*, on a thread of its own, during every term won.
 
         Blocks until the campaign and the work have ended. See :meth:`tenure.Election.run`; as a thread can't be
@@ -49,12 +52,15 @@ class Election:
         back, and this candidate does not contend.
         """
 
+        told = Stopping()
+
         async def campaign() -> None:
-            with forwarded(stop) as stopping:
-                await self._behind.run(self._on_thread(work), again=again, stop=stopping)
+            with forwarded(stop, told.here()) as stopping:
+                await self._behind.run(self._on_thread(work), again=again, stop=stopping, sigterm=sigterm)
 
         try:
-            self._keeper.call_blocking(campaign)
+            with sigterm_tells(told.tell, sigterm):
+                self._keeper.call_blocking(campaign)
         except Unavailable:
             # The backend may have been closed under our work, and its loop have gone. What the work says comes first.
             labour, self._labour, self._worker = self._labour, None, None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -18,6 +16,7 @@ from tenure.queue.consuming import ConsumeOptions
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.handlers import Handler
 from tenure.queue.message import NOT_GIVEN, SendOptions
+from tenure.sigterm import sigterm_tells
 from tenure.sync.portal import blocking
 from tenure.sync.stopping import Stopping, forwarded
 
@@ -72,7 +71,7 @@ class Queue:
             with forwarded(stop, told.here()) as stopping:
                 await self._behind.consume(handler, stop=stopping, **options)
 
-        with _sigterm(told.tell) if options.get("sigterm") is not False else nullcontext():
+        with sigterm_tells(told.tell, options.get("sigterm")):
             self._pumps().call_blocking(pump)  # not on the keeper's loop: on_error and on_event may block
 
     def pause(self) -> None:
@@ -172,21 +171,3 @@ class Session:
 
 def _for_threads(keeper: Keeper, receive: Callable[[], Coroutine[Any, Any, list[Message]]]) -> list[BlockingMessage]:
     return [BlockingMessage(message, keeper.call_blocking) for message in keeper.call_blocking(receive)]
-
-
-@contextmanager
-def _sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call *stop* on SIGTERM, if we are in the main thread and nobody else handles it; a second one ends us."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def hear(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop()
-
-    signal.signal(signal.SIGTERM, hear)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,197 @@
+"""SIGTERM in programs of their own: all that serve and lead are told, and a second one ends the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tenure.sync
+
+PATIENCE = 60.0
+
+BOTH = """
+import asyncio, tenure
+
+ended = asyncio.Event()
+
+async def lead(term):
+    print("leads", flush=True)
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("work ended", flush=True)
+        ended.set()
+
+async def handle(message):
+    print("begins", flush=True)
+    await ended.wait()
+    print("done", flush=True)
+
+async def main():
+    async with tenure.connect("sqlite:///work.db") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(backend.election("chair", ttl=3600).run(lead, again=True))
+            group.create_task(queue.consume(handle, grace=50))
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+
+THREADS = """
+import threading, tenure.sync
+
+def lead(term):
+    print("leads", flush=True)
+    term.lost.wait()
+    print("work ended", flush=True)
+
+def handle(message):
+    print("begins", flush=True)
+    print("done", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    leading = threading.Thread(target=lambda: backend.election("chair", ttl=3600).run(lead))
+    leading.start()
+    queue.consume(handle)
+    leading.join()
+print("over", flush=True)
+"""
+
+ALONE = """
+import tenure.sync
+
+def lead(term):
+    print("leads", flush=True)
+    term.lost.wait()
+    print("work ended", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    backend.election("chair", ttl=3600).run(lead)
+print("over", flush=True)
+"""
+
+STUBBORN = """
+import tenure.sync, time
+
+def lead(term):
+    print("leads", flush=True)
+    term.lost.wait()
+    print("told", flush=True)
+    time.sleep(3600)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    backend.election("chair", ttl=3600).run(lead)
+"""
+
+UNTOUCHED = """
+import asyncio, tenure
+
+async def lead(term):
+    print("leads", flush=True)
+    await asyncio.sleep(3600)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        await backend.election("chair").run(lead, sigterm=False)
+
+asyncio.run(main())
+"""
+
+WAITING = """
+import asyncio, tenure
+
+async def main():
+    async with tenure.connect("sqlite:///work.db") as backend:
+        async with backend.election("chair", ttl=3600).campaign():
+            waiting = asyncio.create_task(backend.election("chair", ttl=3600).run(print))
+            await asyncio.sleep(0.2)
+            print("waits", flush=True)
+            await waiting
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
+    def start(program: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+
+        def end() -> None:
+            child.kill()
+            child.communicate()
+
+        request.addfinalizer(end)
+        return child
+
+    return start
+
+
+def read(child: subprocess.Popen[str], *lines: str) -> None:
+    """See that *child* says these lines, in whatever order."""
+    assert child.stdout is not None
+    assert sorted(child.stdout.readline() for _ in lines) == sorted(f"{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("program", [BOTH, THREADS], ids=["loop", "threads"])
+def test_who_leads_and_consumes_does_neither_any_more(start: Start, program: str, tmp_path: Path) -> None:
+    child = start(program)
+    read(child, "leads", "begins") if program is BOTH else read(child, "leads", "begins", "done")
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=PATIENCE)
+    assert sorted(told.split("\n")[:-2]) == (["done", "work ended"] if program is BOTH else ["work ended"])
+    assert told.endswith("over\n")
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None  # handed back, an hour before its end
+
+
+def test_who_leads_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -> None:
+    child = start(ALONE)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=PATIENCE)[0] == "work ended\nover\n"
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None
+
+
+def test_who_waits_to_be_elected_waits_no_longer(start: Start) -> None:
+    child = start(WAITING)
+    read(child, "waits")
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=PATIENCE)[0] == "over\n"
+    assert child.returncode == 0
+
+
+def test_a_second_one_ends_the_process(start: Start) -> None:
+    child = start(STUBBORN)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    read(child, "told")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_whoever_wants_may_keep_the_signal(start: Start) -> None:
+    child = start(UNTOUCHED)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE) == -signal.SIGTERM
