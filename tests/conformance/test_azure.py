@@ -143,6 +143,7 @@ class TestAzureLeasesInABlackHole(LeaseFaultSuite):
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     lock = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
+    backlog = 50  # each is a question of its own
     faults = frozenset({"lose_answer", "cut"})
 
     async def start(self) -> None:

@@ -172,6 +172,7 @@ class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     lock = LONG
+    backlog = 11_000  # it deals with ten times a thousand
     hurt: ClassVar[bool] = False
 
     async def start(self) -> None:

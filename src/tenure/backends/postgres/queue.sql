@@ -293,6 +293,7 @@ BEGIN
         SELECT ready.ctid
         FROM {schema}.message AS ready
         WHERE ready.queue = v_queue AND ready.state = 0 AND ready.session IS NULL
+          AND (ready.expires_at IS NULL OR ready.expires_at > v_now)  -- there may be more than were buried just now
         ORDER BY ready.priority DESC, ready.seq
         LIMIT p_most
         FOR UPDATE SKIP LOCKED
@@ -648,6 +649,7 @@ BEGIN
             SELECT m.session INTO v_session
             FROM {schema}.message AS m
             WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
+              AND (m.expires_at IS NULL OR m.expires_at > v_now)
               AND m.session <> ALL (ARRAY(
                   SELECT s.name FROM {schema}.session AS s
                   WHERE s.queue = v_queue AND s.token IS NOT NULL AND s.until > v_now
@@ -714,6 +716,7 @@ BEGIN
         SELECT next.ctid
         FROM {schema}.message AS next
         WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
+          AND (next.expires_at IS NULL OR next.expires_at > v_now)
           AND next.seq < coalesce((
               SELECT min(again.seq) FROM {schema}.message AS again
               WHERE again.queue = v_queue AND again.session = p_session

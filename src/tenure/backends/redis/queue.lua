@@ -606,11 +606,15 @@ while #sequences < limit do
     end
     local row = row_of(base, sequence)
     take_out(base, sequence, row)
-    row.count, row.token = row.count + 1, token
-    save(base, sequence, row)
-    redis.call('ZADD', base .. 'locked', '+inf', sequence)
-    redis.call('SADD', base .. 'held:' .. session, sequence)
-    sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+    if row.expires > 0 and row.expires <= NOW then  -- more of them than were looked after just now
+        put(base, sequence, row, NOW)
+    else
+        row.count, row.token = row.count + 1, token
+        save(base, sequence, row)
+        redis.call('ZADD', base .. 'locked', '+inf', sequence)
+        redis.call('SADD', base .. 'held:' .. session, sequence)
+        sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+    end
 end
 return {ends, #sequences < limit and due_in(base, {'delayed'}) or -1, told(base, sequences, states, false)}
 

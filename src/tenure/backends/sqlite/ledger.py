@@ -140,7 +140,7 @@ class Ledger(Places):
             return Claim(())
         self._flush()
         due_in = self.ripen(queue)
-        rows = self._run(_SQL["claimable"], (queue.number, "", limit)).fetchall()
+        rows, due_in = self._claimable(queue, "", limit, due_in)
         if not rows:
             return Claim((), due_in)
         last = rows[-1]
@@ -149,6 +149,16 @@ class Ledger(Places):
         token = _new_token()
         self._hold(queue, token, 0, rows, lock)
         return Claim(self._deliveries(queue, rows, token, self._at.wall + lock), None if len(rows) == limit else due_in)
+
+    def _claimable(
+        self, queue: Queue, session: str, limit: int, due_in: float | None
+    ) -> tuple[Sequence[Meta], float | None]:
+        """Return what may be claimed, up to what has expired and is not entered yet: there is too much for one step."""
+        rows: list[Meta] = self._run(_SQL["claimable"], (queue.number, session, limit)).fetchall()
+        for place, row in enumerate(rows):
+            if row[10] is not None and row[10] <= self._at.wall:
+                return rows[:place], 0.0
+        return rows, due_in
 
     def receive_deferred(self, name: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -339,7 +349,7 @@ class Ledger(Places):
             return LAPSED
         queue = self._numbered(hold.queue)
         due_in = self.ripen(queue)
-        rows = self._run(_SQL["claimable"], (queue.number, held.session, limit)).fetchall()
+        rows, due_in = self._claimable(queue, held.session, limit, due_in)
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
         if blocking is not None:
             rows = [row for row in rows if row[0] < blocking]

@@ -130,6 +130,8 @@ class QueueHarness(ABC):
     """The length of a lock in the tests, in seconds; short where time is real, for it is waited out."""
     patience: ClassVar[float] = 10.0
     """How many real seconds a question may take at most, the broker being out of reach."""
+    backlog: ClassVar[int] = 3_000
+    """More messages than the broker deals with in one step when time has come for all of them."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
 
