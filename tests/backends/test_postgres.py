@@ -598,6 +598,21 @@ async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: st
                 await connection.execute(f"SELECT tenure.send({asked} body => 'x', {wrong})")
 
 
+async def test_senders_to_queues_that_were_declared_wait_for_nobody(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection, native(url) as other:
+        for queue in (name, f"{name}-2", name):
+            await connection.execute("SELECT tenure.declare($1)", queue)
+        assert f"{name}-2" in await backend.broker.names()
+        async with connection.transaction(), other.transaction():
+            for one, queues in ((connection, (name, f"{name}-2")), (other, (f"{name}-2", name))):
+                for queue in queues:
+                    await asyncio.wait_for(one.execute("SELECT tenure.send($1, 'a')", queue), 5.0)
+            await asyncio.wait_for(backend.broker.send(name, [Outgoing(b"b")]), 5.0)
+        assert (await backend.broker.stats(name)).ready == 3
+        with pytest.raises(asyncpg.InvalidParameterValueError):
+            await connection.execute("SELECT tenure.declare('a$b')")
+
+
 async def test_a_message_is_completed_with_the_callers_transaction(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         await backend.broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])

@@ -226,6 +226,26 @@ BEGIN
 END
 $$;
 
+-- Refuse what is no name of a queue.
+CREATE OR REPLACE FUNCTION {schema}._check_name(p_name text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_name IS NULL OR p_name = '' OR length(p_name) > 200 OR strpos(p_name, '$') > 0 OR p_name <> btrim(p_name) THEN
+        RAISE EXCEPTION 'a queue''s name has 1 to 200 characters, no $ and no space around it; % is none', p_name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Make a queue, if there is none of this name. Else the first who sends to it does, and others who would be the first
+-- wait for that one's transaction to end.
+CREATE OR REPLACE FUNCTION {schema}.declare(queue text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM {schema}._check_name(queue), {schema}._queue(queue);
+END
+$$;
+
 -- Keep one message, in the caller's own transaction, and return its id. To be called from any language and driver.
 CREATE OR REPLACE FUNCTION {schema}.send(
     queue text, body bytea, id text DEFAULT NULL, headers jsonb DEFAULT NULL, delay double precision DEFAULT 0,
@@ -237,10 +257,8 @@ DECLARE
     v_numbers bigint[];
     v_most bigint;
 BEGIN
-    IF queue IS NULL OR queue = '' OR length(queue) > 200 OR strpos(queue, '$') > 0 OR queue <> btrim(queue) THEN
-        RAISE EXCEPTION 'a queue''s name has 1 to 200 characters, no $ and no space around it; % is none', queue
-            USING ERRCODE = 'invalid_parameter_value';
-    ELSIF priority NOT BETWEEN 0 AND 9 OR ttl <= 0 OR delay < 0 OR body IS NULL THEN
+    PERFORM {schema}._check_name(queue);
+    IF priority NOT BETWEEN 0 AND 9 OR ttl <= 0 OR delay < 0 OR body IS NULL THEN
         RAISE EXCEPTION 'priority must be 0 to 9, ttl more than 0, delay at least 0, and body not NULL'
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object'
