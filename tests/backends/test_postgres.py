@@ -496,6 +496,16 @@ async def test_a_question_is_bounded_in_time_also_while_somebody_holds_the_row(u
         assert await patient.leases.renew([grant], TTL) == [Granted(grant)]
 
 
+async def test_the_time_that_was_waited_is_told(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await backend.leases.inspect(name)
+        grant = await won(backend.leases, name)
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
+            with pytest.raises(Unavailable, match=r"no answer within 1 s$"):  # a third of the ttl, and not the option
+                await backend.leases.renew([grant], 3.0)
+
+
 # --- behind a pooler ---------------------------------------------------------------------------------------------
 
 

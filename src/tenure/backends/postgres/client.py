@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -64,8 +65,8 @@ _MISSING = {"3F000", "42P01", "42883", "42703"}
 _POOLED = {"26000", "42P05"}
 
 
-def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> TenureError:
-    """Turn what the driver or the server said into one of ours.
+def translate(error: Exception, url: Url, options: Options, *, worked: bool, waited: float) -> TenureError:
+    """Turn what the driver or the server said, after *waited* seconds, into one of ours.
 
     What could never work is a ``ConfigError``, unless it has worked before: then somebody is at it, and may be done
     soon. *worked* tells.
@@ -75,7 +76,9 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool) -> 
     before = " (it worked before, so it is tried again)" if worked else ""
     match error:
         case TimeoutError():
-            return Unavailable(f"{url} gave no answer within {options.timeout:g} s (option timeout)")
+            waited = round(waited, 2)
+            option = " (option timeout)" if waited == round(options.timeout, 2) else ""  # a renewal is given less
+            return Unavailable(f"{url} gave no answer within {waited:g} s{option}")
         case ssl.SSLCertVerificationError():
             return lasting(
                 f"the certificate of {url} is not trusted: {error.verify_message}; name the right authority with "
@@ -301,6 +304,7 @@ class Client:
         within = self.options.timeout if within is None else min(within, self.options.timeout)
         line = self._line(urgent)
         for attempt in (1, 2):
+            asked_at = time.monotonic()
             try:
                 answer = await line.work(work, within, within if queue_for is None else queue_for)
             except DRIVER_ERRORS as error:
@@ -310,7 +314,7 @@ class Client:
                     raise
                 if attempt == 1 and getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE:
                     continue
-                raise translate(error, self.url, self.options, worked=self._worked) from error
+                raise self.translate(error, asked_at, within) from error
             else:
                 self._worked = True
                 return answer
@@ -335,9 +339,10 @@ class Client:
             kind = type(error).__name__
             raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
 
-    def translate(self, error: Exception) -> TenureError:
-        """Turn the driver's *error* into one of ours."""
-        return translate(error, self.url, self.options, worked=self._worked)
+    def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
+        """Turn the driver's *error* into one of ours: asked when time.monotonic() told *asked_at*, *within* seconds."""
+        waited = min(time.monotonic() - asked_at, within)
+        return translate(error, self.url, self.options, worked=self._worked, waited=waited)
 
     async def close(self) -> None:
         """Close every connection, of every loop."""

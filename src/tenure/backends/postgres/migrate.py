@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -89,6 +90,7 @@ async def migrate(url: str, *, to: int = VERSION) -> Migrated:
 
 async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
     """Do as :func:`migrate`, on the database of *client*."""
+    asked_at = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):
             connection = await client.connect()
@@ -103,7 +105,7 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
             f"(it says: {error}); migrate as a user with CREATE on the database, or on the schema"
         ) from error
     except DRIVER_ERRORS as error:
-        raise client.translate(error) from error
+        raise client.translate(error, asked_at, PATIENCE) from error
 
 
 async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
