@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from tenure.backends import postgres
 from tenure.backends.postgres import wake
-from tenure.backends.postgres.client import VERSION
+from tenure.backends.postgres.client import VERSION, Line
 from tenure.backends.postgres.migrate import functions
 from tenure.cli import main
 from tenure.election.store import LeaseStore
@@ -504,6 +505,30 @@ async def test_the_time_that_was_waited_is_told(url: str, name: str) -> None:
             await connection.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
             with pytest.raises(Unavailable, match=r"no answer within 1 s$"):  # a third of the ttl, and not the option
                 await backend.leases.renew([grant], 3.0)
+
+
+async def test_a_question_called_off_while_it_connects_leaves_nothing_behind(url: str) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with opened(url) as backend:
+        await backend.leases.names()
+        client = backend.leases._client
+        for turns in range(60):  # so that it is called off at each of the steps that connecting takes
+            line = Line(client.connect, 1)
+
+            async def ask(line: Line = line) -> int:
+                return await line.work(lambda connection: connection.fetchval("SELECT 7"), 5.0, 5.0)
+
+            asking = asyncio.ensure_future(ask())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            if turns % 2:  # what was begun is finished, and used by the next
+                assert await ask() == 7
+            await line.close()
+    gc.collect()
+    assert complaints == []
 
 
 # --- behind a pooler ---------------------------------------------------------------------------------------------

@@ -381,12 +381,15 @@ class Client:
 class Line:
     """The connections of one loop."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
         self._connect = connect
+        self._size = size
+        self._is_closed = False
         self.checking = asyncio.Lock()
         self._free = asyncio.Semaphore(size)
         self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
         self._busy: set[Connection] = set()
+        self._opening: set[asyncio.Task[Connection]] = set()
 
     async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
         """Do *work* on a connection; waiting for one and opening one count, too."""
@@ -410,7 +413,7 @@ class Line:
             ) from error
 
     async def _work(self, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout) -> T:
-        connection = self._next() or await self._connect()
+        connection = self._next() or await self._open(limit)
         self._busy.add(connection)
         try:
             return await work(connection)
@@ -429,12 +432,42 @@ class Line:
             if not connection.is_closed():
                 self._idle.append(connection)
 
+    async def _open(self, limit: asyncio.Timeout) -> Connection:
+        """Open a connection. It is kept for the next if its question was called off meanwhile, and not timed out.
+
+        For the driver, called off itself, may leave a future behind that asyncio complains of.
+        """
+        opening = asyncio.get_running_loop().create_task(self._connect(), name="tenure-postgres-connect")
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if limit.expired():
+                opening.cancel()
+            opening.add_done_callback(self._take_in)
+            raise
+
+    def _take_in(self, opening: asyncio.Task[Connection]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        connection = opening.result()
+        if self._is_closed or len(self._idle) + len(self._busy) >= self._size:
+            connection.terminate()
+        else:
+            self._idle.append(connection)
+
     async def close(self) -> None:
         """Close the connections: politely if they are idle."""
+        self._is_closed = True
         for connection in list(self._busy):
             connection.terminate()
         idle, self._idle = self._idle, []
         await asyncio.gather(*(_farewell(connection) for connection in idle))
+        if self._opening:
+            _, late = await asyncio.wait(self._opening, timeout=1.0)
+            for opening in late:
+                opening.cancel()
 
     def _next(self) -> Connection | None:
         while self._idle:
