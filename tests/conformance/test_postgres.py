@@ -172,7 +172,7 @@ class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     lock = LONG
-    backlog = 11_000  # it deals with ten times a thousand
+    backlog = 21_000  # it deals with ten times a thousand, and a session takes two steps
     hurt: ClassVar[bool] = False
 
     async def start(self) -> None:
