@@ -269,6 +269,30 @@ async def test_a_replica_is_no_place_for_leases() -> None:
             assert "replica takes no writes" in advice(await backend.describe())["role"]
 
 
+async def test_behind_one_address_the_new_primary_is_found() -> None:
+    with private(Redis) as first, private(Redis, options=[("replicaof", f"127.0.0.1 {first.port}")]) as second:
+        async with hurt(first) as (way, backend), native(first.url) as old, native(second.url) as new:
+            await asyncio.gather(*(won(backend.leases, f"other {number}") for number in range(5)))  # over as many lines
+            grant = await won(backend.leases, "name")
+
+            async def is_replica() -> bool:
+                return bool((await new.info("replication"))["master_link_status"] == "up")
+
+            await until(is_replica, within=60)
+            await old.execute_command("FAILOVER")  # type: ignore[no-untyped-call]
+            way.lead_to("127.0.0.1", second.port)
+
+            async def is_primary() -> bool:
+                return bool((await new.info("replication"))["role"] == "master")
+
+            await until(is_primary, within=60)
+            with pytest.raises(Unavailable, match="replica"):  # where the connections that stand still lead
+                await backend.leases.renew([grant], TTL)
+            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+            sends = (backend.broker.send("queue", [Outgoing()]) for _ in range(5))
+            assert len(await asyncio.gather(*sends)) == 5
+
+
 async def test_out_of_memory_is_told_and_nothing_is_half_done() -> None:
     with private(Redis, options=[("maxmemory", "4mb")]) as server:
         async with opened(server.url) as backend, native(server.url) as client:

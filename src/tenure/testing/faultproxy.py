@@ -10,6 +10,7 @@
         proxy.lose_answers(after=100, by="stall")
         proxy.reset()  # every connection, now
         proxy.refuse()  # new connections are reset at once
+        proxy.lead_to("127.0.0.1", 6380)  # new connections go to another server, as when a name has moved
         proxy.heal()  # what was held back goes on its way
 
 *Up* is from the client to the server, *down* is back. Everything belongs to the loop that entered the proxy.
@@ -99,6 +100,10 @@ class FaultProxy:
     def refuse(self) -> None:
         """Reset new connections at once; those that stand are left alone."""
         self._refusing = True
+
+    def lead_to(self, host: str, port: int) -> None:
+        """Let new connections go to another server; those that stand are left alone, and ``heal`` changes nothing."""
+        self._target = host, port
 
     def heal(self) -> None:
         """End every fault. What was held back arrives, on connections that have outlasted it."""

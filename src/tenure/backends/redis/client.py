@@ -262,6 +262,9 @@ class Call:
 
 # --- connections -------------------------------------------------------------------------------------------------
 
+_ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.BusyLoadingError
+"""What is said by who is no primary, or not yet one again."""
+
 
 class Client:
     """All connections to one Redis, by event loop."""
@@ -273,20 +276,23 @@ class Client:
         require_files(address, options)
         self.address = address
         self.options = options
-        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, aioredis.Redis] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
         self._closed = False
         self._worked = False
 
     def here(self) -> aioredis.Redis:
         """Return the running loop's own connections."""
+        return self._line().redis
+
+    def _line(self) -> Line:
         self.require_open()
         loop = asyncio.get_running_loop()
-        redis = self._pools.get(loop)
-        if redis is None:
-            for ended in [known for known in self._pools if known.is_closed()]:
-                del self._pools[ended]
-            redis = self._pools[loop] = connected(self.address, self.options)
-        return redis
+        line = self._lines.get(loop)
+        if line is None:
+            for ended in [known for known in self._lines if known.is_closed()]:
+                del self._lines[ended]
+            line = self._lines[loop] = Line(self.address, self.options)
+        return line
 
     def require_open(self) -> None:
         """Refuse to be used after the end."""
@@ -304,10 +310,14 @@ class Client:
             Unavailable: There was no answer in time; what was asked may be done or not.
             ConfigError: It can't work as it is, or we are closed.
         """
-        redis = self.here()
+        line = self._line()
+        return await self._bounded(lambda: line.ask(question))
+
+    async def _bounded(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Return what *question* learns within the time given. May raise as :meth:`ask`."""
         try:
             async with asyncio.timeout(self.options.timeout):
-                answer = await question(redis)
+                answer = await question()
         except TimeoutError as error:
             raise self.translated(exceptions.TimeoutError()) from error
         except exceptions.RedisError as error:
@@ -355,13 +365,67 @@ class Client:
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""
-        await self._close({loop: redis.aclose for loop, redis in self._pools.items()})
-        self._pools.clear()
+        await self._close({loop: line.close for loop, line in self._lines.items()})
+        self._lines.clear()
 
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True
         for loop, close in closing.items():
             await on_loop(loop, close, within=self.options.timeout)
+
+
+class Line:
+    """The way of one loop to one server: a pool of connections, and a new one when those lead nowhere any longer."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._address = address
+        self._options = options
+        self.redis: aioredis.Redis = connected(address, options)
+        self._left: set[aioredis.Redis] = set()
+        self._burials: set[asyncio.Task[None]] = set()
+
+    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
+        """Return what *question* learns, over connections that are taken to lead to a server that answers."""
+        redis = self.redis
+        try:
+            return await question(redis)
+        except _ASTRAY:
+            self._leave(redis)
+            raise
+
+    async def command(self, *words: Argument) -> Answer:
+        """Give a command, and return its answer."""
+        return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
+
+    def _leave(self, redis: aioredis.Redis) -> None:
+        """Ask nothing more over the connections of *redis*: where one leads astray, so may the others.
+
+        A name may belong to another server by now, and is looked up for new connections only; a server that was turned
+        into a replica does not close those that stand.
+        """
+        if self.redis is redis:
+            self.redis = connected(self._address, self._options)
+            self._left.add(redis)
+            # By then all that is still asked over them has ended.
+            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._bury, redis)
+
+    def _bury(self, redis: aioredis.Redis) -> None:
+        if redis in self._left:
+            self._left.discard(redis)
+            burial = asyncio.ensure_future(_hung_up(redis))
+            self._burials.add(burial)  # a loop lets tasks go that nobody holds
+            burial.add_done_callback(self._burials.discard)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        left, self._left = self._left, set()
+        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *left)), *self._burials)
+
+
+async def _hung_up(redis: aioredis.Redis) -> None:
+    """Close the idle connections of *redis*: a subscription may still be heard on another, and ends by itself."""
+    with suppress(exceptions.RedisError, OSError):
+        await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:

@@ -16,7 +16,6 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from redis import asyncio as aioredis
 from redis import exceptions
 from redis.crc import key_slot
 
@@ -26,10 +25,10 @@ from tenure.backends.redis.client import (
     Argument,
     Call,
     Client,
+    Line,
     Options,
     Script,
     cluster_word,
-    connected,
     pipelined,
 )
 from tenure.errors import ConfigError
@@ -49,20 +48,20 @@ class Nodes:
     def __init__(self, address: Address, options: Options) -> None:
         self._address = address
         self._options = options
-        self._pools: dict[Place, aioredis.Redis] = {}
+        self._lines: dict[Place, Line] = {}
         self._slots: dict[int, Place] = {}
         self._learning = asyncio.Lock()
 
-    def at(self, place: Place) -> aioredis.Redis:
-        """Return the connections to a node."""
-        pool = self._pools.get(place)
-        if pool is None:
+    def at(self, place: Place) -> Line:
+        """Return the way to a node."""
+        line = self._lines.get(place)
+        if line is None:
             address = self._address._replace(host=place[0], port=place[1])
-            pool = self._pools[place] = connected(address, self._options)
-        return pool
+            line = self._lines[place] = Line(address, self._options)
+        return line
 
-    def any(self) -> aioredis.Redis:
-        """Return the connections to some node that is thought to be there."""
+    def any(self) -> Line:
+        """Return the way to some node that is thought to be there."""
         return self.at(random.choice(self.primaries() or [self._home]))
 
     def primaries(self) -> list[Place]:
@@ -91,10 +90,10 @@ class Nodes:
         async with self._learning:
             if self._slots:
                 return
-            known = [self._home, *(place for place in self._pools if place != self._home)]
+            known = [self._home, *(place for place in self._lines if place != self._home)]
             for last, place in enumerate(known, 1 - len(known)):
                 try:
-                    told: Any = await self.at(place).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+                    told: Any = await self.at(place).command("CLUSTER SLOTS")
                 except (exceptions.ConnectionError, exceptions.TimeoutError):
                     if last == 0:
                         raise
@@ -108,8 +107,8 @@ class Nodes:
 
     async def close(self) -> None:
         """Close every connection."""
-        for pool in self._pools.values():
-            await pool.aclose()
+        for line in self._lines.values():
+            await line.close()
 
 
 def _slots(told: Any, asked: str) -> Iterator[tuple[int, Place]]:
@@ -143,8 +142,8 @@ class ClusterClient(Client):
             raise ConfigError(f"a Redis Cluster has database 0 only, not {address.database}; leave it out of the URL")
         self._nodes: dict[asyncio.AbstractEventLoop, Nodes] = {}
 
-    def here(self) -> aioredis.Redis:
-        """Return the running loop's connections to some node: all hear what is published at any."""
+    def _line(self) -> Line:
+        """Return the running loop's way to some node: all hear what is published at any."""
         return self._known().any()
 
     async def command(self, *words: Argument) -> Answer:
@@ -173,14 +172,15 @@ class ClusterClient(Client):
             for number, call in enumerate(calls):
                 by_node.setdefault(await nodes.of(key_slot(call.keys[0].encode())), []).append(number)
 
-        await self._bounded(sort)
+        await self._ask_nodes(sort)
         answers: list[Answer] = [None] * len(calls)
 
         async def run(place: Place, numbers: list[int]) -> None:
             async def ask(nodes: Nodes) -> list[Answer]:
-                return await pipelined(nodes.at(place), [calls[number] for number in numbers])
+                some = [calls[number] for number in numbers]
+                return await nodes.at(place).ask(lambda redis: pipelined(redis, some))
 
-            for number, answer in zip(numbers, await self._bounded(ask), strict=True):
+            for number, answer in zip(numbers, await self._ask_nodes(ask), strict=True):
                 # Not known there, or no longer there: then it was not run, and has its way to go alone.
                 if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
                     call = calls[number]
@@ -194,11 +194,11 @@ class ClusterClient(Client):
 
     async def each_primary(self) -> list[tuple[str, Callable[..., Awaitable[Answer]]]]:
         """Return every node that has slots: its name, and what gives it a command."""
-        await self._bounded(Nodes.learn)
+        await self._ask_nodes(Nodes.learn)
 
         def commander(place: Place) -> Callable[..., Awaitable[Answer]]:
             async def command(*words: Argument) -> Answer:
-                return await self._bounded(lambda nodes: nodes.at(place).execute_command(*words))  # type: ignore[no-untyped-call]
+                return await self._ask_nodes(lambda nodes: nodes.at(place).command(*words))
 
             return command
 
@@ -235,7 +235,7 @@ class ClusterClient(Client):
             for _ in range(REDIRECTS_MAX):
                 place = await nodes.of(slot)
                 try:
-                    return await nodes.at(place).execute_command(*words)  # type: ignore[no-untyped-call]
+                    return await nodes.at(place).command(*words)
                 except exceptions.NoScriptError as error:
                     return error
                 except exceptions.ResponseError as error:
@@ -244,16 +244,16 @@ class ClusterClient(Client):
                     nodes.move(slot, _moved_to(error, place[0]))
             raise exceptions.ClusterDownError(f"slot {slot} was sent from node to node")
 
-        answer = await self._bounded(ask)
+        answer = await self._ask_nodes(ask)
         if isinstance(answer, exceptions.NoScriptError):
             raise answer
         return answer
 
-    async def _bounded(self, question: Callable[[Nodes], Awaitable[T]]) -> T:
+    async def _ask_nodes(self, question: Callable[[Nodes], Awaitable[T]]) -> T:
         """Ask within the time given; who did not answer is not taken for the right one any longer."""
         nodes = self._known()
 
-        async def ask(_: object) -> T:
+        async def ask() -> T:
             try:
                 return await question(nodes)
             except (exceptions.ConnectionError, exceptions.TimeoutError, OSError):
@@ -267,4 +267,4 @@ class ClusterClient(Client):
                 nodes.forget()
                 raise
 
-        return await self.ask(ask)
+        return await self._bounded(ask)
