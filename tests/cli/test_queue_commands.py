@@ -83,6 +83,9 @@ def test_send_later(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
+        (("send", "", "x"), 78, "the queue's name must not be empty; give it at least one character"),
+        (("send", "orders", "x", "--id", ""), 78, "id must not be empty; leave it out instead"),
+        (("send", "orders", "x", "--reply-to", ""), 78, "reply_to must not be empty; leave it out instead"),
         (("send", "a$b", "x"), 78, "must not contain '$'"),
         (("send", "orders", "x", "--priority", "10"), 2, "10 is not in the range"),
         (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a moment; write it as in 2030-01-31T"),

@@ -180,9 +180,9 @@ def _checked(message: Outgoing, body_max: int) -> Outgoing:
     for name in ("id", "session", "correlation_id"):
         text = getattr(message, name)
         if text is not None:
-            check_text(name, text)
+            check_text(name, text, optional=True)
     if message.reply_to is not None:
-        check_name(message.reply_to, "reply_to")
+        check_name(message.reply_to, "reply_to", optional=True)
     return replace(message, **changes) if changes else message
 
 
@@ -235,13 +235,13 @@ def _duration(
         raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
 
 
-def check_name(name: object, what: str = "the queue's name") -> str:
+def check_name(name: object, what: str = "the queue's name", *, optional: bool = False) -> str:
     """Return *name* if a queue can be called so.
 
     Raises:
         ConfigError: It is empty, too long, or holds a character that is kept for tenure's own use.
     """
-    check_text(what, name, most=NAME_MAX)
+    check_text(what, name, most=NAME_MAX, optional=optional)
     assert isinstance(name, str)
     if "$" in name:
         raise ConfigError(f"{what} ({name!r}) must not contain '$', which marks tenure's own queues")
@@ -250,12 +250,13 @@ def check_name(name: object, what: str = "the queue's name") -> str:
     return name
 
 
-def check_text(what: str, text: object, most: int = TEXT_MAX) -> None:
+def check_text(what: str, text: object, most: int = TEXT_MAX, *, optional: bool = False) -> None:
     """Refuse *text* that is no text, empty, longer than *most*, or that can't be stored."""
     if not isinstance(text, str):
         raise ConfigError(f"{what} must be text, not {text!r:.80}")
     if not text:
-        raise ConfigError(f"{what} must not be empty; leave it out instead")
+        instead = "leave it out instead" if optional else "give it at least one character"
+        raise ConfigError(f"{what} must not be empty; {instead}")
     if len(text) > most:
         raise ConfigError(f"{what} ({len(text)} characters) must not be longer than {most} characters")
     _encodable(what, text)

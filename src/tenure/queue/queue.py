@@ -181,7 +181,7 @@ class Queue:
                     await message.complete()
         """
         if name is not None:
-            check_text("session", name)
+            check_text("session", name, optional=True)
         return Session(self._desk, name, wait)
 
     # --- consuming ---
