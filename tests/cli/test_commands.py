@@ -107,13 +107,22 @@ def test_status_of_all_names(url: str, store: None, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["status", "status job", "resign job", "queue", "queue orders", "dead list orders", "dead redrive orders"]
-)
+    "line",
+    ["status", "status job", "watch job", "resign job", "doctor", "queue", "queue orders", "queue --watch",
+     "dead list orders", "dead redrive orders"],
+)  # fmt: skip
 def test_who_looks_at_a_file_that_is_not_there_does_not_make_it(url: str, capsys: Captured, line: str) -> None:
     code, out, err = tell(capsys, *line.split())
     assert (code, out) == (Exit.CONFIG, "")
     assert "there is no file" in err
     assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_errors_quote_the_url_as_it_was_written(capsys: Captured) -> None:
+    for line in ("status", "queue", "doctor", "watch job"):
+        assert main([*line.split(), "--on", "sqlite://host/x.db"]) == Exit.CONFIG
+    _, err = capsys.readouterr()
+    assert err.count("'sqlite://host/x.db' has a host") == 4
 
 
 @pytest.mark.parametrize("name", ["work.db?", "create=1.db", "work.db?busy=1"])
@@ -135,7 +144,7 @@ def test_watch_counts(leader: tenure.sync.Term, capsys: Captured) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told["at"])
 
 
-def test_watch_tells_changes_and_ends_well_when_interrupted(url: str) -> None:
+def test_watch_tells_changes_and_ends_well_when_interrupted(url: str, store: None) -> None:
     line = [sys.executable, "-m", "tenure.cli", "watch", "job"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
         try:
@@ -189,16 +198,20 @@ def test_resign_gives_up_waiting(leader: tenure.sync.Term, capsys: Captured) -> 
 # --- doctor ------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_on_a_good_store(url: str, tmp_path: Path, capsys: Captured) -> None:
+def test_doctor_on_a_good_store(url: str, store: None, capsys: Captured) -> None:
     code, out, _ = tell(capsys, "doctor", url)
     assert code == 0
-    for expected in (url, "round trip", "fencing", "SQLite", "clock"):
+    for expected in (url, "round trip", "fencing", "queues: fencing", "SQLite", "clock"):
         assert expected in out
+    assert re.search(r"^queues: shortest lock +0.1 s$", out, re.MULTILINE)
+    assert re.search(r"^queues: largest body +268,435,456 bytes$", out, re.MULTILINE)
+    assert re.search(r"^queues: transactions +yes$", out, re.MULTILINE)
     code, out, _ = tell(capsys, "doctor", "--json")
     told = json.loads(out)
     assert code == 0
     assert told["url"] == url
     assert told["traits"]["fencing"] == "native"
+    assert told["queues"]["body_max"] == 2**28
     assert told["round_trip"] > 0
     assert "SQLite" in told["facts"]
     code, out, _ = tell(capsys, "doctor", "--json", "--strict")

@@ -134,6 +134,11 @@ def test_help_documents_every_exit_code(capsys: Captured) -> None:
     ]
 
 
+def test_no_summary_of_a_command_is_cut(capsys: Captured) -> None:
+    assert main(["dead", "--help"]) == 0
+    assert "..." not in capsys.readouterr()[0].partition("Commands:")[2]
+
+
 def test_help_tells_of_queues_and_what_work_returns(capsys: Captured) -> None:
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr()[0].split())

@@ -110,6 +110,8 @@ def test_send_later(capsys: Captured) -> None:
         (("dead", "purge", "orders", "--all", "--sequence", "1"), 2, "--all removes all"),
         (("dead", "purge", "orders"), 2, "it is not said which ones to remove"),
         (("dead", "bury", "orders"), 2, "No such command 'bury'"),
+        (("dead", "list", "orders", "--reason"), 2, "requires an argument; see: tenure dead list --help"),
+        (("send", "orders", "--id"), 2, "requires an argument; see: tenure send --help"),
     ],
 )
 def test_wrong_input(capsys: Captured, line: tuple[str, ...], code: int, message: str) -> None:
@@ -149,6 +151,36 @@ def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
     assert orders.split()[:6] == ["orders", "1", "0", "0", "0", "0"]
     lines = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2", "--json")[1].splitlines()
     assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
+
+
+NEVER = "tenure: no queue 'ordres' was ever used on this store; did you mean 'orders'?\n"
+LISTED = "those that were are listed by: tenure queue"
+
+
+@pytest.mark.parametrize(
+    "line", ["queue ordres", "queue ordres --json", "dead list ordres", "dead list ordres --json", "dead show ordres 1",
+             "dead redrive ordres", "dead redrive ordres --dry-run", "dead purge ordres --all"],
+)  # fmt: skip
+def test_who_looks_at_a_queue_that_nobody_has_used_is_told(capsys: Captured, line: str) -> None:
+    tell(capsys, "send", "orders", "x")
+    assert tell(capsys, *line.split()) == (3, "", NEVER)
+    told = tell(capsys, *line.replace("ordres", "zebra").split())
+    assert told == (3, "", NEVER.replace("ordres", "zebra").replace("did you mean 'orders'?", LISTED))
+
+
+@pytest.mark.parametrize("line", ["queue orders", "dead list orders", "dead redrive orders", "dead purge orders --all"])
+def test_an_empty_queue_that_was_used_is_no_error(url: str, capsys: Captured, line: str) -> None:
+    tell(capsys, "send", "orders", "x")
+    with tenure.sync.connect(url) as backend:
+        for message in backend.queue("orders").receive():
+            message.complete()
+    assert tell(capsys, *line.split())[::2] == (0, "")
+
+
+def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Captured) -> None:
+    tell(capsys, "send", "orders", "x")
+    code, out, err = tell(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")
+    assert (code, len(out.splitlines()), err) == (0, 3, NEVER)
 
 
 def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import HelpfulGroup, complete, connect_to_look, json_option, on_option
+from tenure.cli.group import HelpfulGroup, complete, connect_to_look, json_option, never_used, on_option
 from tenure.cli.output import clean, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _which(function: AnyFunction) -> AnyFunction:
 @click.argument("queue")
 @on_option
 @_which
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="The most.")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most N.")
 @json_option
 def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> int:
     """List the dead letters of QUEUE, oldest first."""
@@ -62,7 +62,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
 @json_option
 @click.option("--body", "only_body", is_flag=True, help="Write the body alone, byte for byte.")
 def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) -> int:
-    """Show everything about one dead letter of QUEUE: LETTER is its sequence, or its id."""
+    """Show all about one dead letter of QUEUE. LETTER is its sequence, or its id."""
     found = complete(_on(url, queue, lambda it: _find(it, letter)))
     if found is None:
         raise Failure(Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {queue}")
@@ -79,11 +79,11 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
 @click.argument("queue")
 @on_option
 @_which
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The most, oldest first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N, oldest first.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @json_option
 def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any) -> int:
-    """Put dead letters back into QUEUE, to be delivered anew: all of them, or those chosen."""
+    """Put dead letters back into QUEUE: those chosen, or all. They are delivered anew."""
     count = complete(
         _on(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, **_given(chosen)))
     )
@@ -99,7 +99,7 @@ def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: boo
 @on_option
 @_which
 @click.option("--all", "every", is_flag=True, help="All of them.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The most, oldest first.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N, oldest first.")
 @json_option
 def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, **chosen: Any) -> int:
     """Remove dead letters of QUEUE for good: those chosen, or --all."""
@@ -120,7 +120,10 @@ T = TypeVar("T")
 
 async def _on(url: str, name: str, do: Callable[[Queue], Any]) -> Any:
     async with connect_to_look(url) as backend:
-        return await do(backend.queue(name))
+        found = await do(backend.queue(name))
+        if not found and (unused := await never_used(backend, name)):
+            raise Failure(Exit.VACANT, unused)
+        return found
 
 
 async def _find(queue: Queue, letter: str) -> DeadMessage | None:

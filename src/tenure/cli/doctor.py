@@ -10,7 +10,7 @@ import click
 
 import tenure
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect, json_option, one_url
+from tenure.cli.group import complete, connect_to_look, json_option, one_url
 from tenure.cli.output import clean, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def command(ctx: click.Context, address: str | None, on: str | None, strict: boo
     """Reach the store at URL and tell what it is, how far away, what it can promise, and what to mind.
 
     Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached,
-    and with 78 if it can never work as it is.
+    and with 78 if it can never work as it is, or is an SQLite file that isn't there: looking doesn't make one.
     """
     diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db")))
     advice = list(_advice(diagnosis))
@@ -42,7 +42,7 @@ def command(ctx: click.Context, address: str | None, on: str | None, strict: boo
 
 
 async def _examine(url: str) -> Diagnosis:
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         return await backend.diagnose()
 
 
@@ -68,6 +68,11 @@ def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
     rows = [("store", diagnosis.url), ("round trip", seconds(diagnosis.round_trip))]
     rows += [(_spoken(name), _shown(value)) for name, value in dataclasses.asdict(diagnosis.traits).items()]
+    if diagnosis.queues is None:
+        rows += [("queues", "none")]
+    else:
+        told = dataclasses.asdict(diagnosis.queues).items()
+        rows += [(f"queues: {_spoken(name)}", _shown(value)) for name, value in told]
     rows += [(fact.name, fact.value) for fact in diagnosis.facts]
     say_table(("", ""), rows, titles=False)
     say("")
@@ -82,16 +87,24 @@ def _for_programs(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> dict[s
         "url": diagnosis.url,
         "round_trip": diagnosis.round_trip,
         "traits": dataclasses.asdict(diagnosis.traits),
+        "queues": diagnosis.queues and dataclasses.asdict(diagnosis.queues),
         "facts": {fact.name: fact.value for fact in diagnosis.facts},
         "advice": [{"about": name, "advice": text} for name, text in advice],
     }
 
 
 def _spoken(name: str) -> str:
-    return {"ttl_min": "shortest ttl", "ttl_max": "longest ttl"}.get(name, name.replace("_", " "))
+    what, _, limit = name.rpartition("_")
+    if limit == "min":
+        return f"shortest {what}"
+    if limit == "max":
+        return f"{'largest' if what == 'body' else 'longest'} {what}"
+    return name.replace("_", " ")
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,} bytes"
     return f"{value:g} s" if isinstance(value, float) else str(value)

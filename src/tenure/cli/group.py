@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -18,7 +19,6 @@ import tenure
 from tenure.cli.exits import KEEPS, Exit, Failure
 from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
-from tenure.url import Url
 
 if TYPE_CHECKING:
     from tenure import Backend
@@ -121,6 +121,16 @@ class HelpfulGroup(click.Group):
         if not args and not ctx.resilient_parsing:  # click's own answer differs between its versions
             raise NoCommand(ctx.get_help())
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand
+            if error.ctx is None and name and (command := self.get_command(ctx, name)):
+                # click's parser does not say whose option it was
+                error.ctx = click.Context(command, info_name=name, parent=ctx)
+            raise
 
 
 class _Group(HelpfulGroup):
@@ -235,10 +245,20 @@ def connect(url: str) -> Backend:
 
 def connect_to_look(url: str) -> Backend:
     """Open the store for a command that looks at what others do: a file that isn't there is not made for that."""
-    parsed = Url.parse(url)
-    if parsed.scheme == "sqlite" and "create" not in parsed.query:
-        url = f"{url.rstrip('?&')}{'&' if parsed.query else '?'}create=false"
-    return connect(url)
+    backend = connect(url)
+    if backend.url.scheme == "sqlite" and "create" not in backend.url.query:
+        # Not added to what was written, which errors quote.
+        backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
+    return backend
+
+
+async def never_used(backend: Backend, name: str) -> str:
+    """Say it, if nobody has ever used this queue: its name may be misspelt. Otherwise return nothing."""
+    known = await backend.queues()
+    if name in known:
+        return ""
+    hint = nearest(name, known) or "; those that were are listed by: tenure queue"
+    return f"no queue {name!r} was ever used on this store{hint}"
 
 
 def seconds_option(name: str, meaning: str) -> Callable[[AnyFunction], AnyFunction]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect_to_look, duration, json_option, on_option
-from tenure.cli.output import say_json, say_table, seconds, timestamp
+from tenure.cli.exits import Exit, Failure
+from tenure.cli.group import complete, connect_to_look, duration, json_option, never_used, on_option
+from tenure.cli.output import complain, say_json, say_table, seconds, timestamp
 
 if TYPE_CHECKING:
     from tenure import Backend, Stats
@@ -34,6 +34,8 @@ def command(name: str | None, url: str, as_json: bool, watch: bool, every: float
 
     READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
     could not be handled. OLDEST is how long ago the oldest ready one was sent.
+
+    Ends with 3 if nobody has ever used a queue NAME. --watch says so, and waits for it.
     """
     if not watch and (every is not None or count is not None):
         raise click.UsageError("--every and --count tell how to watch; give --watch, too")
@@ -47,10 +49,18 @@ def command(name: str | None, url: str, as_json: bool, watch: bool, every: float
 
 
 async def _look(name: str | None, url: str, as_json: bool, every: float | None, count: int | None) -> None:
+    from tenure import Stats
+
     looks = 0
     async with connect_to_look(url) as backend:
         while True:
             found = await _stats(backend, name)
+            if name is not None and looks == 0 and found[name] == Stats():
+                unused = await never_used(backend, name)
+                if unused and every is None:
+                    raise Failure(Exit.VACANT, unused)
+                if unused:
+                    complain(unused)
             _show(found, as_json, alone=name is not None, watching=every is not None, first=looks == 0)
             looks += 1
             if every is None or looks == count:

@@ -35,7 +35,12 @@ def moment(text: str) -> datetime:
 @click.option("--id", metavar="TEXT", help="Name it: a second one of that name is not kept for a while.")
 @click.option("--header", "-H", "headers", type=key_value, multiple=True, metavar="K=V", help="Text beside the body.")
 @seconds_option("--delay", "Deliver it so much later.")
-@click.option("--at", type=moment, metavar="TIME", help="Deliver it from then on: 2030-01-31T12:00:00+01:00.")
+@click.option(
+    "--at",
+    type=moment,
+    metavar="TIME",
+    help="Deliver it from then on: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
+)
 @seconds_option("--ttl", "Dead-letter it if nobody has received it for so long.")
 @click.option("--session", metavar="TEXT", help="Messages of one session are received in order, by one at a time.")
 @click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="Higher ones are received first.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect, json_option, on_option
+from tenure.cli.group import complete, connect_to_look, json_option, on_option
 from tenure.cli.output import NOBODY, clean, pairs, record, say, say_json, timestamp
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(name: str, url: str, as_json: bool, count: int | None) -> int:
 
 
 async def _watch(name: str, url: str, as_json: bool, count: int | None) -> None:
-    async with connect(url) as backend:
+    async with connect_to_look(url) as backend:
         election = backend.election(name)
         await election.leader()  # a store that can't be reached is an error now; later, watching goes on
         seen = 0
