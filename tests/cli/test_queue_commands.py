@@ -177,6 +177,14 @@ def test_an_empty_queue_that_was_used_is_no_error(url: str, capsys: Captured, li
     assert tell(capsys, *line.split())[::2] == (0, "")
 
 
+def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(url: str, capsys: Captured) -> None:
+    tell(capsys, "send", "orders", "x")
+    assert tell(capsys, "work", "ordres", "--until-empty", "--", "true") == (0, "", NEVER)
+    assert tell(capsys, "work", "ordres", "--until-empty", "--quiet", "--", "true") == (0, "", "")
+    assert tell(capsys, "work", "orders", "--until-empty", "--", "true") == (0, "", "")
+    assert received(url) == []
+
+
 def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x")
     code, out, err = tell(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")

@@ -12,12 +12,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import tenure
 from tenure.cli import guard
 from tenure.cli.child import Child, Outcome
 from tenure.cli.exits import Exit, Failure
+from tenure.cli.group import never_used
 from tenure.cli.output import complain, tell_log
 from tenure.cli.work import ABANDON
 
@@ -66,9 +68,18 @@ class Working:
                 until_empty=order.until_empty,
                 sigterm=False,
             )
+            await self._tell_if_never_used(backend)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, consumer.drain)
             await consumer.run()
+
+    async def _tell_if_never_used(self, backend: tenure.Backend) -> None:
+        """Say it if nobody has ever used this queue: no error, for a worker may start before the first sender."""
+        if self._order.verbosity < 0:
+            return
+        with suppress(tenure.TenureError):  # no store that answers, or no right to list: the consumer copes
+            if unused := await never_used(backend, self._order.queue):
+                complain(unused)
 
     def _take_signal(self, drain: Callable[[float | None], None]) -> None:
         drain(0.0 if self._signalled else None)
