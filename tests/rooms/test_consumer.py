@@ -561,3 +561,26 @@ def test_no_process_outlives_its_consumer(number: signal.Signals, tmp_path: Path
     while not is_gone(pid):
         assert time.monotonic() - began < PATIENCE
         time.sleep(0.05)
+
+
+async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+
+    def hook(event: object) -> None:
+        raise LookupError("no such metric")
+
+    async def handle(message: tenure.Message) -> None:
+        if message.delivery_count == 1:
+            raise ValueError("not yet")
+
+    async with tenure.connect("memory:", on_event=hook) as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one")
+        consuming = asyncio.ensure_future(queue.consume(handle, retry=tenure.RetryPolicy(first=0)))
+        async with asyncio.timeout(PATIENCE):
+            while await queue.stats() != tenure.Stats():
+                await asyncio.sleep(0.01)
+        await queue.drain()
+        await consuming
+    assert reported == ["on_event of tenure failed"]  # it was told of one failure

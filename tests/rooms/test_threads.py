@@ -307,6 +307,27 @@ def test_calls_while_the_last_backend_closes_end(url: str) -> None:
         assert len(ended) == 4
 
 
+def test_a_hook_that_blocks_costs_nobody_a_lease(url: str) -> None:
+    told, may_go_on = threading.Event(), threading.Event()
+
+    def hook(event: object) -> None:
+        told.set()
+        may_go_on.wait(PATIENCE)
+
+    with (
+        tenure.sync.connect(url) as backend,
+        backend.election("innocent", ttl=SHORT).campaign() as term,
+        tenure.sync.connect(url, on_event=hook) as hooked,
+        hooked.election("hooked", ttl=SHORT).campaign() as told_of,
+    ):
+        assert told.wait(PATIENCE)
+        until = time.monotonic() + 1.2 * SHORT  # neither lives on without a renewal
+        wait_until(lambda: time.monotonic() > until)
+        term.check()
+        told_of.check()
+        may_go_on.set()
+
+
 def test_an_exit_in_a_callback_does_not_end_the_keeper(url: str) -> None:
     def leave(*_: object) -> Any:
         raise SystemExit(1)

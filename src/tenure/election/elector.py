@@ -27,6 +27,7 @@ from tenure.errors import ConfigError, TermLost
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
+from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
 from tenure.sigterm import sigterm_tells
@@ -604,7 +605,7 @@ class Seat:
         elif is_logged(event):
             self._post(log_event, event)  # a log that blocks must not block the keeper
         if self._election._on_event:
-            self._post(self._on_event, event)
+            self._post(tell_hook, self._election._on_event, event)
 
     def _post(self, callback: Callable[..., object], *args: Any) -> None:
         try:
@@ -615,14 +616,6 @@ class Seat:
                 self._election._keeper.loop.call_soon(self._candidacy.feed, WorkEnded(grant.token, again=False))
 
     # --- what the keeper's side posts here ---
-
-    def _on_event(self, event: Event) -> None:
-        assert self._election._on_event is not None
-        try:
-            self._election._on_event(event)
-        except (Exception, SystemExit) as error:
-            # In tenure.sync we are on the keeper's thread, which is everybody's.
-            self._loop.call_exception_handler({"message": "on_event of tenure failed", "exception": error})
 
     def _on_begun(self, term: Tenancy[Any]) -> None:
         self._waiting = term

@@ -15,6 +15,7 @@ from tenure.clock import Clock
 from tenure.errors import ConfigError, LockLost, TenureError
 from tenure.events import Event
 from tenure.keeper import Keeper
+from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.queue.bodies import decode
 from tenure.queue.broker import Broker, Claim, QueueSettings
@@ -80,7 +81,7 @@ class Desk:
         if is_logged(event):
             log_event(event)
         if self.on_event is not None:
-            self.on_event(event)
+            tell_hook(self.on_event, event)
 
     async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
         """Ask for messages; if we are cancelled meanwhile, what comes is given back, and not left locked."""

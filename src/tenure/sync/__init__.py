@@ -24,6 +24,7 @@ from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.loopthread import LoopThread
+from tenure.observe.hook import tell_hook
 from tenure.pacing import DERIVED
 from tenure.queue.desk import BlockingMessage as Message
 from tenure.sync.elections import Election, Term
@@ -38,7 +39,8 @@ class Backend:
     """A store, connected. See :class:`tenure.Backend`."""
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
-        self._behind = tenure.backend.Backend(url, on_event=on_event, make_term=Term)
+        self._on_event = on_event
+        self._behind = tenure.backend.Backend(url, on_event=self._hear if on_event else None, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: Keeper | None = None
         self._pumps: LoopThread | None = None
@@ -52,6 +54,8 @@ class Backend:
             keeper.leave()
             raise
         self._entered = keeper
+        if self._on_event is not None:
+            self._pump_thread()
         return self
 
     def __exit__(
@@ -124,13 +128,22 @@ class Backend:
     migrate = blocking(tenure.backend.Backend.migrate)
 
     def _pump_thread(self) -> LoopThread:
-        """Return the loop on which queues are consumed, started when the first one is."""
+        """Return the loop on which queues are consumed and hooks called, started when it is first needed."""
         with self._guard:
             if self._pumps is None:
                 self._require_open()
                 self._pumps = LoopThread()
                 self._pumps.start("tenure-pumps")
             return self._pumps
+
+    def _hear(self, event: Event) -> None:
+        """Pass *event* on to the hook, on the loop on which it may block: elections tell of theirs on the keeper's."""
+        assert self._on_event is not None
+        pumps = self._pumps
+        if pumps is None or pumps.is_current:
+            self._on_event(event)
+        else:
+            pumps.loop.call_soon_threadsafe(tell_hook, self._on_event, event)
 
     @property
     def _keeper(self) -> Keeper:
@@ -145,7 +158,7 @@ class Backend:
 def connect(url: str, *, on_event: Callable[[Event], None] | None = None) -> Backend:
     """Connect to the store at *url*; use it as ``with tenure.sync.connect(url) as backend:``.
 
-    See :func:`tenure.connect`. *on_event* is called on threads of tenure's own. What it is told of elections comes on
-    the one that renews the leases, so it must return at once.
+    See :func:`tenure.connect`. *on_event* is called on a thread of tenure's own, the one on which queues are consumed;
+    if it blocks, consumers wait, and no lease or lock is lost by it.
     """
     return Backend(url, on_event=on_event)
