@@ -401,6 +401,36 @@ async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: st
         assert await other.leases.acquire(name, "ann#1", TTL) == Granted(Grant(name, "ann#1", seen.token))
 
 
+async def test_of_silent_connections_only_the_first_costs_time(name: str) -> None:
+    async with hurt(shared(Redis), "?timeout=2") as (way, backend):
+        grant = await won(backend.leases, name)
+        await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8)))
+        assert way.open > 1
+        way.strand()
+        with pytest.raises(Unavailable, match="no answer"):
+            await backend.leases.renew([grant], TTL)
+        answers = await asyncio.gather(*(backend.leases.renew([grant], TTL) for _ in range(8)))
+        assert [list(answer) for answer in answers] == [[Granted(grant)]] * 8
+
+
+async def test_a_question_about_a_lease_or_a_lock_leaves_time_for_another(name: str) -> None:
+    async with hurt(shared(Redis), "?timeout=60") as (way, backend):
+        grant = await won(backend.leases, name)
+        await backend.broker.send(name, [Outgoing()])
+        claim = await backend.broker.receive(name, 1, TTL)
+        way.stall()
+        ttl = 3.0
+        for ask in (
+            lambda: backend.leases.acquire(f"{name}-2", "ann#1", ttl),
+            lambda: backend.leases.renew([grant], ttl),
+            lambda: backend.broker.renew(claim.deliveries, ttl),
+        ):
+            begun = time.monotonic()
+            with pytest.raises(Unavailable, match="no answer"):
+                await ask()
+            assert time.monotonic() - begun < 30.0
+
+
 # --- subscriptions -----------------------------------------------------------------------------------------------
 
 

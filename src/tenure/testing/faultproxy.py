@@ -8,6 +8,7 @@
         proxy.stall()  # both ways: a black hole, as in a partition; no FIN, no RST
         proxy.lose_answers()  # questions get through; the first byte of an answer resets the connection
         proxy.lose_answers(after=100, by="stall")
+        proxy.strand()  # the connections that stand never answer again, new ones work
         proxy.reset()  # every connection, now
         proxy.refuse()  # new connections are reset at once
         proxy.lead_to("127.0.0.1", 6380)  # new connections go to another server, as when a name has moved
@@ -90,6 +91,11 @@ class FaultProxy:
         self.loss = after, by
         for link in self._links:
             link.lose(self.loss)
+
+    def strand(self) -> None:
+        """Let the connections that stand be silent from now on; new ones work."""
+        for link in self._links:
+            link.lose((0, "stall"))
 
     def reset(self) -> None:
         """Break every connection with RST, also one that is still being made."""

@@ -72,8 +72,9 @@ def translate(error: Exception, place: str, *, worked: bool = False, is_cluster:
         case exceptions.ResponseError():
             return _refusal(said, place)
         case exceptions.TimeoutError():
+            # Not "raise the option timeout": what is asked about a lease or a lock has less time.
             return Unavailable(
-                f"{place} gave no answer in time (option timeout); what was asked may be done{_other(place, worked)}"
+                f"{place} gave no answer in time ({said}); what was asked may be done{_other(place, worked)}"
             )
         case exceptions.ConnectionError():
             if certificate := _certificate_error(error):
@@ -262,8 +263,15 @@ class Call:
 
 # --- connections -------------------------------------------------------------------------------------------------
 
-_ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.BusyLoadingError
-"""What is said by who is no primary, or not yet one again."""
+_ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError
+"""What is said by who is no primary."""
+_CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError, asyncio.CancelledError
+"""How a question ends that has found no server, or none that answers. Who has no more time for it cancels it."""
+
+
+def patience(lasts: float) -> float:
+    """Return for how long to wait for an answer about what *lasts* so long: there must be time left to ask again."""
+    return max(1.0, lasts / 3)
 
 
 class Client:
@@ -303,23 +311,24 @@ class Client:
         """Turn what redis-py says into one of ours."""
         return translate(error, str(self.address), worked=self._worked, is_cluster=self.is_cluster)
 
-    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
-        """Return what *question* learns from Redis.
+    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
+        """Return what *question* learns from Redis, *within* so many seconds, if those are fewer than the timeout.
 
         Raises:
             Unavailable: There was no answer in time; what was asked may be done or not.
             ConfigError: It can't work as it is, or we are closed.
         """
         line = self._line()
-        return await self._bounded(lambda: line.ask(question))
+        return await self._bounded(lambda: line.ask(question), within)
 
-    async def _bounded(self, question: Callable[[], Awaitable[T]]) -> T:
+    async def _bounded(self, question: Callable[[], Awaitable[T]], within: float | None) -> T:
         """Return what *question* learns within the time given. May raise as :meth:`ask`."""
+        within = self.options.timeout if within is None else min(within, self.options.timeout)
         try:
-            async with asyncio.timeout(self.options.timeout):
+            async with asyncio.timeout(within):
                 answer = await question()
         except TimeoutError as error:
-            raise self.translated(exceptions.TimeoutError()) from error
+            raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
         except exceptions.RedisError as error:
             raise self.translated(error) from error
         self._worked = True
@@ -330,11 +339,16 @@ class Client:
         return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
 
     async def run(
-        self, script: Script, keys: Sequence[str], *arguments: Argument, before: Sequence[Argument] = ()
+        self,
+        script: Script,
+        keys: Sequence[str],
+        *arguments: Argument,
+        before: Sequence[Argument] = (),
+        within: float | None = None,
     ) -> Answer:
         """Run *script*, and return what it returns; *before* it, in the same round trip, give a command."""
         if before:
-            return (await self.run_all([Call(script, keys, arguments)], before=before))[0]
+            return (await self.run_all([Call(script, keys, arguments)], before=before, within=within))[0]
 
         async def run(redis: aioredis.Redis) -> Answer:
             try:
@@ -342,9 +356,11 @@ class Client:
             except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
-        return await self.ask(run)
+        return await self.ask(run, within=within)
 
-    async def run_all(self, calls: Sequence[Call], *, before: Sequence[Argument] = ()) -> list[Answer]:
+    async def run_all(
+        self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None
+    ) -> list[Answer]:
         """Run many scripts in one round trip, and return what each returns. They may lie in several slots."""
 
         async def run_all(redis: aioredis.Redis) -> list[Answer]:
@@ -361,7 +377,7 @@ class Client:
                     raise answer
             return answers
 
-        return await self.ask(run_all)
+        return await self.ask(run_all, within=within)
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""
@@ -381,6 +397,7 @@ class Line:
         self._address = address
         self._options = options
         self.redis: aioredis.Redis = connected(address, options)
+        self._has_idle = False
         self._left: set[aioredis.Redis] = set()
         self._burials: set[asyncio.Task[None]] = set()
 
@@ -388,22 +405,31 @@ class Line:
         """Return what *question* learns, over connections that are taken to lead to a server that answers."""
         redis = self.redis
         try:
-            return await question(redis)
-        except _ASTRAY:
-            self._leave(redis)
+            answer = await question(redis)
+        except _CUT_OFF:
+            if self._has_idle:
+                self._leave(redis)
             raise
+        except exceptions.ResponseError as error:
+            self._has_idle = True
+            if isinstance(error, _ASTRAY):
+                self._leave(redis)
+            raise
+        self._has_idle = True
+        return answer
 
     async def command(self, *words: Argument) -> Answer:
         """Give a command, and return its answer."""
         return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
 
     def _leave(self, redis: aioredis.Redis) -> None:
-        """Ask nothing more over the connections of *redis*: where one leads astray, so may the others.
+        """Ask nothing more over the connections of *redis*: where one leads astray or nowhere, so may the others.
 
         A name may belong to another server by now, and is looked up for new connections only; a server that was turned
-        into a replica does not close those that stand.
+        into a replica does not close those that stand; and what a firewall has forgotten is silent for good.
         """
         if self.redis is redis:
+            self._has_idle = False
             self.redis = connected(self._address, self._options)
             self._left.add(redis)
             # By then all that is still asked over them has ended.

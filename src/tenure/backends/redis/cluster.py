@@ -151,28 +151,35 @@ class ClusterClient(Client):
         return await self._ask_at(str(words[1]), *words)
 
     async def run(
-        self, script: Script, keys: Sequence[str], *arguments: Argument, before: Sequence[Argument] = ()
+        self,
+        script: Script,
+        keys: Sequence[str],
+        *arguments: Argument,
+        before: Sequence[Argument] = (),
+        within: float | None = None,
     ) -> Answer:
         """Run *script*, and return what it returns; *before* it, give a command."""
         if before:
-            await self.command(*before)
+            await self._ask_at(str(before[1]), *before, within=within)
         rest = (len(keys), *keys, *arguments)
         try:
-            return await self._asked_at(keys[0], "EVALSHA", script.sha, *rest)
+            return await self._asked_at(keys[0], "EVALSHA", script.sha, *rest, within=within)
         except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
-            return await self._ask_at(keys[0], "EVAL", script.text, *rest)
+            return await self._ask_at(keys[0], "EVAL", script.text, *rest, within=within)
 
-    async def run_all(self, calls: Sequence[Call], *, before: Sequence[Argument] = ()) -> list[Answer]:
+    async def run_all(
+        self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None
+    ) -> list[Answer]:
         """Run many scripts, side by side where they lie on several nodes, and return what each returns."""
         if before:
-            await self.command(*before)
+            await self._ask_at(str(before[1]), *before, within=within)
         by_node: dict[Place, list[int]] = {}
 
         async def sort(nodes: Nodes) -> None:
             for number, call in enumerate(calls):
                 by_node.setdefault(await nodes.of(key_slot(call.keys[0].encode())), []).append(number)
 
-        await self._ask_nodes(sort)
+        await self._ask_nodes(sort, within)
         answers: list[Answer] = [None] * len(calls)
 
         async def run(place: Place, numbers: list[int]) -> None:
@@ -180,11 +187,11 @@ class ClusterClient(Client):
                 some = [calls[number] for number in numbers]
                 return await nodes.at(place).ask(lambda redis: pipelined(redis, some))
 
-            for number, answer in zip(numbers, await self._ask_nodes(ask), strict=True):
+            for number, answer in zip(numbers, await self._ask_nodes(ask, within), strict=True):
                 # Not known there, or no longer there: then it was not run, and has its way to go alone.
                 if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
                     call = calls[number]
-                    answer = await self.run(call.script, call.keys, *call.arguments)
+                    answer = await self.run(call.script, call.keys, *call.arguments, within=within)
                 elif isinstance(answer, exceptions.RedisError):
                     raise self.translated(answer) from answer
                 answers[number] = answer
@@ -221,13 +228,13 @@ class ClusterClient(Client):
             nodes = self._nodes[loop] = Nodes(self.address, self.options)
         return nodes
 
-    async def _ask_at(self, key: str, *words: Argument) -> Answer:
+    async def _ask_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:
         try:
-            return await self._asked_at(key, *words)
+            return await self._asked_at(key, *words, within=within)
         except exceptions.RedisError as error:
             raise self.translated(error) from error
 
-    async def _asked_at(self, key: str, *words: Argument) -> Answer:
+    async def _asked_at(self, key: str, *words: Argument, within: float | None = None) -> Answer:
         """Give a command to the node that has *key*; NoScriptError is left to the asker."""
         slot = key_slot(key.encode())
 
@@ -244,12 +251,12 @@ class ClusterClient(Client):
                     nodes.move(slot, _moved_to(error, place[0]))
             raise exceptions.ClusterDownError(f"slot {slot} was sent from node to node")
 
-        answer = await self._ask_nodes(ask)
+        answer = await self._ask_nodes(ask, within)
         if isinstance(answer, exceptions.NoScriptError):
             raise answer
         return answer
 
-    async def _ask_nodes(self, question: Callable[[Nodes], Awaitable[T]]) -> T:
+    async def _ask_nodes(self, question: Callable[[Nodes], Awaitable[T]], within: float | None = None) -> T:
         """Ask within the time given; who did not answer is not taken for the right one any longer."""
         nodes = self._known()
 
@@ -267,4 +274,4 @@ class ClusterClient(Client):
                 nodes.forget()
                 raise
 
-        return await self._bounded(ask)
+        return await self._bounded(ask, within)

@@ -16,7 +16,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from types import MappingProxyType
 
-from tenure.backends.redis.client import Answer, Call, Client, escaped, scripts
+from tenure.backends.redis.client import Answer, Call, Client, escaped, patience, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
@@ -58,7 +58,7 @@ class RedisLeases:
         # The list of names lies in another slot, so it can't be part of the script; before it, so that none is missing.
         listing = () if name in self._listed else ("SADD", self._names, name)
         answer = await self._client.run(
-            _LUA["acquire"], keys, holder, _milliseconds(ttl), told, keys[0], before=listing
+            _LUA["acquire"], keys, holder, _milliseconds(ttl), told, keys[0], before=listing, within=patience(ttl)
         )
         self._listed.add(name)
         if not answer[0]:
@@ -72,7 +72,8 @@ class RedisLeases:
             return []
         until = _milliseconds(ttl)
         answers = await self._client.run_all(
-            [Call(_LUA["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants]
+            [Call(_LUA["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
+            within=patience(ttl),
         )
         return [
             Granted(grant, answer[1] == b"1") if answer[0] else Lost(grant)

@@ -30,7 +30,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from tenure.backends.redis.client import Answer, Argument, Client, escaped, runs, scripts
+from tenure.backends.redis.client import Answer, Argument, Client, escaped, patience, runs, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
@@ -169,7 +169,7 @@ class RedisBroker:
                 arguments += (number, "s", one.token, one.session)
             else:
                 arguments += (number, "d" if _is_dead(one.queue) else "q", one.token, one.sequence)
-        answers = await self._client.run(_LUA["renew"], keys.bases, *arguments)
+        answers = await self._client.run(_LUA["renew"], keys.bases, *arguments, within=patience(lock))
         return [Renewed(until / 1_000) if until else LAPSED for until in answers]
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
