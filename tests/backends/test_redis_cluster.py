@@ -147,6 +147,21 @@ async def test_a_node_that_is_away_is_no_answer_and_is_found_again(own: RedisClu
         await until(all_well, within=60)
 
 
+async def test_a_node_that_is_silent_takes_only_its_own_away(own: RedisCluster) -> None:
+    silent = own.nodes[0]  # the one in the URL
+    here = [name for name in NAMES if own.node_of(f"tenure:lease:{name}") is not silent]
+    there = next(name for name in NAMES if name not in here)
+    async with opened(f"{own.url}&timeout=2") as backend:
+        for name in NAMES:
+            assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
+        silent.pause()
+        for name in here[:3]:
+            with pytest.raises(Unavailable):
+                await backend.leases.acquire(there, "me#1", TTL)
+            assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
+        silent.resume()
+
+
 async def test_a_cluster_that_is_not_called_one_is_named(cluster: RedisCluster) -> None:
     elsewhere = next(name for name in NAMES if cluster.node_of(f"tenure:lease:{name}") is not cluster.nodes[0])
     async with opened(cluster.nodes[0].url) as backend:

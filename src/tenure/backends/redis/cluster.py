@@ -6,7 +6,7 @@ House rules:
   slot, and is not one step.
 - MOVED is followed: nothing was done yet. ASK is not: while a slot is on its way to another node, a part of its keys is
   here and a part is there, and a script that sees half of a queue would make another one. Whoever asks, asks again.
-- Who can't be reached may have been succeeded: then the map is forgotten, and learned anew from whoever answers.
+- Who can't be reached may have been succeeded: then the map is forgotten, and learned anew from whoever answers first.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ Place = tuple[str, int]
 REDIRECTS_MAX = 4
 """So often a question is sent on before we say that nobody has it."""
 
+HEAD_START = 0.2
+"""For so many seconds a node may think about who has which slot before another one is asked, too."""
+
 
 class Nodes:
     """The nodes as one event loop knows them: a pool for each that was asked, and who has which slot."""
@@ -50,6 +53,7 @@ class Nodes:
         self._options = options
         self._lines: dict[Place, Line] = {}
         self._slots: dict[int, Place] = {}
+        self._places: list[Place] = [self._home]
         self._learning = asyncio.Lock()
 
     def at(self, place: Place) -> Line:
@@ -62,7 +66,7 @@ class Nodes:
 
     def any(self) -> Line:
         """Return the way to some node that is thought to be there."""
-        return self.at(random.choice(self.primaries() or [self._home]))
+        return self.at(random.choice(self.primaries() or self._places))
 
     def primaries(self) -> list[Place]:
         """Return the nodes that have slots, in order."""
@@ -86,20 +90,40 @@ class Nodes:
         self._slots.clear()
 
     async def learn(self) -> None:
-        """Ask who has which slot: the node in the URL, then all that are known."""
+        """Ask who has which slot: the node in the URL, or any that had some when last we knew."""
         async with self._learning:
             if self._slots:
                 return
-            known = [self._home, *(place for place in self._lines if place != self._home)]
-            for last, place in enumerate(known, 1 - len(known)):
-                try:
-                    told: Any = await self.at(place).command("CLUSTER SLOTS")
-                except (exceptions.ConnectionError, exceptions.TimeoutError):
-                    if last == 0:
-                        raise
-                    continue
-                self._slots = dict(_slots(told, place[0]))
-                return
+            # In any order: who answered last may be cut off from the others, and know nothing new for a long time.
+            asked, told = await self._first_told(random.sample(self._places, len(self._places)))
+            self._slots = dict(_slots(told, asked[0]))
+            self._places = list({self._home, *self.primaries()})
+
+    async def _first_told(self, places: Sequence[Place]) -> tuple[Place, Any]:
+        """Return who was the first of *places* to answer, and what. One that is silent must not use up all our time."""
+        left, asked = list(places), dict[asyncio.Task[Answer], Place]()
+        try:
+            while True:
+                if left:
+                    place = left.pop(0)
+                    asked[asyncio.create_task(self._tell(place))] = place
+                done, _ = await asyncio.wait(
+                    asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for one in done:
+                    place = asked.pop(one)
+                    try:
+                        return place, one.result()
+                    except (exceptions.ConnectionError, exceptions.TimeoutError):
+                        if not asked and not left:
+                            raise
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _tell(self, place: Place) -> Answer:
+        return await self.at(place).command("CLUSTER SLOTS")
 
     @property
     def _home(self) -> Place:
