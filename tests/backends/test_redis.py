@@ -198,6 +198,20 @@ async def test_missing_rights_are_told_and_nothing_is_done(url: str, name: str) 
             assert (await other.broker.stats(name)).ready == 0
 
 
+async def test_rights_that_are_taken_away_for_a_while_end_nothing(url: str, name: str) -> None:
+    async with native(url) as client:
+        await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]
+        async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
+            grant = await won(backend.leases, name)
+            await client.execute_command("ACL", "SETUSER", f"u-{name}", "-evalsha")  # type: ignore[no-untyped-call]
+            for ask in (lambda: backend.leases.renew([grant], TTL), lambda: backend.broker.receive(name, 1, TTL)):
+                with pytest.raises(Unavailable, match=r"docs/redis\.md.*permitted before"):
+                    await ask()
+            await client.execute_command("ACL", "SETUSER", f"u-{name}", "+evalsha", "-info")  # type: ignore[no-untyped-call]
+            assert list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+            assert "permit" in advice(await backend.describe())["server's state"]
+
+
 ACL = "~tenure:* ~{tenure:* &tenure:* +@all -@admin -@dangerous +info +config|get"  # as docs/redis.md has it
 
 

@@ -41,19 +41,22 @@ Answer = Any
 """What Redis returns: bytes, numbers, None, and lists of them."""
 
 
-def translate(error: Exception, place: str, *, worked: bool = False, is_cluster: bool = False) -> TenureError:
+def translate(
+    error: Exception, place: str, *, worked: bool = False, permitted: bool = False, is_cluster: bool = False
+) -> TenureError:
     """Turn what redis-py says about the Redis at *place* into one of ours.
 
-    What can never work is a ``ConfigError``, unless it *worked* before: then somebody is changing the server, and it
-    may work again.
+    What can never work is a ``ConfigError``, unless it *worked* before (for rights: what we do was *permitted*): then
+    somebody is changing the server, and it may work again.
     """
     said = str(error).rstrip(".")
     match error:
         case exceptions.NoPermissionError():
-            return ConfigError(
+            forbidden = (
                 f"{place} does not permit this user what tenure does: {said}; "
                 "grant it the keys and commands that docs/redis.md lists"
             )
+            return Unavailable(f"{forbidden} (it was permitted before)") if permitted else ConfigError(forbidden)
         case exceptions.AuthenticationError():
             none = f"{place} wants a password, and was given none; write it into the URL: redis://:PASSWORD@…"
             wrong = f"{place} refused the user or the password: {said}; check both in the URL"
@@ -115,6 +118,11 @@ def _other(place: str, worked: bool) -> str:
     if place.startswith("rediss:"):
         return "; if this server speaks no TLS, write redis://"
     return "; if this server speaks TLS only, write rediss://"
+
+
+def is_forbidden(error: TenureError) -> bool:
+    """Tell whether *error* is about rights, whatever was permitted before."""
+    return isinstance(error.__cause__, exceptions.NoPermissionError)
 
 
 def _refusal(said: str, place: str) -> TenureError:
@@ -287,6 +295,7 @@ class Client:
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
         self._closed = False
         self._worked = False
+        self._permitted = False  # once a script has run: who may not change anything can still look
 
     def here(self) -> aioredis.Redis:
         """Return the running loop's own connections."""
@@ -309,7 +318,9 @@ class Client:
 
     def translated(self, error: Exception) -> TenureError:
         """Turn what redis-py says into one of ours."""
-        return translate(error, str(self.address), worked=self._worked, is_cluster=self.is_cluster)
+        return translate(
+            error, str(self.address), worked=self._worked, permitted=self._permitted, is_cluster=self.is_cluster
+        )
 
     async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
         """Return what *question* learns from Redis, *within* so many seconds, if those are fewer than the timeout.
@@ -356,7 +367,9 @@ class Client:
             except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
-        return await self.ask(run, within=within)
+        answer = await self.ask(run, within=within)
+        self._permitted = True
+        return answer
 
     async def run_all(
         self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None
@@ -377,7 +390,9 @@ class Client:
                     raise answer
             return answers
 
-        return await self.ask(run_all, within=within)
+        answers = await self.ask(run_all, within=within)
+        self._permitted = True
+        return answers
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""

@@ -187,9 +187,11 @@ class ClusterClient(Client):
             await self._ask_at(str(before[1]), *before, within=within)
         rest = (len(keys), *keys, *arguments)
         try:
-            return await self._asked_at(keys[0], "EVALSHA", script.sha, *rest, within=within)
+            answer = await self._asked_at(keys[0], "EVALSHA", script.sha, *rest, within=within)
         except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
-            return await self._ask_at(keys[0], "EVAL", script.text, *rest, within=within)
+            answer = await self._ask_at(keys[0], "EVAL", script.text, *rest, within=within)
+        self._permitted = True
+        return answer
 
     async def run_all(
         self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None

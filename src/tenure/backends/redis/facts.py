@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from tenure.backends import Fact
-from tenure.backends.redis.client import Answer, Client
+from tenure.backends.redis.client import Answer, Client, is_forbidden
 from tenure.backends.redis.cluster import ClusterClient
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, TenureError
 
 VERSION_MIN = (7, 0)
 
@@ -31,15 +31,23 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
     found: list[Fact] = []
     try:
         info = await command("INFO")
-    except ConfigError as error:
+    except TenureError as error:
+        if not _is_refused(error):
+            raise
         return [*found, Fact("server's state", "not told", f"{error}")]
     found += [_version(info), _role(info), *_persistence_errors(info)]
     try:
         config = await command("CONFIG GET", "*")
-    except ConfigError:
+    except TenureError as error:
+        if not _is_refused(error):
+            raise
         why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
         return [*found, Fact("configuration", "may not be read", why)]
     return [*found, _durability(config), _eviction(config)]
+
+
+def _is_refused(error: TenureError) -> bool:
+    return isinstance(error, ConfigError) or is_forbidden(error)
 
 
 def _version(info: Mapping[str, object]) -> Fact:
