@@ -6,18 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha1
 
 import pytest
 
 pytest.importorskip("azure.storage.queue")
 
+from azure.core.exceptions import HttpResponseError
+from azure.storage.queue import QueueClient
+
 import tenure
 from tenure.backends import azure_storage
+from tenure.backends.azure_storage import queue as queue_module
+from tenure.backends.azure_storage.names import queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS
+from tenure.queue.broker import QueueSettings
 from tenure.queue.message import COMPLETE, Outgoing, Settlement
 from tenure.testing import until
 from tenure.url import Url
-from tests.servers import Azurite, url_of
+from tests.servers import Azurite, shared, url_of
 
 
 @asynccontextmanager
@@ -56,3 +63,95 @@ async def test_a_dead_consumers_message_is_with_an_idle_one_soon_after_its_lock(
         await queue.drain()
         await consuming
     assert came[0] - locked < lock + 5.0
+
+
+# --- what other clients put there --------------------------------------------------------------------------------
+
+
+def native(name: str) -> QueueClient:
+    return QueueClient.from_connection_string(shared(Azurite).connection_string, name)
+
+
+@pytest.mark.parametrize("text", ["data.[]", 'data."x"', 'data.{"ttl": "soon"}', 'data.{"history": [[1]]}'])
+async def test_a_text_that_looks_like_ours_is_a_message(text: str) -> None:
+    got: list[bytes] = []
+    async with tenure.connect(url_of(Azurite)) as backend:
+        queue = backend.queue(f"looks-like-ours-{text}")
+        await queue.send(b"warm up")
+        with native(queue_of(queue.name)) as client:
+            client.send_message(text)
+        assert (await queue.stats()).ready == 2
+        await queue.consume(lambda message: got.append(message.body), until_empty=True)
+    assert got == [b"warm up", text.encode()]
+
+
+LONG = ["x," * 25_000, "x," * 32_500, "x," * 32_768, "YWJj" * 16_384]
+"""Plain texts that are too long for base64, with room for a note and without; and base64 that leaves it none."""
+
+
+@pytest.mark.parametrize("text", LONG)
+async def test_a_text_too_long_for_a_note_holds_up_nobody(text: str) -> None:
+    body = b"abc" * 16_384 if text.startswith("YWJj") else text.encode()
+    got: list[int] = []
+
+    def handle(message: tenure.Message) -> None:
+        if message.body == body:
+            got.append(message.delivery_count)
+            raise ValueError("too much")
+
+    async with tenure.connect(url_of(Azurite)) as backend:
+        queue = backend.queue(f"too-long-{sha1(text.encode()).hexdigest()[:8]}", max_deliveries=3)
+        await queue.send(b"warm up")
+        with native(queue_of(queue.name)) as client:
+            client.send_message(text)
+        await queue.send(b"good")
+        await queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(first=0, longest=0))
+        assert await queue.stats() == tenure.Stats(dead=1)
+        [letter] = await queue.dead_letters.peek()
+        assert (got, letter.body) == ([1, 2, 3], body)
+        if len(text) <= 65_000:
+            assert (letter.reason, letter.delivery_count) == ("max_deliveries", 3)
+        assert await queue.dead_letters.redrive() == 1
+        [message] = await queue.receive()
+        assert message.body == body
+        await message.give_back()
+        [message] = await queue.receive()
+        await message.dead_letter("too long", "for us")
+        [message] = await queue.dead_letters.receive()
+        assert message.body == body
+        await message.abandon()
+        [message] = await queue.dead_letters.receive()
+        await message.complete()
+        assert await queue.stats() == tenure.Stats()
+
+
+@pytest.mark.parametrize("text", LONG)
+async def test_who_finds_a_long_text_dead_receives_the_others(text: str) -> None:
+    async with tenure.connect(url_of(Azurite)) as backend:
+        queue = backend.queue(f"found-dead-{sha1(text.encode()).hexdigest()[:8]}", max_deliveries=1)
+        await queue.send(b"warm up")
+        [message] = await queue.receive()
+        await message.complete()
+        with native(queue_of(queue.name)) as client:
+            client.send_message(text)
+            [taken] = client.receive_messages(max_messages=1, visibility_timeout=1)
+            client.update_message(taken, visibility_timeout=0)
+        await queue.send(b"good")
+        assert [one.body for one in await queue.receive(max=10)] == [b"good"]
+        assert (await queue.stats()).dead == 1
+
+
+async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*given: object, **more: object) -> None:
+        raise HttpResponseError("RequestBodyTooLarge")
+
+    async with opened() as backend:
+        broker = backend.broker
+        await broker.declare("not-buried", QueueSettings(max_deliveries=1))
+        await broker.send("not-buried", [Outgoing(b"bad")])
+        [bad] = (await broker.receive("not-buried", 10, 60.0)).deliveries
+        held = broker._held[str(bad.token), bad.sequence]
+        await backend._account.ask(lambda line: broker._update(line, held, 0))
+        await broker.send("not-buried", [Outgoing(b"good")])
+        monkeypatch.setattr(queue_module, "_put", refused)
+        assert [one.body for one in (await broker.receive("not-buried", 10, 60.0)).deliveries] == [b"good"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -87,7 +89,13 @@ def test_a_lease_id_is_a_terms_own() -> None:
 FAILURE = Failure("ValueError", "no such customer: 'Ünïcödé'", "Traceback …" * 1_000)
 
 
-@given(st.binary(max_size=300), st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.booleans()))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+@given(
+    st.binary(max_size=300),
+    st.dictionaries(TEXTS.filter(bool), TEXTS | st.integers(-(2**63), 2**63 - 1) | st.booleans()),
+)
 def test_a_text_can_be_read_back(body: bytes, headers: dict[str, str | int | bool]) -> None:
     note = Note("id", headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE)
     got, back = read(written(body, note))
@@ -100,20 +108,103 @@ def test_a_plain_message_is_plain_base64() -> None:
     assert read(None) == (b"", Note())
 
 
-@pytest.mark.parametrize("text", ["not base64!", "SGVsbG8=.{broken", 'SGVsbG8=.{"foreign": 1}', "a.b", "SGVsbG8=.7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not base64!",
+        "SGVsbG8=.{broken",
+        "a.b",
+        "SGVsbG8=.7",
+        "data.[]",
+        'data.["x"]',
+        'data."hello"',
+        "data.null",
+        "data." + "[" * 60_000,
+        'data.{"id":' + "[" * 60_000,
+        'data.{"foreign": 1}',
+        'data.{"id": 5}',
+        'data.{"id": ""}',
+        'data.{"reply_to": "a$b"}',
+        'data.{"correlation_id": "\\ud800"}',
+        'data.{"headers": [["a"]]}',
+        'data.{"headers": {"a": []}}',
+        'data.{"headers": null}',
+        'data.{"ttl": "soon"}',
+        'data.{"ttl": -1}',
+        'data.{"ttl": NaN}',
+        f'data.{{"ttl": 1{"0" * 400}}}',
+        'data.{"uncounted": "1"}',
+        'data.{"uncounted": -1}',
+        'data.{"sequence": 1.5}',
+        f'data.{{"sequence": {2**70}}}',
+        'data.{"enqueued_at": Infinity}',
+        f'data.{{"dead_at": 1{"0" * 400}}}',
+        'data.{"reason": null}',
+        'data.{"description": 5}',
+        'data.{"history": 5}',
+        'data.{"history": [[1]]}',
+        'data.{"history": [{"number": 1}]}',
+        'data.{"history": [{"number": 1, "at": 5, "outcome": "abandoned", "error": {"type": "x"}}]}',
+        'data.{"error": {"type": "x", "message": 5}}',
+        'data.{"error": "x"}',
+        "text\n.{}",
+        'text\n.{"foreign": 1}',
+        'text\n.["reason"]',
+    ],
+)
 def test_what_others_wrote_is_a_body(text: str) -> None:
     assert read(text) == (text.encode(), Note())
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=9), inside, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([one.name for one in fields(Note)]), _JSON), st.sampled_from([".", "\n."]))
+def test_a_note_that_is_read_can_be_written(said: dict[str, object], dot: str) -> None:
+    text = f"data{dot}{json.dumps(said)}"
+    body, note = read(text)
+    if body != text.encode():
+        assert read(written(body, note))[1] == note
 
 
 @pytest.mark.parametrize("size", [0, 45_000, 48_000, 49_152])
 def test_a_note_is_cut_to_what_fits(size: int) -> None:
     history = tuple(Attempt(number, 5.0, "abandoned", FAILURE) for number in range(50))
     note = Note("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
-    text = fitted(b"x" * size, note)
-    assert len(text) <= TEXT_MAX
-    body, kept = read(text)
+    before = base64.b64encode(b"x" * size).decode()
+    text = fitted(before, b"x" * size, note)
+    assert (text is None) == (size > 49_000), "then it stays as it is"
+    assert len(text or "") <= TEXT_MAX
+    body, kept = read(text or before)
     assert body == b"x" * size
-    assert kept.reason == ("bad" if size < 49_000 else None)
+    assert kept.reason == (None if text is None else "bad")
+
+
+@pytest.mark.parametrize("text", ["x," * 25_000, "é" * 32_000, "x.\n." * 13_000, 'AAAA.{"ttl": 5}' * 4_000])
+def test_a_text_too_long_for_base64_stays_plain(text: str) -> None:
+    note = Note("id", reason="bad", description="d" * 9_000, history=(Attempt(1, 5.0, "abandoned", FAILURE),))
+    noted = fitted(text, text.encode(), note)
+    assert noted is not None
+    assert len(noted.encode()) <= TEXT_MAX
+    assert noted.startswith(text)
+    body, kept = read(noted)
+    assert (body.decode(), kept.id, kept.reason) == (text, "id", "bad")
+    again = fitted(noted, body, replace(kept, reason="worse"))
+    assert again is not None
+    assert read(again) == (body, replace(kept, reason="worse"))
+
+
+def test_a_note_for_which_there_is_no_room_takes_nothing_away() -> None:
+    long = "x," * 32_768
+    assert fitted(long, long.encode(), Note(reason="bad")) is None
+    body, note = b"x" * 45_000, Note(headers={"a": "b" * 5_500})
+    text = written(body, note)
+    assert len(text) < TEXT_MAX
+    assert fitted(text, body, replace(note, uncounted=10**9)) is None, "rather than without its headers"
 
 
 # --- addresses ---------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class Held:
     ends: float
     """By our clock, when the lock is over for certain."""
     note: Note
+    text: str
+    """As it stands in the queue."""
     flying: int = 0
     """How many requests about it are under way; each may bring a new receipt."""
     is_settled: bool = False

@@ -277,15 +277,17 @@ class AzureBroker:
         most = math.inf
         if not dead and any(one.count > 1 for one in page):
             most = (await self.settings(queue)).max_deliveries
-        deliveries = []
+        deliveries, dead_by_now = [], []
         for one in page:
-            held = Held(queue, str(one.raw.id), str(one.raw.pop_receipt), ends, one.note)
+            held = Held(queue, str(one.raw.id), str(one.raw.pop_receipt), ends, one.note, one.raw.content or "")
             if not dead and (one.is_expired or one.count > most):
-                await self._account.ask(partial(self._find_dead, held=held, one=one))
+                dead_by_now.append(partial(self._find_dead, held=held, one=one))
                 continue
             delivery = delivery_of(queue, one, token)
             self._held[token, delivery.sequence] = held
             deliveries.append(delivery)
+        with suppress(Unavailable):  # it comes again when its lock has ended; the others are not to wait for that
+            await self._account.ask_all(dead_by_now)
         return deliveries
 
     async def _find_dead(self, line: Line, held: Held, one: Found) -> None:
@@ -358,13 +360,13 @@ class AzureBroker:
             note = filled_up(note, count - 1, now).after(Attempt(count, now, "abandoned", verdict.error))
             if not expired and count < most:
                 delay = min(DELAY_MAX, math.ceil(verdict.delay))
-                return await self._let_go(line, held, delay, fitted(delivery.body, note))
+                return await self._let_go(line, held, delay, fitted(held.text, delivery.body, note))
             reason, why = (EXPIRED, EXPIRED_TOLD) if expired else (MAX_DELIVERIES, tried(count))
             grave = grave_of(delivery, note, reason, why, count, now)
         elif expired:
             grave = grave_of(delivery, note, EXPIRED, EXPIRED_TOLD, count - 1, now)
         else:
-            given = fitted(delivery.body, replace(note, uncounted=note.uncounted + 1))
+            given = fitted(held.text, delivery.body, replace(note, uncounted=note.uncounted + 1))
             return await self._let_go(line, held, 0, given)
         answer = await self._bury(line, held, grave, delivery.body, anew=True)
         return SETTLED_DEAD if isinstance(verdict, Abandon) and isinstance(answer, Settled) else answer
@@ -375,7 +377,7 @@ class AzureBroker:
         if isinstance(verdict, DeadLetter):
             error = verdict.error or held.note.error
             note = replace(held.note, reason=verdict.reason, description=verdict.description, error=error)
-            text = fitted(delivery.body, settled_down(note, delivery))
+            text = fitted(held.text, delivery.body, settled_down(note, delivery))
         elif isinstance(verdict, Abandon):
             delay = min(DELAY_MAX, math.ceil(verdict.delay))
         return await self._let_go(line, held, delay, text)
@@ -464,7 +466,7 @@ class AzureBroker:
         if anew and await self._update(line, held, MOVING) is None:
             return LAPSED
         dead = dead_letters_of(held.queue)
-        copy = await _put(line, queue=dead, text=fitted(body, note), delay=0)
+        copy = await _put(line, queue=dead, text=fitted(held.text, body, note) or held.text, delay=0)
         answer = await self._delete(line, held)
         if isinstance(answer, Lapsed):  # somebody else has it after all: it is not dead
             await said(_client(line, dead).delete_message(copy.id, copy.pop_receipt), *_GONE)
@@ -500,7 +502,8 @@ class AzureBroker:
                 dead_at=0.0,
                 error=None,
             )
-            await _put(line, queue=queue, text=fitted(one.body, note), delay=0)
+            text = one.raw.content or ""
+            await _put(line, queue=queue, text=fitted(text, one.body, note) or text, delay=0)
 
         return await self._take_out(queue, which, limit, back)
 
@@ -611,7 +614,7 @@ class AzureBroker:
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Refuse."""
-        _impossible("an inbox that remembers ids")
+        _impossible("inbox that remembers ids")
 
 
 def _impossible(what: str) -> NoReturn:
@@ -628,7 +631,7 @@ def _check(delivery: Delivery, verdict: Verdict) -> None:
             f"delay, or {_INSTEAD}"
         )
     if isinstance(verdict, Complete) and verdict.remember:
-        _impossible("an inbox that remembers ids")
+        _impossible("inbox that remembers ids")
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
