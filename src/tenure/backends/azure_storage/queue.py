@@ -112,7 +112,7 @@ LOOK_AGAIN = 1.0
 
 _MISSING = ("QueueNotFound",)
 _GONE = ("MessageNotFound", "PopReceiptMismatch", *_MISSING)
-_INSTEAD = "use a backend that can, such as postgresql:// or servicebus://"
+_INSTEAD = "use a backend that can, such as postgresql:// or redis://"
 
 
 class AzureBroker:

@@ -1,0 +1,24 @@
+"""Whoever is sent to another backend, by a page or by a message, finds it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tenure.registry import BACKENDS
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = {"http", "https", "psycopg"}
+"""What names no store: addresses on the web, and SQLAlchemy's own ``postgresql+psycopg``."""
+
+
+def test_every_scheme_that_is_named_has_a_backend() -> None:
+    pages = [*ROOT.glob("*.md"), *(page for room in ("docs", "examples", "src") for page in (ROOT / room).rglob("*"))]
+    named = {
+        (scheme, str(page.relative_to(ROOT)))
+        for page in pages
+        if page.suffix in {".md", ".py", ".sql", ".lua"}
+        for scheme in re.findall(r"([a-z]+)://", page.read_text())
+    }
+    assert len(named) > 50
+    assert {(scheme, page) for scheme, page in named if scheme not in BACKENDS and scheme not in OTHERS} == set()
