@@ -15,8 +15,8 @@ def book(message: tenure.sync.Message) -> None:
 
 
 with closing(sqlite3.connect("work.db")) as connection, connection:
-    connection.execute("CREATE TABLE account (balance INTEGER)")
-    connection.execute("INSERT INTO account VALUES (0)")
+    connection.execute("CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY, balance INTEGER)")
+    connection.execute("INSERT OR IGNORE INTO account VALUES (1, 0)")
 
 with tenure.sync.connect("sqlite:///work.db") as backend:
     bookings = backend.queue("bookings")
