@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from tenure import registry
@@ -91,6 +91,16 @@ class Backend:
             raise
         self._keeper = keeper
         return self
+
+    if not TYPE_CHECKING:  # so that type checkers go on refusing it
+
+        def __enter__(self) -> None:
+            raise TypeError(
+                "tenure.connect() is for 'async with'; in a program without asyncio, "
+                "write 'with tenure.sync.connect(…) as backend:'"
+            )
+
+        __exit__ = __enter__  # Python looks for both first
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

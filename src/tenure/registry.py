@@ -47,4 +47,4 @@ def load(url: Url) -> ModuleType:
         raise BackendNotInstalled(
             f"{url.scheme}:// needs the package {error.name!r}, which is not installed; "
             f"run: pip install 'tenure[{extra}]'"
-        ) from error
+        ) from None

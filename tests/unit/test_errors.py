@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 import tenure
-from tenure import errors
+from tenure import errors, registry
+from tenure.url import Url
 
 
 @pytest.mark.parametrize("name", ["ConfigError", "BackendNotInstalled", "Unavailable", "TermLost", "LockLost"])
@@ -18,6 +21,20 @@ def test_one_except_catches_all(name: str) -> None:
 def test_a_missing_driver_is_a_matter_of_configuration() -> None:
     assert issubclass(errors.BackendNotInstalled, errors.ConfigError)
     assert not issubclass(errors.Unavailable, errors.ConfigError)
+
+
+def test_a_missing_driver_is_told_in_one_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"redis": ("no_such_driver", "redis")}
+    monkeypatch.setattr(registry, "BACKENDS", missing)
+    with pytest.raises(tenure.BackendNotInstalled, match=r"run: pip install 'tenure\[redis\]'") as caught:
+        registry.load(Url.parse("redis://host"))
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+
+
+async def test_with_instead_of_async_with_points_to_the_one_for_threads() -> None:
+    backend = tenure.connect("memory:")
+    with pytest.raises(TypeError, match=r"with tenure\.sync\.connect"), backend:  # type: ignore[attr-defined]
+        pass
 
 
 def test_the_nearest_name_is_suggested_if_it_is_near() -> None:
