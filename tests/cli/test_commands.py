@@ -220,7 +220,7 @@ def test_doctor_on_a_good_store(url: str, store: None, capsys: Captured) -> None
 
 def test_doctor_knows_what_a_memory_store_can_not_do(capsys: Captured) -> None:
     code, out, _ = tell(capsys, "doctor", "memory:", "--strict")
-    assert code == Exit.FOUND
+    assert code == Exit.BROKEN
     assert "! survives restart: " in out
 
 

@@ -50,19 +50,19 @@ def test_queues(capsys: Captured) -> None:
     assert code == 0
     assert told["messages"] >= 300
     code, out, _ = tell(capsys, "--queues", "--seeds", "0-9", "--jobs", "1", "--mutant", "counts-give-back")
-    assert code == Exit.FOUND
+    assert code == Exit.BROKEN
     assert out.splitlines()[-1].startswith("replay: tenure sim --queues --seed ")
 
 
 def test_a_broken_promise_is_shown_with_the_line_that_replays_it(capsys: Captured) -> None:
     code, out, _ = tell(capsys, "--seeds", "0-50", "--jobs", "1", "--mutant", "counts-from-answer")
-    assert code == Exit.FOUND
+    assert code == Exit.BROKEN
     replay = out.splitlines()[-1].removeprefix("replay: tenure sim ")
     code, again, _ = tell(capsys, *shlex.split(replay))
-    assert code == Exit.FOUND
+    assert code == Exit.BROKEN
     assert again in out
     code, out, _ = tell(capsys, *shlex.split(replay), "--json")
-    assert code == Exit.FOUND
+    assert code == Exit.BROKEN
     assert json.loads(out)["violations"]
 
 

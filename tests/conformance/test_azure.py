@@ -12,7 +12,7 @@ import pytest
 
 from tenure.backends import azure_storage
 from tenure.backends.azure_storage import leases
-from tenure.backends.azure_storage.queue import TRAITS as QUEUE_TRAITS
+from tenure.backends.azure_storage.queue import QUEUE_TRAITS
 from tenure.clock import Clock
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker

@@ -41,8 +41,10 @@ class PeersHarness(LeaseHarness):
         self._opened = 0
         for member in self._members:
             await member._open()
-        for member in self._members:
-            await until(member._running()[1].voter.is_awake, within=60, what="the end of the silence")
+        members = self._members
+        await until(
+            lambda: all(one._running()[1].voter.awake for one in members), within=60, what="the end of the silence"
+        )
 
     def _member(self, addresses: tuple[str, ...], me: int, listener: socket.socket) -> Member:
         fleet = Fleet(addresses, me, self.strategy, ttl_max=TRAITS.ttl_max, heartbeat=HEARTBEAT, patience=0.05)

@@ -293,7 +293,7 @@ async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads(
         awake, now = machine.voter.awake, clock.now()
         assert not awake or now >= machine.voter.silent_until
         clock.turned += 1.0
-        await until(machine.voter.is_awake)
+        await until(lambda: machine.voter.awake)
         task.cancel()
         await asyncio.wait({task})
 

@@ -82,7 +82,7 @@ def command(
         say_json(summary.as_json())
     else:
         show_summary(console, summary)
-    return Exit.FOUND if summary.problems() else Exit.DONE
+    return Exit.BROKEN if summary.problems() else Exit.DONE
 
 
 @contextmanager
@@ -120,7 +120,7 @@ async def _interruptible(setting: Setting, display: Display) -> Summary:
     try:
         return await playing
     except Failed as failure:
-        raise Failure(Exit.FOUND, str(failure)) from failure
+        raise Failure(Exit.BROKEN, str(failure)) from failure
     except asyncio.CancelledError:
         if came:
             raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes are ended") from None

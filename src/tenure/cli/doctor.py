@@ -38,7 +38,7 @@ def command(ctx: click.Context, address: str | None, on: str | None, strict: boo
         say_json(_for_programs(diagnosis, advice))
     else:
         _for_people(diagnosis, advice)
-    return Exit.FOUND if advice and strict else Exit.DONE
+    return Exit.BROKEN if advice and strict else Exit.DONE
 
 
 async def _examine(url: str) -> Diagnosis:

@@ -84,7 +84,7 @@ def _show_one(report: Outcome, as_json: bool) -> int:
     else:
         for line in (*report.trace, str(report)):
             say(line)
-    return Exit.DONE if report.ok else Exit.FOUND
+    return Exit.DONE if report.ok else Exit.BROKEN
 
 
 def _search(reports: Iterator[Outcome], seeds: range | None, amount: int | None, unit: str, as_json: bool) -> int:
@@ -105,7 +105,7 @@ def _search(reports: Iterator[Outcome], seeds: range | None, amount: int | None,
     else:
         verdict = f"\n{broken}\nreplay: {broken.replay}" if broken else " every promise was kept"
         say(f"{done} {unit} in {runs} seeds, {virtual / 3600:.1f} virtual hours in {took:.1f} s:{verdict}")
-    return Exit.FOUND if broken else Exit.DONE
+    return Exit.BROKEN if broken else Exit.DONE
 
 
 # --- progress ----------------------------------------------------------------------------------------------------

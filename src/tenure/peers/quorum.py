@@ -87,6 +87,7 @@ class Voter:
         """The highest token known, of any name. A claim takes a higher one."""
         self.silent_until = now
         self.awake = False
+        """Whether we vouch for anybody."""
         self._bound, self._bound_at = floor, now
         self._heard: set[int] = set()
         self._unheard: set[int] = set()
@@ -126,10 +127,6 @@ class Voter:
         self._bound = max(self._bound + int((now - self._bound_at) * 1000), self.newest)
         self._bound_at = now
         return self._bound
-
-    def is_awake(self) -> bool:
-        """Return whether we vouch for anybody."""
-        return self.awake
 
     def learn(self, token: int) -> None:
         """Take note of a token that was given somewhere."""

@@ -9,8 +9,7 @@ from tenure.backends.azure_storage.address import DEVELOPMENT_ACCOUNT, Options, 
 from tenure.backends.azure_storage.client import Account
 from tenure.backends.azure_storage.fence import Fence
 from tenure.backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, lease_id
-from tenure.backends.azure_storage.queue import TRAITS as QUEUE_TRAITS
-from tenure.backends.azure_storage.queue import AzureBroker
+from tenure.backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
 from tenure.clock import Clock, SystemClock
 from tenure.errors import TenureError
 from tenure.url import Url

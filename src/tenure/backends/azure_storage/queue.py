@@ -78,7 +78,7 @@ from tenure.queue.message import (
 
 T = TypeVar("T")
 
-TRAITS = QueueTraits(
+QUEUE_TRAITS = QueueTraits(
     lock_min=1.0,
     lock_max=604_800.0,
     body_max=45_000,  # 60,000 in base64, and room for a note
@@ -131,7 +131,7 @@ class AzureBroker:
     @property
     def traits(self) -> QueueTraits:
         """What this broker can do."""
-        return TRAITS
+        return QUEUE_TRAITS
 
     def close(self) -> None:
         """End the hints."""

@@ -9,8 +9,7 @@ from tenure.backends.postgres.client import VERSION, Client, Options
 from tenure.backends.postgres.fence import fence
 from tenure.backends.postgres.leases import TRAITS, PostgresLeases
 from tenure.backends.postgres.migrate import Migrated, migrate, migrate_with
-from tenure.backends.postgres.queue import TRAITS as QUEUE_TRAITS
-from tenure.backends.postgres.queue import PostgresBroker
+from tenure.backends.postgres.queue import QUEUE_TRAITS, PostgresBroker
 from tenure.backends.postgres.wake import Wake
 from tenure.clock import Clock
 from tenure.url import Url

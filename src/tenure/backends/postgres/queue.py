@@ -49,7 +49,7 @@ from tenure.queue.message import (
     Verdict,
 )
 
-TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28)
 
 TIDY_AFTER = 200
 """So many statements after the last time, a queue is tidied by this process; each leaves a narrow row behind."""
@@ -74,7 +74,7 @@ class PostgresBroker:
         self._client = client
         self._wake = wake
         self._schema = client.options.schema
-        self._traits = replace(TRAITS, hints=client.options.listen)
+        self._traits = replace(QUEUE_TRAITS, hints=client.options.listen)
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._chores: set[asyncio.Task[None]] = set()
 
