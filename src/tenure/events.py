@@ -43,7 +43,7 @@ class Renewed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RenewalMissed(Event):
-    """A renewal brought no yes and no no; it is tried again inside the time left."""
+    """A renewal got no answer; it is tried again inside the time left."""
 
     token: int
     why: str

@@ -108,7 +108,7 @@ def test_send_later(capsys: Captured) -> None:
         (("queue", "--every", "1"), 2, "give --watch, too"),
         (("queue", "--count", "1"), 2, "give --watch, too"),
         (("dead", "purge", "orders", "--all", "--sequence", "1"), 2, "--all removes all"),
-        (("dead", "purge", "orders"), 2, "it is not said which ones to remove"),
+        (("dead", "purge", "orders"), 2, "nothing says which ones to remove"),
         (("dead", "bury", "orders"), 2, "No such command 'bury'"),
         (("dead", "list", "orders", "--reason"), 2, "requires an argument; see: tenure dead list --help"),
         (("send", "orders", "--id"), 2, "requires an argument; see: tenure send --help"),

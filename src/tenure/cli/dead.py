@@ -104,7 +104,7 @@ def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: boo
 def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, **chosen: Any) -> int:
     """Remove dead letters of QUEUE for good: those chosen, or --all."""
     if not every and not _given(chosen):
-        raise click.UsageError("it is not said which ones to remove; choose with --id, --sequence, --reason, or --all")
+        raise click.UsageError("nothing says which ones to remove; choose with --id, --sequence, --reason, or --all")
     if every and _given(chosen):
         raise click.UsageError("--all removes all, and --id, --sequence or --reason choose some; give one of them")
     count = complete(_on(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))

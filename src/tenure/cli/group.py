@@ -193,7 +193,7 @@ def key_value(text: str) -> tuple[str, str]:
 def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
     if not url and not ctx.resilient_parsing:
         raise click.UsageError(
-            "it is not said which store to use; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
+            "no store given; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
             ctx,
         )
     if url and url.partition(":")[0] == "memory" and not ctx.resilient_parsing:

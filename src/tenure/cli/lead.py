@@ -53,7 +53,7 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     ended; a second one kills it. If no CMD is running, tenure ends at once.
     """
     refuse_both(verbose, quiet)
-    require_runnable(argv[0], "nobody was kept from leading")
+    require_runnable(argv[0], "no lease was taken")
     stop_timeout = options.pop("stop_timeout")
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
