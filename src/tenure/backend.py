@@ -22,7 +22,7 @@ from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Leader
-from tenure.pacing import DERIVED, Timing
+from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits
 from tenure.queue.desk import Desk
 from tenure.queue.message import Stats, check_name
@@ -133,12 +133,12 @@ class Backend:
         self,
         name: str,
         *,
-        ttl: float = DERIVED,
-        renew_every: float = DERIVED,
-        retry_every: float = DERIVED,
+        ttl: float | None = None,
+        renew_every: float | None = None,
+        retry_every: float | None = None,
         drift: float = 0.05,
-        margin: float = DERIVED,
-        grace: float = DERIVED,
+        margin: float | None = None,
+        grace: float | None = None,
         stall_after: float | None = None,
         health: Health | None = None,
         overrun: Literal["report", "exit"] = "report",
@@ -165,9 +165,11 @@ class Backend:
         """
         keeper, driver, opened = self._connected()
         traits = opened.leases.traits
-        if ttl is DERIVED:
+        if ttl is None:
             ttl = min(max(TTL_USUAL, traits.ttl_min), traits.ttl_max)
-        timing = Timing(ttl, renew_every, retry_every, drift, margin, grace)
+        times = {"renew_every": renew_every, "retry_every": retry_every, "margin": margin, "grace": grace}
+        given = {name: time for name, time in times.items() if time is not None}
+        timing = Timing(ttl, drift=drift, **given)
         require_ttl(timing.ttl, traits)
         return Election(
             name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from tenure.errors import ConfigError
 
@@ -18,8 +18,8 @@ RENEWALS_TOGETHER = 0.2
 MARGIN_MOST = 1.0
 """A margin that follows from ``ttl`` is never longer."""
 
-DERIVED = float("nan")
-"""The mark of a time that was not given, and follows from ``ttl``: this very object, and no other nan."""
+DERIVED: Final[Any] = None
+"""The default of a time that follows from another if it is not given; once a ``Timing`` is built, it is a number."""
 
 SHORTEST = 1e-6
 """Nothing is asked more often, in seconds: no clock and no timer is finer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import random
 import re
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tenure
 from tenure.errors import ConfigError
 from tenure.pacing import ATTEMPTS_MIN, Timing, later, sooner
 
@@ -34,6 +36,12 @@ def test_the_defaults_are_as_documented() -> None:
     assert timing.window == pytest.approx(13.5)
     assert timing.office == pytest.approx(11.5)
     assert timing.attempts == 4
+
+
+def test_what_is_not_given_is_shown_as_none() -> None:
+    for takes_times in (Timing, tenure.Backend.election, tenure.sync.Backend.election):
+        times = inspect.signature(takes_times).parameters
+        assert [times[name].default for name in ("renew_every", "retry_every", "margin", "grace")] == [None] * 4
 
 
 @given(seconds)

@@ -57,9 +57,9 @@ class Fleet:
                     "leaders)"
                 )
             object.__setattr__(self, "quorum", "majority")
-        if math.isnan(self.heartbeat):
+        if self.heartbeat is DERIVED:
             object.__setattr__(self, "heartbeat", self.ttl_max / 15)
-        if math.isnan(self.patience):
+        if self.patience is DERIVED:
             object.__setattr__(self, "patience", self.heartbeat / 4)
         for name in ("ttl_max", "heartbeat", "patience"):
             value = getattr(self, name)

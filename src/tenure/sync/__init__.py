@@ -25,7 +25,6 @@ from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.loopthread import LoopThread
 from tenure.observe.hook import tell_hook
-from tenure.pacing import DERIVED
 from tenure.queue.desk import BlockingMessage as Message
 from tenure.sync.elections import Election, Term
 from tenure.sync.portal import blocking
@@ -75,12 +74,12 @@ class Backend:
         self,
         name: str,
         *,
-        ttl: float = DERIVED,
-        renew_every: float = DERIVED,
-        retry_every: float = DERIVED,
+        ttl: float | None = None,
+        renew_every: float | None = None,
+        retry_every: float | None = None,
         drift: float = 0.05,
-        margin: float = DERIVED,
-        grace: float = DERIVED,
+        margin: float | None = None,
+        grace: float | None = None,
         stall_after: float | None = None,
         health: Health | None = None,
         overrun: Literal["report", "exit"] = "report",
