@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tenure import events as events
     from tenure import sync as sync
     from tenure.backend import Backend as Backend
     from tenure.backend import Diagnosis as Diagnosis
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tenure.errors import TenureError as TenureError
     from tenure.errors import TermLost as TermLost
     from tenure.errors import Unavailable as Unavailable
+    from tenure.events import Event as Event
     from tenure.lease import Leader as Leader
     from tenure.pacing import Timing as Timing
     from tenure.queue.consumer import Consumer as Consumer
@@ -45,6 +47,7 @@ _HOMES = {
     "tenure.backend": ("Backend", "Diagnosis", "connect"),
     "tenure.election.elector": ("Election", "Term"),
     "tenure.errors": ("BackendNotInstalled", "ConfigError", "LockLost", "TenureError", "TermLost", "Unavailable"),
+    "tenure.events": ("Event",),
     "tenure.lease": ("Leader",),
     "tenure.pacing": ("Timing",),
     "tenure.queue.consumer": ("Consumer",),
@@ -56,6 +59,7 @@ _HOMES = {
     "tenure.queue.session": ("Session",),
     "tenure.queue.session_consumer": ("SessionConsumer",),
 }
+_MODULES = ("events", "sync")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -67,6 +71,7 @@ __all__ = [
     "DeadMessage",
     "Diagnosis",
     "Election",
+    "Event",
     "Failure",
     "Leader",
     "LockLost",
@@ -91,8 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return import_module("tenure.sync")
+    if name in _MODULES:
+        return import_module(f"tenure.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'tenure' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

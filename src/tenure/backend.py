@@ -314,7 +314,8 @@ def connect(
     Args:
         url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``peers://…`` or ``memory:``; options
             stand in the query and are checked.
-        on_event: Called on the caller's loop with everything that happens to its candidates (``tenure.events``).
+        on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
+            ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
 
     Raises:
         ConfigError: The URL names no backend, or an option is unknown or doesn't fit.
