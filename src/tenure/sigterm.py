@@ -12,8 +12,30 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
-_told: list[Callable[[], object]] = []
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Party:
+    """Somebody to be told, and where: on a loop, or wherever the signal is heard."""
+
+    tell: Callable[[], object]
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop | None
+
+    def is_beside(self, other: _Party) -> bool:
+        return self.thread is other.thread and self.loop is other.loop
+
+    def hear(self) -> None:
+        if self.loop is None:
+            self.tell()
+        else:
+            with suppress(RuntimeError):  # that loop is closed, and who was on it has ended
+                self.loop.call_soon_threadsafe(self.tell)
+
+
+_parties: list[_Party] = []
 _let_go: Callable[[], object] | None = None  # of the signal, while we have it
 
 
@@ -21,8 +43,8 @@ _let_go: Callable[[], object] | None = None  # of the signal, while we have it
 def sigterm_tells(tell: Callable[[], object], wanted: bool | None = None) -> Iterator[None]:
     """Inside this block, call *tell* when SIGTERM comes, if *wanted* is not False.
 
-    The signal is caught in the main thread only, and only if nobody else handles it. Whoever is elsewhere is told if
-    somebody there has caught it.
+    The signal is caught for those in the main thread, as long as there are any, and only if nobody else handles it.
+    Whoever is in another thread is told along with them.
 
     Args:
         tell: Called on the loop that runs here; without one, in the main thread.
@@ -31,17 +53,16 @@ def sigterm_tells(tell: Callable[[], object], wanted: bool | None = None) -> Ite
     if wanted is False:
         yield
         return
-    loop = _running()
-    call = tell if loop is None else lambda: _tell_there(loop, tell)
-    _told.append(call)
-    is_main = threading.current_thread() is threading.main_thread()
+    party = _Party(tell, threading.current_thread(), _running())
+    _parties.append(party)
+    is_main = party.thread is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        _catch(loop)
+        _catch(party.loop)
     try:
         yield
     finally:
-        _told.remove(call)
-        if is_main and not _told:  # only the main thread can; else the next signal finds nobody, and is let go of then
+        _parties.remove(party)
+        if is_main and not any(map(party.is_beside, _parties)):
             _release()
 
 
@@ -49,11 +70,11 @@ def _catch(loop: asyncio.AbstractEventLoop | None) -> None:
     global _let_go
     if loop is None:
         signal.signal(signal.SIGTERM, _hear)
-        _let_go = lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)  # noqa: E731  # as short as it is below
+        _let_go = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         return
     with suppress(NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
         loop.add_signal_handler(signal.SIGTERM, _hear)
-        _let_go = lambda: loop.remove_signal_handler(signal.SIGTERM)  # noqa: E731
+        _let_go = partial(loop.remove_signal_handler, signal.SIGTERM)
 
 
 def _release() -> None:
@@ -65,10 +86,8 @@ def _release() -> None:
 
 def _hear(*_: object) -> None:
     _release()
-    if not _told:  # all who were left have gone, elsewhere
-        signal.raise_signal(signal.SIGTERM)
-    for tell in _told:
-        tell()
+    for party in _parties.copy():  # others may come or go meanwhile, in their threads
+        party.hear()
 
 
 def _running() -> asyncio.AbstractEventLoop | None:
@@ -76,8 +95,3 @@ def _running() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _tell_there(loop: asyncio.AbstractEventLoop, tell: Callable[[], object]) -> None:
-    with suppress(RuntimeError):  # that loop is closed, and who was on it has ended
-        loop.call_soon_threadsafe(tell)

@@ -191,9 +191,14 @@ def calls(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in dir(suite):
         if name.startswith("test_"):
             marks = getattr(getattr(suite, name), "pytestmark", [])
-            lists = [[{mark.args[0]: value} for value in mark.args[1]] for mark in marks if mark.name == "parametrize"]
+            lists = [[*_arguments(*mark.args[:2])] for mark in marks if mark.name == "parametrize"]
             for chosen in itertools.product(*lists):
                 yield name, {key: value for one in chosen for key, value in one.items()}
+
+
+def _arguments(names: str | tuple[str, ...], choices: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for choice in choices:
+        yield {names: choice} if isinstance(names, str) else dict(zip(names, choice, strict=True))
 
 
 async def findings(plant: type[MemoryLeases]) -> set[str]:

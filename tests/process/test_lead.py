@@ -344,10 +344,10 @@ def test_kill_9_of_the_guard_takes_along_what_forks_all_the_time(stage: Stage) -
 
 
 def test_what_forks_all_the_time_does_not_outlive_its_term(stage: Stage) -> None:
-    first = stage.sh(FORKING)
+    first = stage.sh(FORKING, *SHORT)
     old = stage.wait_for_start(count=10)
-    stage.sh(BEATS)
-    first.send_signal(signal.SIGSTOP)
+    stage.sh(BEATS, *SHORT)
+    stop(first.pid, stage.folder / "work.db")
     stage.wait_for_start(after=old)
     stage.judge_that_nothing_forks()
     stage.judge()
