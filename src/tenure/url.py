@@ -22,7 +22,7 @@ _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A backend's address, taken apart; ``str()`` of it shows no password.
+    """A backend's address, taken apart; neither ``str()`` nor ``repr()`` of it shows a password.
 
     ``path`` is as written (for SQLite, what follows the third slash); ``query`` holds the options, still as text.
     """
@@ -31,7 +31,7 @@ class Url:
     netloc: str
     path: str
     query: Mapping[str, str]
-    written: str = dataclasses.field(repr=False)
+    written: str
 
     @classmethod
     def parse(cls, written: str) -> Url:
@@ -82,6 +82,9 @@ class Url:
 
     def __str__(self) -> str:
         return redact(self.written)
+
+    def __repr__(self) -> str:
+        return f"Url({str(self)!r})"
 
 
 def redact(url: str) -> str:

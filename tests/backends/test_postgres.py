@@ -15,7 +15,7 @@ import pytest
 
 from tenure.backends import postgres
 from tenure.backends.postgres import wake
-from tenure.backends.postgres.client import VERSION, Line
+from tenure.backends.postgres.client import VERSION, Line, Options
 from tenure.backends.postgres.migrate import functions
 from tenure.cli import main
 from tenure.election.store import LeaseStore
@@ -104,6 +104,12 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 # --- the address -------------------------------------------------------------------------------------------------
+
+
+def test_no_password_is_shown_where_a_traceback_tells_of_locals() -> None:
+    options = Url.parse("postgresql://host?password=hush&sslpassword=hush").options(Options)
+    assert (options.password, options.sslpassword) == ("hush", "hush")
+    assert "hush" not in repr(options)
 
 
 @pytest.mark.parametrize(

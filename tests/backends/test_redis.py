@@ -535,7 +535,7 @@ def test_an_address_is_taken_apart() -> None:
     address = address_of(Url.parse("rediss://us%40er:p%2Fw@example.org:7000/3"))
     assert (address.host, address.port, address.database) == ("example.org", 7000, 3)
     assert (address.username, address.password, address.is_tls) == ("us@er", "p/w", True)
-    assert "p/w" not in str(address)
+    assert "p/w" not in str(address) + repr(address)
     plain = address_of(Url.parse("redis://localhost"))
     assert (plain.port, plain.database, plain.username, plain.password) == (6379, 0, None, None)
 

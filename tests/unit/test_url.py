@@ -120,6 +120,11 @@ def test_no_secret_is_shown(written: str, shown: str) -> None:
     assert "hush" not in redact(written)
 
 
+def test_no_secret_is_shown_where_a_traceback_tells_of_locals() -> None:
+    url = Url.parse("redis://me:hush@host/0?password=hush")
+    assert repr(url) == "Url('redis://me:***@host/0?password=***')"
+
+
 @pytest.mark.parametrize(
     "written",
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -18,7 +18,7 @@ class Order:
 
     name: str
     command: tuple[str, ...]
-    url: str
+    url: str = field(repr=False)
     settings: dict[str, Any]  # of the election, as given
     again: bool
     stop_timeout: float | None

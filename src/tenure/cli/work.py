@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ class Order:
     queue: str
     command: tuple[str, ...]
     handler: str | None
-    url: str
+    url: str = field(repr=False)
     settings: dict[str, Any]  # of the queue, as given
     concurrency: int
     sessions: bool

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tenure
@@ -44,7 +44,7 @@ class Setting:
 
     job: Job
     place: Path  # the folder for everything that is written
-    url: str | None  # None: an SQLite file in place
+    url: str | None = field(repr=False)  # None: an SQLite file in place
     instances: int
     ttl: float | None  # None: a short one
 

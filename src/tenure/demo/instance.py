@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Station:
     """What an instance is told when it is started."""
 
     number: int
-    url: str
+    url: str = field(repr=False)
     election: str
     ttl: float
     ledger: str

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -147,7 +147,7 @@ class Options:
     host: str | None = None
     port: str | None = None
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     passfile: str | None = None
     dbname: str | None = None
     service: str | None = None
@@ -155,7 +155,7 @@ class Options:
     sslcert: str | None = None
     sslkey: str | None = None
     sslcrl: str | None = None
-    sslpassword: str | None = None
+    sslpassword: str | None = field(default=None, repr=False)
     sslnegotiation: Literal["postgres", "direct"] | None = None
     ssl_min_protocol_version: str | None = None
     ssl_max_protocol_version: str | None = None

@@ -16,12 +16,12 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha1
 from importlib import resources
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -191,14 +191,15 @@ class Options:
         return f"{self.prefix}lease:" if self.lease_prefix is None else self.lease_prefix
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Address:
     """Where a Redis is, and who we are there."""
 
     host: str
     port: int
     database: int
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     is_tls: bool
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from redis import exceptions
@@ -60,7 +61,7 @@ class Nodes:
         """Return the way to a node."""
         line = self._lines.get(place)
         if line is None:
-            address = self._address._replace(host=place[0], port=place[1])
+            address = replace(self._address, host=place[0], port=place[1])
             line = self._lines[place] = Line(address, self._options)
         return line
 
