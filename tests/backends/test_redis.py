@@ -617,3 +617,19 @@ async def test_history_is_kept_to_its_newest_part(url: str, name: str) -> None:
             await broker.settle([Settlement(claim.deliveries[0], Abandon())])
         [dead] = await broker.peek_dead(name, EVERYTHING, 1)
         assert [attempt.number for attempt in dead.history] == list(range(11, 61))
+
+
+async def test_counts_are_exact_however_much_has_come_due(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as client:
+        broker, moment = backend.broker, 0.001
+        for _ in range(5):
+            await broker.send(name, [Outgoing(ttl=moment)] * 5_000)
+        await broker.send(name, [Outgoing(delay=moment)] * 3_000)
+        sent_at = await client.time()
+
+        async def all_due() -> bool:
+            return tuple(await client.time()) >= (sent_at[0], sent_at[1] + 10_000)
+
+        await until(all_due)
+        stats = await broker.stats(name)
+        assert (stats.ready, stats.delayed, stats.dead) == (3_000, 0, 25_000)

@@ -278,7 +278,10 @@ class RedisBroker:
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
-        ready, locked, delayed, deferred, dead, age = await self._client.run(_LUA["stats"], [self._base(queue)])
+        counts: Answer = []
+        while not counts:  # what time has brought is counted where it belongs now, so it is moved there first, in parts
+            counts = await self._client.run(_LUA["stats"], [self._base(queue)])
+        ready, locked, delayed, deferred, dead, age = counts
         if _is_dead(queue):
             return Stats(dead=dead)
         return Stats(ready, locked, delayed, deferred, dead, age / 1_000)
