@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -16,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # these need a server, and are run beside the other tests of it
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
 EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED and one not in TESTS)
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md", "docs/sqlite.md")
+WHOLE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md", "docs/sqlite.md")
+TOURS = ("docs/elections.md", "docs/queues.md", "docs/testing.md")  # they show pieces of the examples
+DOCUMENTS = WHOLE + TOURS
 
 SAYS = {
     "leader": r"page 1 of the report, written in term 1\npage 2 .* term 1\npage 3 .* term 1\n",
@@ -25,8 +28,13 @@ SAYS = {
     "fenced_write": r"refused: token 1 .*\nterm 2: the second leader's line\nterm 1: the first leader's line\n",
     "consume": r"(order \d is served, delivery 1\n){3}",
     "consume_threads": r"order 1 is served\norder 3 is served\norder-2 is dead: no such customer; order 2 .*\n",
+    "consume_settings": r"(plain is served, delivery 1\n|busy is served, delivery 3\n){2}"
+    r"\['ValueError', 'unreadable'\]\nthe sum of the first 10,001 squares is 333,383,335,000\n",
+    "events": r"nightly-report: .* ended: ended\norders: a message is dead: no such customer\n1 term, 1 dead letter\n",
     "exactly_once": r"2 receipts\nthe balance is 12\n",
+    "leader_settings": r"(10\.0\.0\.1:8080 leads\n|page written in term 1\n)+now the leader is None\n",
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
+    "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
     "request_reply": r"kettle: 12\.5\n",
     "session": r"anna has 7\nben has 7\n",
     **dict.fromkeys(
@@ -36,7 +44,11 @@ SAYS = {
     "observe": r"(nobody leads\n)?anna leads, term 1\n(nobody leads\n)?ben leads, term 2\nnobody leads\n",
 }
 
-WARNS = {"consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n"}
+WARNS = {
+    "consume_settings": r"(calls: message .*\n){4}",
+    "consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n",
+    "events": r"orders: message .*: put among the dead letters .*\n",
+}
 """What the log of tenure says on standard error; of all others, nothing."""
 
 
@@ -83,14 +95,31 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr  # on what the first run has left
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def python_in(document: str) -> list[str]:
+    found: list[str] = re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return found
+
+
+@pytest.mark.parametrize("document", WHOLE)
 def test_python_in_the_documents_is_an_example(document: str) -> None:
     sources = {example.read_text() for example in EXAMPLES}
-    for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL):
+    for block in python_in(document):
         assert block in sources, f"{document} shows Python that is no file of examples/:\n{block}"
+
+
+@pytest.mark.parametrize("document", TOURS)
+def test_python_in_the_tours_is_a_piece_of_an_example(document: str) -> None:
+    sources = ["\n" + example.read_text() for example in (*EXAMPLES, *TESTS)]
+    blocks = python_in(document)
+    assert blocks
+    for block in blocks:
+        pieces = ["\n" + indent(block, " " * deep) for deep in (0, 4, 8, 12)]  # of a module, or of a function in it
+        assert any(piece in source for piece in pieces for source in sources), (
+            f"{document} shows Python that is no piece of a file of examples/:\n{block}"
+        )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_in_the_documents_lead_somewhere(document: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", (ROOT / document).read_text()):
-        assert (ROOT / target).exists(), f"{document} links to {target}, which is not there"
+        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}, which is not there"

@@ -1,0 +1,41 @@
+"""Lead only while the work makes progress, tell the others who leads, and step down when asked."""
+
+import asyncio
+
+import tenure
+
+
+def disk_is_there() -> bool:
+    return True  # look at whatever the work can't do without
+
+
+async def coordinate(term: tenure.Term) -> None:
+    while True:
+        term.check()
+        print(f"page written in term {term.token}")
+        term.beat()  # without a beat for stall_after seconds, the lease is not renewed
+        await asyncio.sleep(0.1)
+
+
+async def main() -> None:
+    async with tenure.connect("sqlite:///work.db") as backend:
+        election = backend.election(
+            "nightly-report",
+            ttl=15,  # seconds until a dead leader's name is free
+            metadata={"address": "10.0.0.1:8080"},  # what the others read of the leader
+            stall_after=10,
+            health=disk_is_there,
+        )
+        stop = asyncio.Event()
+        leading = asyncio.create_task(election.run(coordinate, stop=stop))
+        async for leader in election.observe():  # at first, and then at every change
+            if leader is not None:
+                print(f"{leader.metadata['address']} leads")
+                break
+        stop.set()  # contend no more
+        await election.resign()  # cancels the work; election.ask_to_resign() asks whoever leads
+        await leading
+        print(f"now the leader is {await election.leader()}")
+
+
+asyncio.run(main())

@@ -1,0 +1,39 @@
+"""The tables of events say what ``tenure.events`` says: each event once, with its fields and its first sentence."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from tenure import events
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def names(kind: type[events.Event]) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def row(kind: type[events.Event]) -> str:
+    """Return how *kind* is to stand in a table; what all events, or all of messages, have in common is left out."""
+    of_message = issubclass(kind, events.MessageEvent)
+    own = names(kind)[len(names(events.MessageEvent if of_message else events.Event)) :]
+    told = " ".join([*(["…"] if of_message else []), *(f"`{name}`" for name in own)])
+    return f"| `{kind.__name__}` | {told} | {(inspect.getdoc(kind) or '').splitlines()[0]} |"
+
+
+def test_the_tables_say_what_the_events_say() -> None:
+    kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
+    told = [row(kind) for kind in kinds if kind not in (events.Event, events.MessageEvent)]
+    pages = "".join((DOCS / page).read_text() for page in ("elections.md", "queues.md"))
+    assert re.findall(r"^\| `[A-Z].*$", pages, re.MULTILINE) == told
+
+
+def test_the_page_names_every_reason_and_what_events_have_in_common() -> None:
+    elections, queues = ((DOCS / page).read_text() for page in ("elections.md", "queues.md"))
+    [reasons] = re.findall(r"^`reason` is (.*)\.$", elections, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", reasons) == list(events.Reason.__args__)  # type: ignore[attr-defined]
+    assert all(f"`{name}`" in elections for name in names(events.Event))
+    assert all(f"`{name}`" in queues for name in names(events.MessageEvent)[3:])
