@@ -177,11 +177,15 @@ def test_an_empty_queue_that_was_used_is_no_error(url: str, capsys: Captured, li
     assert tell(capsys, *line.split())[::2] == (0, "")
 
 
-def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(url: str, capsys: Captured) -> None:
+def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     tell(capsys, "send", "orders", "x")
-    assert tell(capsys, "work", "ordres", "--until-empty", "--", "true") == (0, "", NEVER)
-    assert tell(capsys, "work", "ordres", "--until-empty", "--quiet", "--", "true") == (0, "", "")
-    assert tell(capsys, "work", "orders", "--until-empty", "--", "true") == (0, "", "")
+    worker = ["--until-empty", "--handler", "builtins:repr"]  # for a command, this process would adopt orphans
+    assert tell(capsys, "work", "ordres", *worker) == (0, "", NEVER)
+    assert tell(capsys, "work", "ordres", *worker, "--quiet") == (0, "", "")
+    assert tell(capsys, "work", "orders", *worker) == (0, "", "")
     assert received(url) == []
 
 
