@@ -14,7 +14,6 @@ ATTEMPTS_MIN = 3
 RENEWALS_TOGETHER = 0.2
 """A renewal may go out this share of ``renew_every`` early, so that many of one process share one statement."""
 
-
 MARGIN_MOST = 1.0
 """A margin that follows from ``ttl`` is never longer."""
 
@@ -24,8 +23,8 @@ DERIVED: Final[Any] = None
 SHORTEST = 1e-6
 """Nothing is asked more often, in seconds: no clock and no timer is finer."""
 
-LONGEST = 1e12
-"""Nothing lasts longer, in seconds: what is reckoned with must stay a float."""
+LONGEST = 250e9
+"""Nothing lasts longer, in seconds, and no moment is later, in Unix seconds: every store can count so far."""
 
 
 class Dice(Protocol):
@@ -62,15 +61,15 @@ class Timing:
     grace: float = DERIVED
 
     def __post_init__(self) -> None:
-        self._number("ttl", self.ttl, above=0.0)
+        check_seconds("ttl", self.ttl, above=0.0)
         self._derive("renew_every", self.ttl / 3)
         self._derive("retry_every", min(2.0, self.ttl * 2 / 15))
         self._derive("margin", min(MARGIN_MOST, self.ttl / 20))
         self._derive("grace", min(2.0, self.ttl * 2 / 15))
         for name in ("renew_every", "retry_every"):
-            self._number(name, getattr(self, name), above=0.0, least=SHORTEST)
+            check_seconds(name, getattr(self, name), above=0.0, least=SHORTEST)
         for name in ("drift", "margin", "grace"):
-            self._number(name, getattr(self, name), least=0.0)
+            check_seconds(name, getattr(self, name), least=0.0)
         if self.drift >= 1.0:
             raise ConfigError(f"drift ({self.drift:g}) must be less than 1: it is a share of ttl; try drift=0.05")
         if self.window <= self.grace:
@@ -111,16 +110,24 @@ class Timing:
         if getattr(self, name) is DERIVED:
             object.__setattr__(self, name, value)
 
-    @staticmethod
-    def _number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == math.inf:
-            raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
-        if abs(value) > LONGEST:
-            raise ConfigError(f"{name} must be at most {LONGEST:g} s")
-        if above is not None and value <= above:
-            raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
-        if least is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least:g}, not {value:g}")
+
+def check_seconds(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    what: str = "a finite number of seconds",
+) -> None:
+    """Refuse what is no number of seconds, or more than every clock and store can count."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) == math.inf or value != value:
+        raise ConfigError(f"{name} must be {what}, not {value!r:.80}")
+    if abs(value) > LONGEST:
+        raise ConfigError(f"{name} must be at most {LONGEST:g} s")
+    if above is not None and value <= above:
+        raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
+    if least is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least:g}, not {value:g}")
 
 
 def sooner(duration: float, dice: Dice, share: float = 0.1) -> float:

@@ -252,7 +252,7 @@ def test_a_grace_that_is_none_is_refused_and_nothing_ends(backend: tenure.sync.B
     consuming = threading.Thread(target=lambda: queue.consume(lambda message: None))
     consuming.start()
     wait_until(lambda: queue._behind._at_work)
-    with pytest.raises(tenure.ConfigError, match="grace must be a finite number of seconds, at least 0, not"):
+    with pytest.raises(tenure.ConfigError, match="grace must be"):
         queue.drain(grace=grace)
     assert consuming.is_alive()
     queue.drain()

@@ -666,6 +666,9 @@ def _named(work: object) -> str:
 def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
     if metadata is None:
         return NO_METADATA
+    given: object = metadata
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"metadata must be a mapping of text to text, not {given!r:.80}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"metadata must map text to text, and has {key!r}: {value!r}")

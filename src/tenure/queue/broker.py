@@ -22,12 +22,12 @@ What every broker keeps to:
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from tenure.errors import ConfigError
+from tenure.pacing import check_seconds
 from tenure.queue.message import (
     DeadMessage,
     Delivery,
@@ -38,6 +38,7 @@ from tenure.queue.message import (
     Settled,
     Settlement,
     Stats,
+    check_count,
 )
 
 Support = Literal["native", "emulated", "impossible"]
@@ -92,16 +93,10 @@ class QueueSettings:
     body_max: int = 1_048_576
 
     def __post_init__(self) -> None:
-        for name, least in (("lock", 0.0), ("dedupe_window", 0.0)):
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ConfigError(f"{name} must be a finite number of seconds, not {value!r}")
-            if value < least or (name == "lock" and value == 0):
-                raise ConfigError(f"{name} must be more than 0 s, not {value:g}")
+        check_seconds("lock", self.lock, above=0.0)
+        check_seconds("dedupe_window", self.dedupe_window, least=0.0)
         for name in ("max_deliveries", "body_max"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+            check_count(name, getattr(self, name))
 
     def check(self, traits: QueueTraits) -> None:
         """Refuse what the broker with *traits* can't keep.

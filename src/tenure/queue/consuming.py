@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from tenure.errors import ConfigError, nearest
-from tenure.pacing import Timing
-from tenure.queue.desk import Message, check_seconds
+from tenure.pacing import Timing, check_seconds
+from tenure.queue.desk import Message
 from tenure.queue.handlers import RunIn
 from tenure.queue.machine import Habits
 from tenure.queue.retry import RetryPolicy
@@ -57,8 +57,8 @@ class Consuming:
     poll_every: float = 5.0
 
     def __post_init__(self) -> None:
-        check_seconds(self.grace, "grace")
-        check_seconds(self.inbox, "inbox")
+        check_seconds("grace", self.grace, least=0.0)
+        check_seconds("inbox", self.inbox, least=0.0)
         retry: object = self.retry
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(first=1)")

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
 from tenure.errors import ConfigError
+from tenure.pacing import check_seconds
 from tenure.queue.broker import EVERYTHING, Claim, Selection
 from tenure.queue.desk import Desk, Message
-from tenure.queue.message import DeadMessage, dead_letters_of
+from tenure.queue.message import DeadMessage, check_count, check_sequences, check_text, dead_letters_of
 
 PAGE = 100
 
@@ -45,7 +46,8 @@ class DeadLetters:
             ids, sequences, reason, dead_before, where: Which ones; see the class.
             after: Begin behind this sequence.
         """
-        _check_limit(limit)
+        check_count("limit", limit)
+        check_sequences("after", [after])
         which = replace(_selection(ids, sequences, reason, dead_before), after=after)
         if where is None:
             return list(await self._desk.broker.peek_dead(self._desk.name, which, limit))
@@ -64,7 +66,7 @@ class DeadLetters:
             max: The most to return.
             wait: How many seconds to wait for the first.
         """
-        _check_limit(max, "max")
+        check_count("max", max)
         desk = self._desk
         await desk.ready()
 
@@ -94,7 +96,7 @@ class DeadLetters:
             dry_run: Only count them.
         """
         if limit is not None:
-            _check_limit(limit)
+            check_count("limit", limit)
         which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
         return await self._desk.broker.redrive(self._desk.name, which, limit, dry_run=dry_run)
 
@@ -115,7 +117,7 @@ class DeadLetters:
             limit: The most to remove, oldest first.
         """
         if limit is not None:
-            _check_limit(limit)
+            check_count("limit", limit)
         which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
         return await self._desk.broker.purge(self._desk.name, which, limit)
 
@@ -143,14 +145,17 @@ def _selection(
     for name, given in (("ids", ids), ("sequences", sequences)):
         if isinstance(given, (str, bytes)):
             raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
-    return Selection(
+    which = Selection(
         sequences=None if sequences is None else frozenset(sequences),
         ids=None if ids is None else frozenset(ids),
         reason=reason,
         dead_before=dead_before,
     )
-
-
-def _check_limit(limit: object, name: str = "limit") -> None:
-    if type(limit) is not int or limit < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1, not {limit!r}")
+    check_sequences("a sequence", which.sequences or ())
+    for one in which.ids or ():
+        check_text("an id", one)
+    if reason is not None:
+        check_text("reason", reason, optional=True)
+    if dead_before is not None:
+        check_seconds("dead_before", dead_before, what="finite Unix seconds")
+    return which

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
+from tenure.pacing import check_seconds
 from tenure.queue.bodies import decode
 from tenure.queue.broker import Broker, Claim, QueueSettings
 from tenure.queue.message import (
@@ -132,7 +132,7 @@ class Desk:
 
         None, if it has found nothing when *wait* seconds are over. *name* is the queue whose hints count, if not ours.
         """
-        check_seconds(wait, "wait")
+        check_seconds("wait", wait, least=0.0)
         give_up = self.clock.now() + wait
         woken = asyncio.Event()
         listening: asyncio.Task[None] | None = None
@@ -352,7 +352,7 @@ class Message(Received):
 
     async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
         """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
-        check_seconds(delay)
+        check_seconds("delay", delay, least=0.0)
         await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
 
     async def defer(self) -> None:
@@ -487,7 +487,7 @@ def completion(desk: Desk, sends: Sequence[tuple[str, Outgoing]], remember: floa
     """Return the verdict that completes, sends and remembers; refuse what can't be sent."""
     if not sends and not remember:
         return COMPLETE
-    check_seconds(remember, "remember")
+    check_seconds("remember", remember, least=0.0)
     ready = [(check_name(queue), checked([message], desk.settings.body_max)[0]) for queue, message in sends]
     return Complete(tuple(ready), float(remember))
 
@@ -500,9 +500,3 @@ def answer_to(message: Received, body: bytes, headers: Headers | None, json: obj
     if headers is not None:
         options["headers"] = headers
     return message.reply_to, outgoing(body, json, options)
-
-
-def check_seconds(delay: object, what: str = "delay") -> None:
-    """Refuse what is no number of seconds."""
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay < math.inf:
-        raise ConfigError(f"{what} must be a finite number of seconds, at least 0, not {delay!r}")

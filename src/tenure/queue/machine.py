@@ -40,10 +40,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
 
-from tenure.errors import ConfigError
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded
 from tenure.lease import trusted_until
-from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, later, sooner
+from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, check_seconds, later, sooner
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -55,6 +54,7 @@ from tenure.queue.message import (
     Settlement,
     Token,
     Verdict,
+    check_count,
 )
 
 NEVER = math.inf
@@ -139,15 +139,12 @@ class Habits:
     hints: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("prefetch", 0)):
-            value: object = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        check_count("concurrency", self.concurrency)
+        check_count("prefetch", self.prefetch, least=0)
         for name in ("max_hold", "poll_every"):
             value = getattr(self, name)
-            # max_hold=math.inf: for ever
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ConfigError(f"{name} must be more than 0 s, not {value!r}")
+            if value != math.inf:  # for ever, never
+                check_seconds(name, value, above=0.0)
 
 
 def sure_until(asked_at: float, timing: Timing) -> float:

@@ -13,7 +13,7 @@ House rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 from zlib import crc32
 
 from tenure.errors import ConfigError
+from tenure.pacing import check_seconds
 
 HeaderValue = str | int | float | bool
 Headers = Mapping[str, HeaderValue]
@@ -34,6 +35,7 @@ PRIORITY_MAX = 9
 NAME_MAX = 200
 TEXT_MAX = 255
 INT_MAX = 2**63 - 1
+COUNT_MAX = 2**31 - 1
 TRACEBACK_MAX = 16_384
 MESSAGE_MAX = 4_096
 DESCRIPTION_MAX = 4_096
@@ -172,9 +174,9 @@ def _checked(message: Outgoing, body_max: int) -> Outgoing:
         changes["headers"] = _headers(message.headers)
     if message.at is not None:
         changes["at"] = _moment(message.at, message.delay)
-    _duration("delay", message.delay, least=0.0)
+    check_seconds("delay", message.delay, least=0.0)
     if message.ttl is not None:
-        _duration("ttl", message.ttl, above=0.0)
+        check_seconds("ttl", message.ttl, above=0.0)
     if type(message.priority) is not int or not 0 <= message.priority <= PRIORITY_MAX:
         raise ConfigError(f"priority must be a whole number from 0 to {PRIORITY_MAX}, not {message.priority!r}")
     for name in ("id", "session", "correlation_id"):
@@ -214,25 +216,9 @@ def _moment(at: object, delay: float) -> float:
             raise ConfigError(
                 f"at ({at.isoformat()}) must have a time zone; try at=….astimezone() or tzinfo=timezone.utc"
             )
-        return at.timestamp()
-    _duration("at", at, least=0.0, what="a datetime or finite Unix seconds")
+        at = at.timestamp()
+    check_seconds("at", at, least=0.0, what="a datetime or finite Unix seconds")
     return float(at)  # type: ignore[arg-type]
-
-
-def _duration(
-    name: str,
-    value: object,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    what: str = "a finite number of seconds",
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be {what}, not {value!r}")
-    if least is not None and value < least:
-        raise ConfigError(f"{name} must be at least {least:g}, not {value:g}")
-    if above is not None and value <= above:
-        raise ConfigError(f"{name} must be more than {above:g} s, not {value:g}")
 
 
 def check_name(name: object, what: str = "the queue's name", *, optional: bool = False) -> str:
@@ -262,6 +248,20 @@ def check_text(what: str, text: object, most: int = TEXT_MAX, *, optional: bool 
     _encodable(what, text)
 
 
+def check_count(what: str, count: object, least: int = 1, most: int = COUNT_MAX) -> None:
+    """Refuse a *count* that is no whole number, less than *least*, or more than every store can count."""
+    if type(count) is not int or count < least:
+        raise ConfigError(f"{what} must be a whole number of at least {least}, not {count!r:.80}")
+    if count > most:
+        raise ConfigError(f"{what} must not be more than {most:,}")
+
+
+def check_sequences(what: str, sequences: Iterable[object]) -> None:
+    """Refuse what can't be the sequence of a message."""
+    for one in sequences:
+        check_count(what, one, least=0, most=INT_MAX)
+
+
 def _encodable(what: str, text: str) -> None:
     if text.isascii():
         if "\0" in text:
@@ -283,9 +283,13 @@ def partition_of(key: str | bytes, partitions: int) -> str:
 
         await queue.send(body, session=partition_of(customer, 16))
     """
-    if type(partitions) is not int or partitions < 1:
-        raise ConfigError(f"partitions must be a whole number of at least 1, not {partitions!r}")
-    number = crc32(key.encode() if isinstance(key, str) else key) % partitions
+    check_count("partitions", partitions)
+    if isinstance(key, str):
+        _encodable("key", key)
+        key = key.encode()
+    if not isinstance(key, bytes):
+        raise ConfigError(f"key must be text or bytes, not {key!r:.80}; try str(…)")
+    number = crc32(key) % partitions
     return f"partition-{number}"
 
 
@@ -319,7 +323,7 @@ class Failure:
         told = "".join(format_exception(error))
         if len(told) > TRACEBACK_MAX:
             told = "…" + told[-TRACEBACK_MAX:]
-        return cls(name, storable(text[:MESSAGE_MAX]), storable(told))
+        return cls(storable(name)[:TEXT_MAX], storable(text[:MESSAGE_MAX]), storable(told))
 
 
 def storable(text: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from tenure.errors import ConfigError, Unavailable
+from tenure.pacing import check_seconds
 from tenure.queue.desk import POLL, Desk, Received, listen
 from tenure.queue.message import (
     COMPLETE,
@@ -72,6 +73,7 @@ class Requests:
         Raises:
             TimeoutError: None came within *timeout* seconds.
         """
+        check_seconds("timeout", timeout, least=0.0)
         if message.reply_to is not None:
             raise ConfigError(f"request() has a reply queue of its own; reply_to={message.reply_to!r} is for send()")
         correlation = message.correlation_id or secrets.token_hex(12)

@@ -9,14 +9,25 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Unpack
 
-from tenure.errors import ConfigError
+from tenure.pacing import check_seconds
 from tenure.queue.broker import Claim
 from tenure.queue.consumer import Consumer
 from tenure.queue.consuming import ConsumeOptions, Consuming
 from tenure.queue.dead import DeadLetters
-from tenure.queue.desk import Desk, Message, Received, check_seconds
+from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.handlers import CALLING, Handler
-from tenure.queue.message import NO_HEADERS, NOT_GIVEN, Headers, Outgoing, SendOptions, Stats, check_text, outgoing
+from tenure.queue.message import (
+    NO_HEADERS,
+    NOT_GIVEN,
+    Headers,
+    Outgoing,
+    SendOptions,
+    Stats,
+    check_count,
+    check_sequences,
+    check_text,
+    outgoing,
+)
 from tenure.queue.producer import Producer, Requests
 from tenure.queue.session import Session
 from tenure.queue.session_consumer import SessionConsumer
@@ -142,8 +153,7 @@ class Queue:
         Raises:
             Unavailable: The broker could not be asked.
         """
-        if type(max) is not int or max < 1:
-            raise ConfigError(f"max must be a whole number of at least 1, not {max!r}")
+        check_count("max", max)
         desk = self._desk
         await desk.ready()
 
@@ -156,6 +166,7 @@ class Queue:
 
     async def receive_deferred(self, *sequences: int) -> list[Message]:
         """Lock deferred messages by their ``sequence``; those that are gone or locked are left out."""
+        check_sequences("a sequence", sequences)
         desk = self._desk
         await desk.ready()
         claim = await desk.claim(lambda: desk.broker.receive_deferred(desk.name, sequences, desk.settings.lock))
@@ -164,6 +175,8 @@ class Queue:
 
     async def peek_deferred(self, limit: int = 100, *, after: int = 0) -> list[Received]:
         """Return deferred messages with a sequence above *after*, in order, without locking them."""
+        check_count("limit", limit)
+        check_sequences("after", [after])
         return [Received(one) for one in await self._desk.broker.peek_deferred(self.name, limit, after)]
 
     def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
@@ -273,7 +286,7 @@ class Queue:
     def drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
         """End what :meth:`consume` runs here as :meth:`drain` does, and don't wait; from whatever thread."""
         if grace is not None:
-            check_seconds(grace, "grace")
+            check_seconds("grace", grace, least=0.0)
         at_work = list(self._at_work)
         for one in at_work:
             one.tell(one.consumer.drain, grace)

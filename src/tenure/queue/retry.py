@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tenure.errors import ConfigError
-from tenure.pacing import Dice
+from tenure.pacing import Dice, check_seconds
 from tenure.queue.message import Abandon, DeadLetter, Failure, Verdict, check_description, check_text
 
 
@@ -20,9 +19,8 @@ class Retry(Exception):
     """
 
     def __init__(self, after: float | None = None) -> None:
-        given: object = after
-        if given is not None and (type(given) not in (int, float) or not 0 <= after < math.inf):  # type: ignore[operator]
-            raise ConfigError(f"after must be a finite number of seconds, at least 0, not {after!r}")
+        if after is not None:
+            check_seconds("after", after, least=0.0)
         super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
         self.after = after
 
@@ -73,9 +71,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("first", "factor", "longest", "jitter"):
-            value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a finite number, at least 0, not {value!r}")
+            check_seconds(name, getattr(self, name), least=0.0, what="a finite number")
         if self.factor < 1:
             raise ConfigError(f"factor ({self.factor:g}) must be at least 1: a wait doesn't shrink; try factor=2")
         if self.jitter > 1:

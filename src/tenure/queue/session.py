@@ -8,13 +8,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from tenure.errors import LockLost, TenureError
+from tenure.errors import ConfigError, LockLost, TenureError
 from tenure.pacing import Timing
 from tenure.queue.broker import Claim, NoSession
 from tenure.queue.consumer import LockKeeper, Why, outlast
 from tenure.queue.desk import Desk, Message, Unsettled
 from tenure.queue.machine import Habits, Hold, Locks, sure_until
-from tenure.queue.message import Delivery, Lapsed, SessionLock, Token
+from tenure.queue.message import Delivery, Lapsed, SessionLock, Token, check_count
 
 FOREVER = 1e9
 
@@ -118,6 +118,7 @@ class Session:
         Raises:
             LockLost: The session is no longer ours.
         """
+        check_count("max", max)
         held, desk = self._lock(), self._desk
 
         async def look() -> tuple[list[Message] | None, float | None]:
@@ -153,8 +154,14 @@ class Session:
         """Store *state* for this session, for whoever has it next. None forgets it.
 
         Raises:
+            ConfigError: It is no bytes.
             LockLost: The session is no longer ours.
         """
+        given: object = state
+        if isinstance(given, (bytearray, memoryview)):
+            state = bytes(given)
+        elif given is not None and not isinstance(given, bytes):
+            raise ConfigError(f"a session's state must be bytes or None, not {type(given).__name__}; encode it")
         if isinstance(await self._desk.broker.write_state(self._lock(), state), Lapsed):
             raise LockLost(self._obituary())
         self.state = state
