@@ -25,7 +25,8 @@ class _Party:
     loop: asyncio.AbstractEventLoop | None
 
     def is_beside(self, other: _Party) -> bool:
-        return self.thread is other.thread and self.loop is other.loop
+        """Whether they are on one loop; a thread without one has nobody beside it, for it waits."""
+        return self.loop is not None and self.loop is other.loop
 
     def hear(self) -> None:
         if self.loop is None:
@@ -54,23 +55,27 @@ def sigterm_tells(tell: Callable[[], object], wanted: bool | None = None) -> Ite
         yield
         return
     party = _Party(tell, threading.current_thread(), _running())
-    _parties.append(party)
     is_main = party.thread is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        _catch(party.loop)
-    try:
+    try:  # from here on, for an interrupt may come at any line
+        _parties.append(party)
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            _catch(party.loop)
         yield
     finally:
-        _parties.remove(party)
+        with suppress(ValueError):
+            _parties.remove(party)
         if is_main and not any(map(party.is_beside, _parties)):
             _release()
+
+
+# An interrupt may come at any line of these two, too: what is not let go of then is when the next one ends.
 
 
 def _catch(loop: asyncio.AbstractEventLoop | None) -> None:
     global _let_go
     if loop is None:
-        signal.signal(signal.SIGTERM, _hear)
         _let_go = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _hear)
         return
     with suppress(NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
         loop.add_signal_handler(signal.SIGTERM, _hear)
@@ -79,13 +84,15 @@ def _catch(loop: asyncio.AbstractEventLoop | None) -> None:
 
 def _release() -> None:
     global _let_go
-    let_go, _let_go = _let_go, None
-    if let_go is not None:
-        let_go()
+    if _let_go is not None:
+        _let_go()
+        _let_go = None
 
 
 def _hear(*_: object) -> None:
     _release()
+    if not _parties:  # an interrupt came when it was to be let go of
+        signal.raise_signal(signal.SIGTERM)
     for party in _parties.copy():  # others may come or go meanwhile, in their threads
         party.hear()
 
