@@ -15,7 +15,7 @@ import pytest
 
 from tenure.backends import postgres
 from tenure.backends.postgres import wake
-from tenure.backends.postgres.client import VERSION, Line, Options
+from tenure.backends.postgres.client import VERSION, Connection, Line, Options
 from tenure.backends.postgres.migrate import functions
 from tenure.cli import main
 from tenure.election.store import LeaseStore
@@ -535,6 +535,33 @@ async def test_a_question_called_off_while_it_connects_leaves_nothing_behind(url
             await line.close()
     gc.collect()
     assert complaints == []
+
+
+async def test_questions_called_off_one_after_another_open_one_connection(url: str) -> None:
+    async with opened(url) as backend:
+        await backend.leases.names()
+        client, begun, may_go_on = backend.leases._client, 0, asyncio.Event()
+
+        async def slowly() -> Connection:
+            nonlocal begun
+            begun += 1
+            await may_go_on.wait()
+            return await client.connect()
+
+        line = Line(slowly, 1)
+
+        async def ask() -> int:
+            return await line.work(lambda connection: connection.fetchval("SELECT 7"), 60.0, 60.0)
+
+        for _ in range(20):
+            asking = asyncio.ensure_future(ask())
+            await asyncio.sleep(0.001)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        may_go_on.set()
+        assert await ask() == 7
+        await line.close()
+        assert begun == 1
 
 
 # --- behind a pooler ---------------------------------------------------------------------------------------------

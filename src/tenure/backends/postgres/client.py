@@ -390,6 +390,7 @@ class Line:
         self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
         self._busy: set[Connection] = set()
         self._opening: set[asyncio.Task[Connection]] = set()
+        self._awaited: set[asyncio.Task[Connection]] = set()  # those whose question has not been called off
 
     async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
         """Do *work* on a connection; waiting for one and opening one count, too."""
@@ -433,22 +434,38 @@ class Line:
                 self._idle.append(connection)
 
     async def _open(self, limit: asyncio.Timeout) -> Connection:
-        """Open a connection. It is kept for the next if its question was called off meanwhile, and not timed out.
+        """Open a connection. It is left to the next if its question was called off meanwhile, and not timed out.
 
-        For the driver, called off itself, may leave a future behind that asyncio complains of.
+        For the driver, called off itself, may leave a future behind that asyncio complains of; and to begin anew for
+        every question would burden a server that is slow already.
         """
-        opening = asyncio.get_running_loop().create_task(self._connect(), name="tenure-postgres-connect")
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
+        left = (one for one in self._opening if one not in self._awaited and not one.cancelling())
+        opening = next(left, None) or self._begin_to_open()
+        self._awaited.add(opening)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             if limit.expired():
                 opening.cancel()
-            opening.add_done_callback(self._take_in)
+            if opening.done():
+                self._take_in(opening)
             raise
+        finally:
+            self._awaited.discard(opening)
+
+    def _begin_to_open(self) -> asyncio.Task[Connection]:
+        opening = asyncio.get_running_loop().create_task(self._connect(), name="tenure-postgres-connect")
+        self._opening.add(opening)
+        opening.add_done_callback(self._opened)
+        return opening
+
+    def _opened(self, opening: asyncio.Task[Connection]) -> None:
+        self._opening.discard(opening)
+        if opening not in self._awaited:
+            self._take_in(opening)
 
     def _take_in(self, opening: asyncio.Task[Connection]) -> None:
+        """Keep a connection that nobody waits for, if there is room for it."""
         if opening.cancelled() or opening.exception() is not None:
             return
         connection = opening.result()
