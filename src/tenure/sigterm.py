@@ -8,6 +8,7 @@ done without us.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -44,8 +45,8 @@ _let_go: Callable[[], object] | None = None  # of the signal, while we have it
 def sigterm_tells(tell: Callable[[], object], wanted: bool | None = None) -> Iterator[None]:
     """Inside this block, call *tell* when SIGTERM comes, if *wanted* is not False.
 
-    The signal is caught for those in the main thread, as long as there are any, and only if nobody else handles it.
-    Whoever is in another thread is told along with them.
+    The signal is caught for those in the main thread, as long as there are any, and only if nobody else handles it (a
+    program's own handler is to be there before). Whoever is in another thread is told along with them.
 
     Args:
         tell: Called on the loop that runs here; without one, in the main thread.
@@ -87,6 +88,20 @@ def _release() -> None:
     if _let_go is not None:
         _let_go()
         _let_go = None
+
+
+def _forget() -> None:
+    """Leave the signal, in a forked child, to mean that child: its loop and all to be told are the parent's."""
+    global _let_go
+    _parties.clear()
+    if _let_go is not None:
+        _let_go = None
+        signal.set_wakeup_fd(-1)  # the loop's: what is written there wakes the parent
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _hear(*_: object) -> None:

@@ -39,7 +39,7 @@ class Threads(ThreadPoolExecutor):
         """Call *function* in a thread; return what will hold its result.
 
         Raises:
-            RuntimeError: It was shut down.
+            RuntimeError: It was shut down, or the system gives us not even one thread.
         """
         outcome: Future[T] = Future()
         with self._lock:
@@ -49,8 +49,14 @@ class Threads(ThreadPoolExecutor):
             if not self._idle.acquire(blocking=False) and len(self._made) < self._most:
                 name = f"{self._name}_{len(self._made)}" if self._most > 1 else self._name
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
-                thread.start()
-                self._made.append(thread)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    if not self._made:
+                        outcome.cancel()  # it is told as not done, so it must not be done later
+                        raise
+                else:
+                    self._made.append(thread)
         return outcome
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -112,3 +118,5 @@ def _perform(
         outcome.set_exception(error)
     else:
         outcome.set_result(result)
+    finally:
+        del outcome, arguments  # an error's traceback holds this frame, and would hold them until garbage is collected

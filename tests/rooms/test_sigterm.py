@@ -122,6 +122,27 @@ async def main():
 asyncio.run(main())
 """
 
+FORKING = """
+import asyncio, multiprocessing, tenure
+
+async def handle(message):
+    with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its processes by SIGTERM
+        print(*await asyncio.to_thread(pool.map, abs, [-1, -2]), flush=True)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        consuming = asyncio.create_task(queue.consume(handle))
+        for _ in range(3):
+            await queue.send(b"one")
+            while await queue.stats() != tenure.Stats():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        print("still there" if not consuming.done() else "gone", flush=True)
+
+asyncio.run(main())
+"""
+
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 pytestmark = pytest.mark.process
@@ -195,3 +216,9 @@ def test_whoever_wants_may_keep_the_signal(start: Start) -> None:
     read(child, "leads")
     child.send_signal(signal.SIGTERM)
     assert child.wait(PATIENCE) == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_child_is_meant_alone(start: Start) -> None:
+    child = start(FORKING)
+    assert child.communicate(timeout=PATIENCE)[0] == "1 2\n" * 3 + "still there\n"

@@ -184,7 +184,9 @@ class Election:
             again: Campaign anew when *work* returns.
             stop: Set it to stop contending. Work that runs may finish; the lease is handed back after it.
             sigterm: Whether SIGTERM ends the campaign: the work is cancelled, the lease handed back, and ``run``
-                returns. None: if we are in the main thread, and nobody else handles the signal; False: never.
+                returns. It does where tenure leads or consumes in the main thread, and nothing else has handled the
+                signal before; with False, never. A consumer inside of *work* is cancelled with it: to let its handlers
+                finish, give False here, and end *work* when ``consume`` returns.
 
         Raises:
             ConfigError: The store can never be used as it is. Nobody leads because of it.

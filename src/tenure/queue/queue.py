@@ -231,9 +231,10 @@ class Queue:
             inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
                 completed without calling the handler.
             until_empty: End as soon as nothing is ready and nothing runs.
-            sigterm: Whether SIGTERM ends it gracefully. None: if we are in the main thread, and nobody else handles
-                the signal; False: never.
-            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset.
+            sigterm: Whether SIGTERM ends it gracefully. It does where tenure leads or consumes in the main thread, and
+                nothing else has handled the signal before; with False, never.
+            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for
+                sessions.
 
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.

@@ -158,6 +158,6 @@ def connect(url: str, *, on_event: Callable[[Event], None] | None = None) -> Bac
     """Connect to the store at *url*; use it as ``with tenure.sync.connect(url) as backend:``.
 
     See :func:`tenure.connect`. *on_event* is called on a thread of tenure's own, the one on which queues are consumed;
-    if it blocks, consumers wait, and no lease or lock is lost by it.
+    if it blocks, consumers wait, and so does leaving the block; no lease or lock is lost by it.
     """
     return Backend(url, on_event=on_event)
