@@ -13,23 +13,24 @@ import pytest
 pytest.importorskip("azure.storage.queue")
 
 from azure.core.exceptions import HttpResponseError
-from azure.storage.queue import QueueClient
+from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
 from tenure.backends import azure_storage
 from tenure.backends.azure_storage import queue as queue_module
+from tenure.backends.azure_storage.client import Line
 from tenure.backends.azure_storage.names import queue_of
-from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS
+from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
 from tenure.queue.broker import QueueSettings
-from tenure.queue.message import COMPLETE, Outgoing, Settlement
+from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, Outgoing, Settlement
 from tenure.testing import until
 from tenure.url import Url
 from tests.servers import Azurite, shared, url_of
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[azure_storage.AzureBackend]:
-    backend = azure_storage.open(Url.parse(url_of(Azurite)))
+async def opened(options: str = "") -> AsyncIterator[azure_storage.AzureBackend]:
+    backend = azure_storage.open(Url.parse(url_of(Azurite) + options))
     try:
         yield backend
     finally:
@@ -155,3 +156,47 @@ async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: p
         await broker.send("not-buried", [Outgoing(b"good")])
         monkeypatch.setattr(queue_module, "_put", refused)
         assert [one.body for one in (await broker.receive("not-buried", 10, 60.0)).deliveries] == [b"good"]
+
+
+@asynccontextmanager
+async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
+    """Let nothing through to the dead letters until the event is set."""
+    put, answers = queue_module._put, asyncio.Event()
+
+    async def put_if_it_answers(line: Line, *, queue: str, text: str, delay: int) -> QueueMessage:
+        if queue.endswith(DEAD_SUFFIX):
+            await answers.wait()
+        return await put(line, queue=queue, text=text, delay=delay)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue_module, "_put", put_if_it_answers)
+        yield answers
+
+
+async def send_one_dead_and_one_good(broker: AzureBroker, queue: str) -> None:
+    await broker.declare(queue, QueueSettings(max_deliveries=1))
+    await broker.send(queue, [Outgoing(b"bad")])
+    with native(queue_of(queue)) as client:
+        [taken] = client.receive_messages(max_messages=1, visibility_timeout=30)
+        client.update_message(taken, visibility_timeout=0)
+    await broker.send(queue, [Outgoing(b"good")])
+
+
+@pytest.mark.parametrize("answers_at_last", [True, False])
+async def test_silent_dead_letters_take_no_lock_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, answers_at_last: bool
+) -> None:
+    name, lock = f"silent-dead-{answers_at_last}".lower(), 6.0
+    async with silent_dead(monkeypatch) as answers, opened() as others:
+        async with opened("&timeout=20") as backend:  # more than the lock
+            broker = backend.broker
+            await send_one_dead_and_one_good(broker, name)
+            [good] = (await broker.receive(name, 10, lock)).deliveries
+            assert good.body == b"good"
+            assert await broker.settle([Settlement(good, COMPLETE)]) == [SETTLED]
+            assert (await broker.stats(name)).dead == 0
+            if answers_at_last:
+                answers.set()
+        stats = await others.broker.stats(name)
+        assert (stats.dead, stats.ready + stats.locked) == ((1, 0) if answers_at_last else (0, 1))
+        assert not [task for task in asyncio.all_tasks() if "burial" in task.get_name()]

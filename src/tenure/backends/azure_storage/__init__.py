@@ -73,6 +73,6 @@ class AzureBackend:
     async def close(self) -> None:
         """Close every connection."""
         self.leases.close()
-        self.broker.close()
+        await self.broker.close()
         await self._account.close()
         await self._queues.close()

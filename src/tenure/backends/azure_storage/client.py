@@ -221,7 +221,7 @@ class Account:
         self._lines.clear()
         self._retired.clear()
         for line, loop in lines:
-            await _on_loop(loop, line.close)
+            await on_loop(loop, line.close)
 
     def _line(self) -> Line:
         loop = asyncio.get_running_loop()
@@ -281,7 +281,7 @@ class Patient:
         await self.close()
 
 
-async def _on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
     if loop is asyncio.get_running_loop():
         await act()

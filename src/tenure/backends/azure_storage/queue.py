@@ -15,23 +15,23 @@ House rules:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
 import threading
 import time
-from asyncio import sleep
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from azure.storage.queue import QueueMessage
 from azure.storage.queue.aio import QueueClient
 
-from tenure.backends.azure_storage.client import Account, Line, Said, said
+from tenure.backends.azure_storage.client import Account, Line, Said, on_loop, said
 from tenure.backends.azure_storage.found import (
     EXPIRED_TOLD,
     Found,
@@ -77,6 +77,7 @@ from tenure.queue.message import (
 )
 
 T = TypeVar("T")
+Question: TypeAlias = Callable[[Line], Coroutine[Any, Any, None]]
 
 QUEUE_TRAITS = QueueTraits(
     lock_min=1.0,
@@ -98,6 +99,9 @@ PAGE = 32
 
 MOVING = 60
 """Seconds for which a message is locked while it is moved to or from the dead letters."""
+
+REST = 2.0
+"""Seconds that burials under way have left when the backend is closed."""
 
 ROUND = 1_024
 """So many dead letters are looked through at once."""
@@ -124,6 +128,7 @@ class AzureBroker:
         self._bell = Bell()
         self._held: dict[tuple[str, int], Held] = {}
         self._idle: dict[str, int] = {}  # how often nothing was found, one time after the other
+        self._burials: set[asyncio.Task[None]] = set()  # of what was found dead; kept, as loops let tasks go
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
         self._sweep_at = 0.0
         self._wall: float | None = None  # what makes a moment of our clock one of the service's
@@ -133,9 +138,22 @@ class AzureBroker:
         """What this broker can do."""
         return QUEUE_TRAITS
 
-    def close(self) -> None:
-        """End the hints."""
+    async def close(self) -> None:
+        """End the hints, and let the burials that were begun come to an end."""
         self._bell.close()
+        for loop in {burial.get_loop() for burial in list(self._burials)}:
+            await on_loop(loop, self._rest)
+
+    async def _rest(self) -> None:
+        here = asyncio.get_running_loop()
+        burials = {burial for burial in list(self._burials) if burial.get_loop() is here}
+        if not burials:
+            return
+        _, late = await asyncio.wait(burials, timeout=REST)
+        for burial in late:
+            burial.cancel()  # its message comes again
+        if late:
+            await asyncio.wait(late)
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when this process has sent to *queue*; of others Azure tells nothing."""
@@ -218,18 +236,26 @@ class AzureBroker:
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         token, seconds = secrets.token_hex(8), math.ceil(lock)
+        wait_until = self._clock.now() + seconds / 3
         deliveries: list[Delivery] = []
+        burials: list[asyncio.Task[None]] = []
         while len(deliveries) < limit:
             want = min(PAGE, limit - len(deliveries))
             try:
                 page = await self._account.ask(partial(self._page, queue=queue, limit=want, seconds=seconds))
-                deliveries += await self._handed_out(queue, page, token, seconds)
+                found, dead_by_now = await self._handed_out(queue, page, token, seconds)
+                deliveries += found
+                burials += self._buried_meanwhile(dead_by_now)
             except Exception:
                 if not deliveries:
                     raise
                 break  # what has come is locked already: hand it out
             if len(page) < want:
                 break
+        if burials:
+            # Whoever receives the last message and then counts them finds the dead ones dead. But the others' locks
+            # are running: if the place for the dead is silent, they are not to wait for it.
+            await asyncio.wait(burials, timeout=max(0.0, wait_until - self._clock.now()))
         self._sweep()
         if deliveries:
             self._idle.pop(queue, None)
@@ -270,14 +296,17 @@ class AzureBroker:
             self._learn(found[0].now, asked_at)
         return found
 
-    async def _handed_out(self, queue: str, page: Sequence[Found], token: str, seconds: int) -> list[Delivery]:
-        """Make deliveries of what was received; what is dead by now goes where it belongs."""
+    async def _handed_out(
+        self, queue: str, page: Sequence[Found], token: str, seconds: int
+    ) -> tuple[list[Delivery], list[Question]]:
+        """Make deliveries of what was received, and burials of what is dead by now."""
         dead = queue.endswith(DEAD_SUFFIX)
         ends = self._clock.now() + seconds
         most = math.inf
         if not dead and any(one.count > 1 for one in page):
             most = (await self.settings(queue)).max_deliveries
-        deliveries, dead_by_now = [], []
+        deliveries: list[Delivery] = []
+        dead_by_now: list[Question] = []
         for one in page:
             held = Held(queue, str(one.raw.id), str(one.raw.pop_receipt), ends, one.note, one.raw.content or "")
             if not dead and (one.is_expired or one.count > most):
@@ -286,9 +315,21 @@ class AzureBroker:
             delivery = delivery_of(queue, one, token)
             self._held[token, delivery.sequence] = held
             deliveries.append(delivery)
-        with suppress(Unavailable):  # it comes again when its lock has ended; the others are not to wait for that
-            await self._account.ask_all(dead_by_now)
-        return deliveries
+        return deliveries, dead_by_now
+
+    def _buried_meanwhile(self, dead_by_now: Sequence[Question]) -> list[asyncio.Task[None]]:
+        """Begin to bury what was found dead."""
+
+        async def bury() -> None:
+            with suppress(Unavailable):  # it comes again when its lock has ended, and whoever finds it buries it
+                await self._account.ask_all(dead_by_now)
+
+        if not dead_by_now:
+            return []
+        burial = asyncio.get_running_loop().create_task(bury(), name="tenure-azure-burial")
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+        return [burial]
 
     async def _find_dead(self, line: Line, held: Held, one: Found) -> None:
         """Bury a message that was dead before it was handed out this time."""
@@ -448,7 +489,7 @@ class AzureBroker:
             if held.receipt == receipt:
                 if not held.flying:
                     return answer
-                await sleep(0.01)
+                await asyncio.sleep(0.01)
 
     def _sweep(self) -> None:
         """Forget deliveries that were never settled."""
