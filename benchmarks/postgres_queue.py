@@ -221,6 +221,9 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=100)
     arguments.add_argument("--fsync", action="store_true", help="let every commit wait for the disk")
     given = arguments.parse_args()
+    for name in given.names:
+        if name not in CONTENDERS:
+            arguments.error(f"there is no {name!r}; there are {', '.join(CONTENDERS)}")
     print(f"fsync {given.fsync}, batch {given.batch}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     for name in given.names:
         run, package, fewer = CONTENDERS[name]

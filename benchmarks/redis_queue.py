@@ -270,6 +270,9 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=100)
     arguments.add_argument("--fsync", choices=["always", "everysec", "no"], default="always")
     given = arguments.parse_args()
+    for name in given.names:
+        if name not in CONTENDERS:
+            arguments.error(f"there is no {name!r}; there are {', '.join(CONTENDERS)}")
     print(
         f"appendfsync {given.fsync}, batch {given.batch}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     )
