@@ -427,6 +427,31 @@ async def test_of_silent_connections_only_the_first_costs_time(name: str) -> Non
         assert [list(answer) for answer in answers] == [[Granted(grant)]] * 8
 
 
+async def test_a_caller_who_hangs_up_costs_one_connection_and_not_all(url: str, name: str) -> None:
+    async with hurt(shared(Redis), "?timeout=60&connections=4") as (way, backend), opened(url) as other:
+        await won(other.leases, f"{name}-other")  # so that the script is known
+        for number in range(4):
+            await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8)))
+            way.stall("down")
+            asking = asyncio.create_task(backend.leases.acquire(f"{name}-{number}", "ann#1", TTL))
+
+            async def asked(lease: str = f"{name}-{number}") -> bool:
+                return isinstance(await other.leases.inspect(lease), HeldBy)
+
+            await until(asked)  # so it is in the middle
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            way.heal()
+        # What was answered to nobody is not taken for another's answer.
+        assert await asyncio.gather(*(backend.leases.inspect(name) for _ in range(8))) == [Vacant(name)] * 8
+
+        async def few() -> bool:
+            return way.open <= 4
+
+        await until(few)
+
+
 async def test_a_question_about_a_lease_or_a_lock_leaves_time_for_another(name: str) -> None:
     async with hurt(shared(Redis), "?timeout=60") as (way, backend):
         grant = await won(backend.leases, name)

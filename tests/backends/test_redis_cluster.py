@@ -162,6 +162,34 @@ async def test_a_node_that_is_silent_takes_only_its_own_away(own: RedisCluster) 
         silent.resume()
 
 
+async def test_a_caller_who_hangs_up_leaves_the_map_as_it_is(own: RedisCluster) -> None:
+    slow = own.nodes[0]
+    there = next(name for name in NAMES if own.node_of(f"tenure:lease:{name}") is slow)
+
+    def looks_at_the_map() -> int:
+        told = 0
+        for node in own.nodes:
+            with client_of(node) as client:
+                told += client.info("commandstats").get("cmdstat_cluster|slots", {"calls": 0})["calls"]
+        return told
+
+    async with opened(own.url) as backend:
+        for name in NAMES:
+            assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
+        before = looks_at_the_map()
+        slow.pause()
+        asking = asyncio.create_task(backend.leases.acquire(there, "me#1", TTL))
+        for _ in range(20):  # until it is sent: before Python 3.12, wait_for may swallow a cancel; it can't be answered
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        slow.resume()
+        for name in NAMES:
+            assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
+        assert looks_at_the_map() == before > 0
+
+
 async def test_a_cluster_that_is_not_called_one_is_named(cluster: RedisCluster) -> None:
     elsewhere = next(name for name in NAMES if cluster.node_of(f"tenure:lease:{name}") is not cluster.nodes[0])
     async with opened(cluster.nodes[0].url) as backend:

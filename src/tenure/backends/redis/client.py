@@ -274,8 +274,13 @@ class Call:
 
 _ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError
 """What is said by who is no primary."""
-_CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError, asyncio.CancelledError
-"""How a question ends that has found no server, or none that answers. Who has no more time for it cancels it."""
+_CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError
+"""How a question ends that has found no server, or none that answers. If its time is up first, it is cancelled."""
+
+
+def is_cut_off(error: BaseException, limit: asyncio.Timeout) -> bool:
+    """Tell whether *error* speaks against the way to the server: a caller who no longer wants an answer does not."""
+    return isinstance(error, _CUT_OFF) or (isinstance(error, asyncio.CancelledError) and limit.expired())
 
 
 def patience(lasts: float) -> float:
@@ -331,14 +336,14 @@ class Client:
             ConfigError: It can't work as it is, or we are closed.
         """
         line = self._line()
-        return await self._bounded(lambda: line.ask(question), within)
+        return await self._bounded(lambda limit: line.ask(question, limit), within)
 
-    async def _bounded(self, question: Callable[[], Awaitable[T]], within: float | None) -> T:
-        """Return what *question* learns within the time given. May raise as :meth:`ask`."""
+    async def _bounded(self, question: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
+        """Return what *question* learns within the time given, whose end it can see. May raise as :meth:`ask`."""
         within = self.options.timeout if within is None else min(within, self.options.timeout)
         try:
-            async with asyncio.timeout(within):
-                answer = await question()
+            async with asyncio.timeout(within) as limit:
+                answer = await question(limit)
         except TimeoutError as error:
             raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
         except exceptions.RedisError as error:
@@ -417,26 +422,27 @@ class Line:
         self._left: set[aioredis.Redis] = set()
         self._burials: set[asyncio.Task[None]] = set()
 
-    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]]) -> T:
-        """Return what *question* learns, over connections that are taken to lead to a server that answers."""
+    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        """Return what *question* learns within *limit*, over connections that are taken to lead to a server."""
         redis = self.redis
         try:
             answer = await question(redis)
-        except _CUT_OFF:
-            if self._has_idle:
-                self._leave(redis)
-            raise
         except exceptions.ResponseError as error:
             self._has_idle = True
             if isinstance(error, _ASTRAY):
                 self._leave(redis)
             raise
+        except BaseException as error:
+            # The driver closes the connection of a question that was given up in the middle; the others are as good.
+            if self._has_idle and is_cut_off(error, limit):
+                self._leave(redis)
+            raise
         self._has_idle = True
         return answer
 
-    async def command(self, *words: Argument) -> Answer:
+    async def command(self, limit: asyncio.Timeout, *words: Argument) -> Answer:
         """Give a command, and return its answer."""
-        return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
+        return await self.ask(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
 
     def _leave(self, redis: aioredis.Redis) -> None:
         """Ask nothing more over the connections of *redis*: where one leads astray or nowhere, so may the others.

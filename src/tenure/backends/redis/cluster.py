@@ -30,6 +30,7 @@ from tenure.backends.redis.client import (
     Options,
     Script,
     cluster_word,
+    is_cut_off,
     pipelined,
 )
 from tenure.errors import ConfigError
@@ -73,10 +74,10 @@ class Nodes:
         """Return the nodes that have slots, in order."""
         return sorted(set(self._slots.values()))
 
-    async def of(self, slot: int) -> Place:
+    async def of(self, slot: int, limit: asyncio.Timeout) -> Place:
         """Return who has *slot*."""
         if slot not in self._slots:
-            await self.learn()
+            await self.learn(limit)
         try:
             return self._slots[slot]
         except KeyError:
@@ -90,24 +91,24 @@ class Nodes:
         """Take nothing for known: a node is gone, or the cluster is down."""
         self._slots.clear()
 
-    async def learn(self) -> None:
+    async def learn(self, limit: asyncio.Timeout) -> None:
         """Ask who has which slot: the node in the URL, or any that had some when last we knew."""
         async with self._learning:
             if self._slots:
                 return
             # In any order: who answered last may be cut off from the others, and know nothing new for a long time.
-            asked, told = await self._first_told(random.sample(self._places, len(self._places)))
+            asked, told = await self._first_told(random.sample(self._places, len(self._places)), limit)
             self._slots = dict(_slots(told, asked[0]))
             self._places = list({self._home, *self.primaries()})
 
-    async def _first_told(self, places: Sequence[Place]) -> tuple[Place, Any]:
+    async def _first_told(self, places: Sequence[Place], limit: asyncio.Timeout) -> tuple[Place, Any]:
         """Return who was the first of *places* to answer, and what. One that is silent must not use up all our time."""
         left, asked = list(places), dict[asyncio.Task[Answer], Place]()
         try:
             while True:
                 if left:
                     place = left.pop(0)
-                    asked[asyncio.create_task(self._tell(place))] = place
+                    asked[asyncio.create_task(self._tell(place, limit))] = place
                 done, _ = await asyncio.wait(
                     asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -123,8 +124,8 @@ class Nodes:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _tell(self, place: Place) -> Answer:
-        return await self.at(place).command("CLUSTER SLOTS")
+    async def _tell(self, place: Place, limit: asyncio.Timeout) -> Answer:
+        return await self.at(place).command(limit, "CLUSTER SLOTS")
 
     @property
     def _home(self) -> Place:
@@ -202,17 +203,17 @@ class ClusterClient(Client):
             await self._ask_at(str(before[1]), *before, within=within)
         by_node: dict[Place, list[int]] = {}
 
-        async def sort(nodes: Nodes) -> None:
+        async def sort(nodes: Nodes, limit: asyncio.Timeout) -> None:
             for number, call in enumerate(calls):
-                by_node.setdefault(await nodes.of(key_slot(call.keys[0].encode())), []).append(number)
+                by_node.setdefault(await nodes.of(key_slot(call.keys[0].encode()), limit), []).append(number)
 
         await self._ask_nodes(sort, within)
         answers: list[Answer] = [None] * len(calls)
 
         async def run(place: Place, numbers: list[int]) -> None:
-            async def ask(nodes: Nodes) -> list[Answer]:
+            async def ask(nodes: Nodes, limit: asyncio.Timeout) -> list[Answer]:
                 some = [calls[number] for number in numbers]
-                return await nodes.at(place).ask(lambda redis: pipelined(redis, some))
+                return await nodes.at(place).ask(lambda redis: pipelined(redis, some), limit)
 
             for number, answer in zip(numbers, await self._ask_nodes(ask, within), strict=True):
                 # Not known there, or no longer there: then it was not run, and has its way to go alone.
@@ -232,7 +233,7 @@ class ClusterClient(Client):
 
         def commander(place: Place) -> Callable[..., Awaitable[Answer]]:
             async def command(*words: Argument) -> Answer:
-                return await self._ask_nodes(lambda nodes: nodes.at(place).command(*words))
+                return await self._ask_nodes(lambda nodes, limit: nodes.at(place).command(limit, *words))
 
             return command
 
@@ -265,11 +266,11 @@ class ClusterClient(Client):
         """Give a command to the node that has *key*; NoScriptError is left to the asker."""
         slot = key_slot(key.encode())
 
-        async def ask(nodes: Nodes) -> Answer:
+        async def ask(nodes: Nodes, limit: asyncio.Timeout) -> Answer:
             for _ in range(REDIRECTS_MAX):
-                place = await nodes.of(slot)
+                place = await nodes.of(slot, limit)
                 try:
-                    return await nodes.at(place).command(*words)
+                    return await nodes.at(place).command(limit, *words)
                 except exceptions.NoScriptError as error:
                     return error
                 except exceptions.ResponseError as error:
@@ -283,22 +284,22 @@ class ClusterClient(Client):
             raise answer
         return answer
 
-    async def _ask_nodes(self, question: Callable[[Nodes], Awaitable[T]], within: float | None = None) -> T:
+    async def _ask_nodes(
+        self, question: Callable[[Nodes, asyncio.Timeout], Awaitable[T]], within: float | None = None
+    ) -> T:
         """Ask within the time given; who did not answer is not taken for the right one any longer."""
         nodes = self._known()
 
-        async def ask() -> T:
+        async def ask(limit: asyncio.Timeout) -> T:
             try:
-                return await question(nodes)
-            except (exceptions.ConnectionError, exceptions.TimeoutError, OSError):
-                nodes.forget()
-                raise
+                return await question(nodes, limit)
             except exceptions.ResponseError as error:
                 if cluster_word(error) == "CLUSTERDOWN":
                     nodes.forget()
                 raise
-            except asyncio.CancelledError:  # perhaps for want of time
-                nodes.forget()
+            except BaseException as error:
+                if is_cut_off(error, limit):
+                    nodes.forget()
                 raise
 
         return await self._bounded(ask, within)
