@@ -12,15 +12,23 @@ def ports_held(count: int) -> Iterator[list[int]]:
     """Yield so many loopback ports on which nobody listens; they can be listened on, once at a time, until the end.
 
     A port that was found and let go of may be given to anybody before it is listened on: to another test, or to one
-    end of a connection. So it stays bound here, not listening. Who names the port and reuses addresses, as servers do,
-    can listen on it all the same.
+    end of a connection. So it stays bound here.
     """
-    held = [socket.socket() for _ in range(count)]
+    held = [bound() for _ in range(count)]
     try:
-        for each in held:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind(("127.0.0.1", 0))
         yield [each.getsockname()[1] for each in held]
     finally:
         for each in held:
             each.close()
+
+
+def bound() -> socket.socket:
+    """Return a socket that keeps a loopback port from others, until it is closed.
+
+    Bound and not listening, it lets nobody in, and the system gives the port to nobody who asks for any. Who names the
+    port and reuses addresses, as servers do, can listen on it all the same.
+    """
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    return keeper

@@ -22,11 +22,10 @@ class _Party:
     """Somebody to be told, and where: on a loop, or wherever the signal is heard."""
 
     tell: Callable[[], object]
-    thread: threading.Thread
     loop: asyncio.AbstractEventLoop | None
 
     def is_beside(self, other: _Party) -> bool:
-        """Whether they are on one loop; a thread without one has nobody beside it, for it waits."""
+        """Whether they are on one loop; who has none waits in its thread, and has nobody beside it."""
         return self.loop is not None and self.loop is other.loop
 
     def hear(self) -> None:
@@ -55,8 +54,8 @@ def sigterm_tells(tell: Callable[[], object], wanted: bool | None = None) -> Ite
     if wanted is False:
         yield
         return
-    party = _Party(tell, threading.current_thread(), _running())
-    is_main = party.thread is threading.main_thread()
+    party = _Party(tell, _running())
+    is_main = threading.current_thread() is threading.main_thread()
     try:  # from here on, for an interrupt may come at any line
         _parties.append(party)
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

@@ -21,6 +21,7 @@ from typing import ClassVar, NoReturn, Self
 import pytest
 
 from scripts.servers import faketime
+from tests.ports import bound
 from tests.servers.guard import MARK, forget
 
 START_MAX = 60.0
@@ -234,12 +235,11 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody gets until it is let go, but a server that is told to listen on it."""
-    keeper = socket.socket()
-    # Bound and not listening, it lets nobody in, and the system gives the port to nobody who asks for any. Who asks for
-    # this one, and reuses addresses as servers do, may listen on it: before the first start, and between two.
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keeper.bind(("127.0.0.1", 0))
+    """Return a loopback port that nobody gets until it is let go, but a server that is told to listen on it.
+
+    It may do so before its first start, and between two.
+    """
+    keeper = bound()
     port: int = keeper.getsockname()[1]
     _kept[port] = keeper
     return port
