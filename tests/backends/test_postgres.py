@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from asyncpg.transaction import Transaction
 
 from tenure.backends import postgres
 from tenure.backends.postgres import wake
@@ -21,11 +22,12 @@ from tenure.cli import main
 from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Released, Vacant
-from tenure.queue.broker import Claim, NoSession
+from tenure.queue.broker import Broker, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
     LAPSED,
     Abandon,
+    Delivery,
     Outgoing,
     Renewed,
     SessionLock,
@@ -699,18 +701,26 @@ async def test_a_message_is_completed_with_the_callers_transaction(url: str, nam
         assert refused.value.sqlstate == "TN002"
 
 
+async def completed_in_a_transaction(
+    broker: Broker, connection: Connection, name: str
+) -> tuple[SessionLock, Delivery, Transaction]:
+    """Lock the session ``s`` and its first message, and complete that in a transaction that stays open."""
+    held = await broker.accept(name, "s", LOCK)
+    assert isinstance(held, SessionLock)
+    claim = await broker.receive_session(held, 1)
+    assert isinstance(claim, Claim)
+    [first] = claim.deliveries
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+    return held, first, transaction
+
+
 async def test_a_session_is_renewed_while_a_transaction_is_at_its_message(turnable: Postgres, name: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"a", session="s"), Outgoing(b"b", session="s")])
-        held = await broker.accept(name, "s", LOCK)
-        assert isinstance(held, SessionLock)
-        claim = await broker.receive_session(held, 1)
-        assert isinstance(claim, Claim)
-        [first] = claim.deliveries
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        held, first, transaction = await completed_in_a_transaction(broker, connection, name)
         turnable.turn(LOCK * 0.6)
         other = await won(backend.leases, name)
         # All renewals of a process go one way: if this one waits for the transaction, so does the leader's.
@@ -730,14 +740,7 @@ async def test_a_session_is_in_order_whatever_transaction_is_at_its_message(turn
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        held = await broker.accept(name, "s", LOCK)
-        assert isinstance(held, SessionLock)
-        claim = await broker.receive_session(held, 1)
-        assert isinstance(claim, Claim)
-        [first] = claim.deliveries
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        _, _, transaction = await completed_in_a_transaction(broker, connection, name)
         turnable.turn(LOCK * 1.05)
         assert isinstance(await broker.accept(name, None, LOCK), NoSession)  # it may be rolled back
         held = await broker.accept(name, "s", LOCK)
@@ -758,14 +761,7 @@ async def test_what_a_session_covers_is_settled_after_a_rollback(
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
         broker = backend.broker
         await broker.send(name, [Outgoing(b"a", session="s")])
-        held = await broker.accept(name, "s", LOCK)
-        assert isinstance(held, SessionLock)
-        claim = await broker.receive_session(held, 1)
-        assert isinstance(claim, Claim)
-        [first] = claim.deliveries
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute("SELECT tenure.complete($1, $2)", name, f"{first.token}.{first.sequence}")
+        held, first, transaction = await completed_in_a_transaction(broker, connection, name)
         turnable.turn(LOCK * 0.6)
         await broker.renew([held], LOCK)
         turnable.turn(LOCK * 0.6)
