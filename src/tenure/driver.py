@@ -22,7 +22,6 @@ from tenure.election.machine import (
     Hint,
     Input,
     Machine,
-    NoAnswer,
     Release,
     Renew,
     Resign,
@@ -39,7 +38,7 @@ from tenure.election.store import LeaseStore
 from tenure.errors import TenureError, Unavailable
 from tenure.events import Event, Reason
 from tenure.keeper import Pulse
-from tenure.lease import Grant, HeldBy, Metadata, Vacant
+from tenure.lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 
 BATCH_MAX = 500
 """Renewals in one call to the store: enough to be cheap, few enough not to hold others up."""

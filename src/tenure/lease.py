@@ -73,6 +73,13 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """Don't know: the store could not be asked about this claim, or did not say. It counts as neither yes nor no."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leader:
     """Who leads: the holder's identity, the term's fencing token, and what the holder tells about itself.
 

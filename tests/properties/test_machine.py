@@ -17,7 +17,6 @@ from tenure.election.machine import (
     Answer,
     Hint,
     Input,
-    NoAnswer,
     Release,
     Renew,
     Resign,
@@ -28,7 +27,7 @@ from tenure.election.machine import (
     Withheld,
     WorkEnded,
 )
-from tenure.lease import Grant, Granted, HeldBy, Lost, Released
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure.pacing import Timing
 from tenure.testing.sim.plan import TIMINGS
 from tenure.testing.sim.script import Zeros

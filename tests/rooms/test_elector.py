@@ -15,7 +15,7 @@ from tenure.election.store import LeaseTraits
 from tenure.errors import ConfigError, TermLost, Unavailable
 from tenure.events import Event, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
 from tenure.keeper import Keeper
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.pacing import Timing
 from tenure.testing.loop import VirtualLoop, run
 
@@ -53,7 +53,7 @@ class Road:
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         return await self._travel(lambda: self.store.acquire(name, holder, ttl, metadata))
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         self.renewals.append(len(grants))
         return await self._travel(lambda: self.store.renew(grants, ttl))
 

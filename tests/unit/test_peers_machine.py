@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tenure.lease import Grant, Granted, HeldBy, Lost
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer
 from tenure.peers.fleet import Fleet, Quorum, Strategy
 from tenure.peers.machine import (
     Acquire,
@@ -24,7 +24,6 @@ from tenure.peers.machine import (
     Send,
     Tick,
 )
-from tenure.peers.rounds import NoAnswer
 from tenure.peers.wire import Claim, Deny, Elect, Elected, Election, Free, Message, Vouch
 
 TTL = 15.0

@@ -42,7 +42,7 @@ from tenure.events import (
     TermEnded,
     TermEnding,
 )
-from tenure.lease import Grant, Granted, HeldBy, Lost, Released, trusted_until
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
 from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, later, sooner
 
 NEVER = math.inf
@@ -86,13 +86,6 @@ class Hint:
 @dataclass(frozen=True, slots=True)
 class Together:
     """Another candidate of this process renews now: renew along with it, if it is nearly time."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Don't know: the store could not be asked, or did not say."""
-
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tenure.errors import ConfigError
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,12 @@ class LeaseStore(Protocol):
         """
         ...
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now, in one step; the answers stand in the order of *grants*."""
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, in one step; the answers stand in the order of *grants*.
+
+        A renewal never shortens a claim, however late it is carried out. Where claims lie on several servers, one that
+        can't be asked gives ``NoAnswer`` for its claims and costs the others nothing; ``Unavailable`` is for all.
+        """
         ...
 
     async def release(self, grant: Grant) -> Released | Lost:

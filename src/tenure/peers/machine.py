@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from tenure.errors import ConfigError
-from tenure.lease import Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.pacing import Dice
 from tenure.peers import race
 from tenure.peers.bully import Bully
@@ -36,7 +36,7 @@ from tenure.peers.lowest import Lowest
 from tenure.peers.quorum import NAMES_MAX, Promise, Voter
 from tenure.peers.race import Race
 from tenure.peers.ring import Ring
-from tenure.peers.rounds import AskRound, ClaimRound, FreeRound, ListRound, LookRound, NoAnswer, Round, held_by
+from tenure.peers.rounds import AskRound, ClaimRound, FreeRound, ListRound, LookRound, Round, held_by
 from tenure.peers.wire import (
     NUMBER_MAX,
     Ask,

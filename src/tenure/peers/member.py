@@ -25,7 +25,7 @@ from tenure.bell import Bell
 from tenure.clock import Clock, SystemClock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import ConfigError, Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.peers.fleet import Fleet
 from tenure.peers.machine import (
     Acquire,
@@ -44,7 +44,6 @@ from tenure.peers.machine import (
     Send,
     Tick,
 )
-from tenure.peers.rounds import NoAnswer
 from tenure.peers.settings import Settings
 from tenure.peers.transport import CROWDED, Transport
 from tenure.peers.wire import METADATA_MAX, Message, metadata_size
@@ -135,14 +134,17 @@ class Member:
             )
         return _expect(await self._ask(lambda ask: Acquire(ask, name, holder, ttl, told)), Granted, HeldBy)
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Ask all members to vouch for these claims for *ttl* seconds more."""
         require_ttl(ttl, self.traits)
         await self._open()
         return list(await asyncio.gather(*(self._renew(grant, ttl) for grant in grants)))
 
-    async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost:
-        return _expect(await self._ask(lambda ask: Renew(ask, grant, ttl)), Granted, Lost)
+    async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost | NoAnswer:
+        try:
+            return _expect(await self._ask(lambda ask: Renew(ask, grant, ttl)), Granted, Lost)
+        except Unavailable as error:  # too few vouched for this name; of others they may
+            return NoAnswer(str(error))
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Let all members know that the name is free."""

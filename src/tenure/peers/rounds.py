@@ -8,19 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tenure.lease import Grant, HeldBy, Lost, Vacant
+from tenure.lease import Grant, HeldBy, Lost, NoAnswer, Vacant
 from tenure.peers.fleet import Fleet
 from tenure.peers.quorum import Poll
 from tenure.peers.wire import Asked, Claim, Deny, Free, Freed, Held, List, Listed, Question, Reply, Seen, Vouch
-
-
-@dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Don't know: too few members have answered."""
-
-    why: str
 
 
 class Round(ABC):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from tenure.election import machine as election
 from tenure.lease import Grant
 from tenure.peers import machine as peers
-from tenure.peers.rounds import NoAnswer
 from tenure.testing.sim.process import Alarm, Process
 
 if TYPE_CHECKING:
@@ -146,8 +145,6 @@ class Member(Process):
         candidate, number = waiting
         if candidate is None:
             return
-        if isinstance(answer, NoAnswer):
-            answer = election.NoAnswer(answer.why)
         self.world.after(0.0, self.do, candidate.feed, election.Answered(number, answer))
 
     def _died(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.errors import Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.queue.broker import Broker, QueueTraits
 
 Fault = Literal["lose_answer", "cut", "restart"]
@@ -87,7 +87,7 @@ class Lossy:
         self._arrive()
         return answer
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Ask the store inside."""
         answers = await self.store.renew(grants, ttl)
         self._arrive()

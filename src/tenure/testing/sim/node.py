@@ -13,7 +13,6 @@ from tenure.election.machine import (
     Effect,
     Input,
     Machine,
-    NoAnswer,
     Release,
     Renew,
     StartWork,
@@ -25,7 +24,7 @@ from tenure.election.machine import (
     WorkOverran,
 )
 from tenure.events import Reason, TermEnding
-from tenure.lease import Grant
+from tenure.lease import Grant, NoAnswer
 from tenure.testing.sim.line import Asked
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.stores import Question

@@ -37,7 +37,6 @@ from tenure.election.machine import (
     Hint,
     Input,
     Machine,
-    NoAnswer,
     Release,
     Renew,
     Resign,
@@ -53,7 +52,7 @@ from tenure.election.machine import (
 )
 from tenure.errors import ConfigError
 from tenure.events import CampaignFailed, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
-from tenure.lease import Grant, Granted, HeldBy, Lost, Released
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure.pacing import Timing
 
 NAME = "election"

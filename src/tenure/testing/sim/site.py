@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tenure.election.machine import Hint, NoAnswer
-from tenure.lease import Grant, Released
+from tenure.election.machine import Hint
+from tenure.lease import Grant, NoAnswer, Released
 from tenure.testing.sim.server import Server
 from tenure.testing.sim.stores import NOBODY, Attempt, Question
 from tenure.testing.sim.world import BLUR
