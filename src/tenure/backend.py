@@ -7,9 +7,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakValueDictionary
 
 from tenure import registry
@@ -23,7 +23,7 @@ from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Leader
 from tenure.pacing import Timing
-from tenure.queue.broker import Broker, QueueSettings, QueueTraits
+from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
 from tenure.queue.message import Stats, check_name
 from tenure.queue.producer import Requests, is_reply_queue
@@ -219,9 +219,9 @@ class Backend:
             "dedupe_window": dedupe_window,
             "body_max": body_max,
         }
-        given = {key: value for key, value in options.items() if value is not None}
-        fits = {"body_max": min(QueueSettings().body_max, broker.traits.body_max)}
-        settings = QueueSettings(**(fits | given))  # type: ignore[arg-type]
+        given = cast(SettingChanges, {key: value for key, value in options.items() if value is not None})
+        usual: SettingChanges = {"body_max": min(QueueSettings().body_max, broker.traits.body_max)}
+        settings = replace(QueueSettings(**usual), **given)
         settings.check(broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, given)

@@ -21,7 +21,6 @@ from tenure.backends.azure_storage import queue as queue_module
 from tenure.backends.azure_storage.client import Line
 from tenure.backends.azure_storage.names import queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
-from tenure.queue.broker import QueueSettings
 from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, Outgoing, Settlement
 from tenure.testing import until
 from tenure.url import Url
@@ -148,7 +147,7 @@ async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: p
 
     async with opened() as backend:
         broker = backend.broker
-        await broker.declare("not-buried", QueueSettings(max_deliveries=1))
+        await broker.declare("not-buried", {"max_deliveries": 1})
         await broker.send("not-buried", [Outgoing(b"bad")])
         [bad] = (await broker.receive("not-buried", 10, 60.0)).deliveries
         held = broker._held[str(bad.token), bad.sequence]
@@ -174,7 +173,7 @@ async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.
 
 
 async def send_one_dead_and_one_good(broker: AzureBroker, queue: str) -> None:
-    await broker.declare(queue, QueueSettings(max_deliveries=1))
+    await broker.declare(queue, {"max_deliveries": 1})
     await broker.send(queue, [Outgoing(b"bad")])
     with native(queue_of(queue)) as client:
         [taken] = client.receive_messages(max_messages=1, visibility_timeout=30)

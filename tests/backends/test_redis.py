@@ -20,7 +20,7 @@ from tenure.backends.redis.client import address_of
 from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
-from tenure.queue.broker import EVERYTHING, Broker, QueueSettings
+from tenure.queue.broker import EVERYTHING, Broker
 from tenure.queue.message import COMPLETE, Abandon, Complete, DeadLetter, Outgoing, Settled, Settlement
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
@@ -146,7 +146,7 @@ async def test_what_one_script_touches_lies_in_one_slot(odd: str) -> None:
             assert len({slot(key) for key in set(await client.keys()) - lists}) == 1
             await client.flushall()
             broker = backend.broker
-            await broker.declare(odd, QueueSettings())
+            await broker.declare(odd, {})
             sent = [Outgoing(b"1", id="x", headers={"a": 1}), Outgoing(delay=9), Outgoing(ttl=9), Outgoing(session="s")]
             await broker.send(odd, sent)
             claim = await broker.receive(odd, 1, TTL)
@@ -224,7 +224,7 @@ async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> 
         await asyncio.wait_for(anext(hints), 30)
         await backend.leases.renew([grant], TTL)
         assert await backend.leases.release(grant) == Released(grant)
-        await backend.broker.declare(name, QueueSettings())
+        await backend.broker.declare(name, {})
         await backend.broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", session="s", ttl=5.0)])
         claim = await backend.broker.receive(name, 10, TTL)
         verdict = Complete(sends=((f"{name}-2", Outgoing(b"next")),), remember=5.0)
@@ -635,7 +635,7 @@ async def lead_once(election: tenure.Election) -> tuple[int, float]:
 async def test_history_is_kept_to_its_newest_part(url: str, name: str) -> None:
     async with opened(url) as backend:
         broker: Broker = backend.broker
-        await broker.declare(name, QueueSettings(max_deliveries=60))
+        await broker.declare(name, {"max_deliveries": 60})
         await broker.send(name, [Outgoing(b"poison")])
         for _ in range(60):
             claim = await broker.receive(name, 1, TTL)

@@ -31,7 +31,7 @@ from tenure.backends import azure_storage
 from tenure.backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Vacant
-from tenure.queue.broker import EVERYTHING, QueueSettings
+from tenure.queue.broker import EVERYTHING
 from tenure.queue.desk import Message
 from tenure.queue.message import (
     COMPLETE,
@@ -494,7 +494,7 @@ async def test_a_renewal_that_comes_after_the_verdict_locks_nothing(
 
 async def test_what_comes_later_is_not_dated_earlier(backend: AzureBackend, name: str) -> None:
     """The service tells whole seconds, and tells them late: our idea of its clock must not jump back for it."""
-    await backend.broker.declare(name, QueueSettings(max_deliveries=30))
+    await backend.broker.declare(name, {"max_deliveries": 30})
     await backend.broker.send(name, [Outgoing(b"a")])
     for _ in range(30):
         [got] = (await backend.broker.receive(name, 1, 30)).deliveries

@@ -21,7 +21,7 @@ import pytest
 
 from tenure import registry
 from tenure.errors import Unavailable
-from tenure.queue.broker import Broker, QueueSettings
+from tenure.queue.broker import Broker
 from tenure.queue.message import Outgoing, Stats
 from tenure.testing import until
 from tenure.url import Url
@@ -146,7 +146,7 @@ async def test_nothing_is_lost_and_nothing_settled_twice(course: Course, tmp_pat
         if course.server is Postgres:
             await module.migrate(url.written)
         backend = module.open(url)
-        await backend.broker.declare("work", QueueSettings(lock=course.lock, max_deliveries=1_000))
+        await backend.broker.declare("work", {"lock": course.lock, "max_deliveries": 1_000})
         staff = Staff(course, url.written, tmp_path)
         try:
             enough = asyncio.Event()

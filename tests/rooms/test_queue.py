@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from tenure.backends.memory.queue import MemoryBroker
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
-from tenure.queue.broker import Claim, NoSession, QueueSettings
+from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.queue.producer import Producer, Requests
@@ -121,7 +121,7 @@ class Town:
                 QueueSettings(**settings),
                 "me",
                 self.events.append,
-                settings,
+                cast(SettingChanges, settings),
             )
         )
         self.queues.append(queue)

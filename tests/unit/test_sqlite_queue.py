@@ -26,7 +26,7 @@ from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import Event, GivenBack
-from tenure.queue.broker import EVERYTHING, QueueSettings
+from tenure.queue.broker import EVERYTHING
 from tenure.queue.message import (
     COMPLETE,
     LAPSED,
@@ -426,7 +426,7 @@ def effects(house: House) -> int:
 
 @pytest.fixture
 async def user(house: House) -> AsyncIterator[sqlite3.Connection]:
-    await house.open().declare("q", QueueSettings())
+    await house.open().declare("q", {})
     with closing(house.connect()) as connection:
         with connection:
             connection.execute("CREATE TABLE effect (what TEXT)")
@@ -667,7 +667,7 @@ def test_partitions_are_the_same_in_every_process() -> None:
 
 async def test_dead_letters_with_a_delay_are_redriven_too(house: House) -> None:
     broker = house.open()
-    await broker.declare("q", QueueSettings(max_deliveries=1))
+    await broker.declare("q", {"max_deliveries": 1})
     await broker.send("q", [Outgoing(b"x")])
     await broker.settle([Settlement(one, Abandon()) for one in await receive(broker)])
     await broker.settle([Settlement(one, Abandon(60.0)) for one in await receive(broker, dead_letters_of("q"))])

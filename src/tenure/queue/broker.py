@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from tenure.errors import ConfigError
 from tenure.pacing import check_seconds
@@ -115,6 +115,15 @@ class QueueSettings:
             )
 
 
+class SettingChanges(TypedDict, total=False):
+    """Some of :class:`QueueSettings`, each with the value that it is to get."""
+
+    lock: float
+    max_deliveries: int
+    dedupe_window: float
+    body_max: int
+
+
 class Claim(NamedTuple):
     """What one ``receive`` brought: deliveries that share one token and one moment at which their locks end.
 
@@ -167,10 +176,12 @@ class Broker(Protocol):
         """What this broker can do."""
         ...
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*, for every process, until declared otherwise; before, ``QueueSettings()``.
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*, and no others; return the settings that hold then.
 
-        They count when a verb looks at them: a lower ``max_deliveries`` also meets messages sent before.
+        A setting holds for every process until it is declared otherwise; before, its value is the one in
+        ``QueueSettings()``. Two processes that declare different settings at the same time both get theirs. Settings
+        count when a verb looks at them: a lower ``max_deliveries`` also meets messages sent before.
         """
         ...
 

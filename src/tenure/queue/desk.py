@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
 from tenure.queue.bodies import decode
-from tenure.queue.broker import Broker, Claim, QueueSettings
+from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -60,7 +60,7 @@ class Desk:
     settings: QueueSettings
     holder: str
     on_event: Callable[[Event], None] | None = None
-    given: Mapping[str, Any] | None = None
+    given: SettingChanges | None = None
     """What is to hold for everybody from the first use on; None once it does."""
     dice: random.Random = field(default_factory=random.Random)
 
@@ -69,11 +69,10 @@ class Desk:
         given = self.given
         if given is None:
             return
-        known = await self.broker.settings(self.name)
-        wanted = replace(known, **given)
-        if wanted != known:
-            await self.broker.declare(self.name, wanted)
-        self.settings = replace(wanted, body_max=min(wanted.body_max, self.broker.traits.body_max))
+        holds = await self.broker.settings(self.name)
+        if any(getattr(holds, name) != value for name, value in given.items()):
+            holds = await self.broker.declare(self.name, given)  # only these: others may be declared elsewhere just now
+        self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
         self.given = None
 
     def tell(self, event: Event) -> None:

@@ -23,10 +23,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from azure.storage.queue import QueueMessage
 from azure.storage.queue.aio import QueueClient
@@ -50,7 +50,7 @@ from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, wri
 from tenure.bell import Bell
 from tenure.clock import Clock
 from tenure.errors import ConfigError, Unavailable
-from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
@@ -102,6 +102,9 @@ MOVING = 60
 
 REST = 2.0
 """Seconds that burials under way have left when the backend is closed."""
+
+DECLARED = 0.25
+"""Seconds after which to look whether a setting that was written still stands."""
 
 ROUND = 1_024
 """So many dead letters are looked through at once."""
@@ -161,19 +164,13 @@ class AzureBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*: they stand in its metadata."""
-        metadata = {"tenure_settings": told(json.dumps(asdict(settings)))}
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*, in its metadata; return the settings that hold then.
 
-        async def declare(line: Line) -> None:
-            client = _client(line, queue)
-            answer = await said(client.get_queue_properties(), *_MISSING)
-            if isinstance(answer, Said):
-                await _create(client, queue, metadata)
-            else:
-                await client.set_queue_metadata({**(answer.metadata or {}), **metadata, "tenure_name": told(queue)})
-
-        await self._account.ask(declare)
+        Azure has no condition for that: it replaces all of the metadata. So we look again a moment later whether what
+        was written still stands, and write it again if another process has replaced it.
+        """
+        return await self._account.ask(partial(_declare, queue=queue, changes=changes))
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
@@ -700,8 +697,32 @@ async def _put(line: Line, *, queue: str, text: str, delay: int) -> QueueMessage
 
 async def _settings(line: Line, queue: str) -> QueueSettings:
     answer = await said(_client(line, queue).get_queue_properties(), *_MISSING)
-    text = None if isinstance(answer, Said) else (answer.metadata or {}).get("tenure_settings")
-    return QueueSettings(**json.loads(untold(text))) if text else QueueSettings()
+    return QueueSettings(**_declared({} if isinstance(answer, Said) else answer.metadata or {}))
+
+
+async def _declare(line: Line, queue: str, changes: SettingChanges) -> QueueSettings:
+    client = _client(line, queue)
+    while True:  # the limit is the question's time
+        answer = await said(client.get_queue_properties(), *_MISSING)
+        known = None if isinstance(answer, Said) else answer.metadata or {}
+        declared = _declared(known or {})
+        if known is not None and all(declared.get(name) == value for name, value in changes.items()):
+            return QueueSettings(**declared)
+        declared.update(changes)
+        metadata = {"tenure_settings": told(json.dumps(declared)), "tenure_name": told(queue)}
+        if known is not None:
+            await said(client.set_queue_metadata({**known, **metadata}), *_MISSING)
+        elif not isinstance(await said(client.create_queue(metadata=metadata), "QueueAlreadyExists"), Said):
+            return QueueSettings(**declared)  # whoever comes later has seen it
+        await asyncio.sleep(DECLARED)
+
+
+def _declared(metadata: dict[str, str]) -> SettingChanges:
+    """Return the settings that were declared; those that a newer tenure may have added are left out."""
+    text = metadata.get("tenure_settings")
+    declared: dict[str, Any] = json.loads(untold(text)) if text else {}
+    known = {field.name for field in fields(QueueSettings)}
+    return cast(SettingChanges, {name: value for name, value in declared.items() if name in known})
 
 
 async def _count(line: Line, queue: str) -> int:

@@ -8,14 +8,14 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from operator import attrgetter
 
 from tenure.backends.memory.client import Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.errors import ConfigError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
@@ -158,10 +158,12 @@ class MemoryBroker(Client):
 
     # --- settings ---
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*."""
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
         with self._memory.lock:
-            self._queue(queue).settings = settings
+            home = self._queue(queue)
+            home.settings = replace(home.settings, **changes)
+            return home.settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""

@@ -20,7 +20,7 @@ from typing import Any
 from tenure.backends.postgres.client import Client, Connection, on_loop
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -57,6 +57,7 @@ TIDY_AFTER = 200
 TIDY_EVERY = 10.0
 """Seconds after which it is tidied even if there were fewer."""
 
+_SETTINGS = "lock, max_deliveries, dedupe_window, body_max"
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
     Complete: "complete",
@@ -85,24 +86,26 @@ class PostgresBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*."""
-        await self._client.ask(
-            f"INSERT INTO {self._schema}.queue (name, lock, max_deliveries, dedupe_window, body_max) "
-            "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (name) DO UPDATE SET lock = $2, max_deliveries = $3, "
-            "dedupe_window = $4, body_max = $5",
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
+        if not changes:
+            return await self.settings(queue)
+        new = QueueSettings(**changes)
+        written = ", ".join(f"{name} = excluded.{name}" for name in sorted(changes))
+        [row] = await self._client.ask(
+            f"INSERT INTO {self._schema}.queue (name, {_SETTINGS}) VALUES ($1, $2, $3, $4, $5) "
+            f"ON CONFLICT (name) DO UPDATE SET {written} RETURNING {_SETTINGS}",
             queue,
-            float(settings.lock),
-            settings.max_deliveries,
-            float(settings.dedupe_window),
-            settings.body_max,
+            float(new.lock),
+            new.max_deliveries,
+            float(new.dedupe_window),
+            new.body_max,
         )
+        return QueueSettings(*row)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
-        rows = await self._client.ask(
-            f"SELECT lock, max_deliveries, dedupe_window, body_max FROM {self._schema}.queue WHERE name = $1", queue
-        )
+        rows = await self._client.ask(f"SELECT {_SETTINGS} FROM {self._schema}.queue WHERE name = $1", queue)
         return QueueSettings(*rows[0]) if rows else QueueSettings()
 
     async def names(self) -> Sequence[str]:

@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from tenure.backends.redis.client import Answer, Argument, Client, escaped, patience, runs, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     LAPSED,
@@ -89,15 +89,17 @@ class RedisBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*."""
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
         values: list[Argument] = []
-        for field in fields(settings):
-            values += (field.name, repr(getattr(settings, field.name)))
+        for name, value in changes.items():
+            values += (name, repr(value))
         if listing := self._listing({queue}):
             await self._client.command(*listing)
             self._listed.add(queue)
-        await self._client.command("HSET", f"{self._base(queue)}settings", *values)
+        if values:
+            await self._client.command("HSET", f"{self._base(queue)}settings", *values)
+        return await self.settings(queue)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""

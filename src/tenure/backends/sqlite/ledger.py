@@ -13,7 +13,7 @@ from tenure.backends.sqlite.client import Part, statements
 from tenure.backends.sqlite.places import Places
 from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of
 from tenure.backends.sqlite.view import Hold, Queue
-from tenure.queue.broker import Claim, NoSession, QueueSettings, Selection
+from tenure.queue.broker import Claim, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -58,11 +58,13 @@ class Ledger(Places):
             assert not queue.is_dead
         return queue
 
-    def declare(self, name: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for a queue."""
+    def declare(self, name: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of a queue; return the settings that hold then."""
         queue = self.open(name)
+        settings = replace(self.settings(name), **changes)
         self._run(_SQL["declare"], (name, *columns_of(settings)))
         queue.max_deliveries, queue.dedupe_window = settings.max_deliveries, settings.dedupe_window
+        return settings
 
     # --- sending ---
 

@@ -28,7 +28,7 @@ from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection
+from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     GIVE_BACK,
@@ -75,9 +75,9 @@ class SqliteBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, settings: QueueSettings) -> None:
-        """Make *settings* hold for *queue*."""
-        await self._writer.submit(lambda ledger: ledger.declare(queue, settings))
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
+        return await self._writer.submit(lambda ledger: ledger.declare(queue, changes))
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""

@@ -141,7 +141,7 @@ class BrokerFaultSuite(QueueSuite):
             pytest.skip("this broker forgets when it is restarted")
         broker = await house.open()
         settings = QueueSettings(lock=house.lock, max_deliveries=7)
-        await broker.declare(name, settings)
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 7})
         await bury(broker, house, name, b"dead")
         await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"later", delay=house.lock * 9), Outgoing(b"b")])
         got = await receive(broker, name, house, limit=1)

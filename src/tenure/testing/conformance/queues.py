@@ -7,14 +7,17 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast
 
 import pytest
 import pytest_asyncio
 
+from tenure.clock import SystemClock
 from tenure.errors import ConfigError
-from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession, QueueSettings, Selection
+from tenure.keeper import Keeper
+from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession, QueueSettings, Selection, SettingChanges
+from tenure.queue.desk import Desk
 from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
@@ -265,7 +268,7 @@ class BrokerSuite(QueueSuite):
     async def test_the_same_id_is_kept_once(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dedupe)
         broker, other = await house.open(), await house.open()
-        await broker.declare(name, QueueSettings(lock=house.lock, dedupe_window=house.lock * 3))
+        await broker.declare(name, {"lock": house.lock, "dedupe_window": house.lock * 3})
         await broker.send(name, [Outgoing(b"1", id="a"), Outgoing(b"2", id="a"), Outgoing(b"3", id="b")])
         assert list(await other.send(name, [Outgoing(b"4", id="a")])) == ["a"]
         got = await receive(broker, name, house)
@@ -400,7 +403,7 @@ class BrokerSuite(QueueSuite):
     async def test_giving_back_does_not_count(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         await send(broker, name, b"a", b"b", b"c")
-        await broker.declare(name, QueueSettings(lock=house.lock, max_deliveries=2))
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
         for _ in range(5):
             got = await receive(broker, name, house)
             assert [one.delivery_count for one in got] == [1, 1, 1]
@@ -411,7 +414,7 @@ class BrokerSuite(QueueSuite):
     async def test_the_last_delivery_abandoned_is_death(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker = await house.open()
-        await broker.declare(name, QueueSettings(lock=house.lock, max_deliveries=3))
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 3})
         await broker.send(name, [Outgoing(b"poison", id="p", headers={"k": "v"}, correlation_id="c")])
         for count in (1, 2, 3):
             [got] = await receive(broker, name, house)
@@ -433,7 +436,7 @@ class BrokerSuite(QueueSuite):
     async def test_the_last_lock_expired_is_death(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker = await house.open()
-        await broker.declare(name, QueueSettings(lock=house.lock, max_deliveries=2))
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
         await send(broker, name, b"crasher")
         for _ in range(2):
             assert len(await receive(broker, name, house)) == 1
@@ -451,10 +454,45 @@ class BrokerSuite(QueueSuite):
         await send(broker, name, b"a")
         [got] = await receive(broker, name, house)
         settings = QueueSettings(lock=house.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
-        await other.declare(name, settings)
+        changes: SettingChanges = {"lock": house.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
+        assert await other.declare(name, changes) == settings
         assert await broker.settings(name) == settings
         assert await broker.settings(f"{name}-2") == QueueSettings()
         assert await settle(broker, [got], Abandon()) == [Settled(dead=True)]
+
+    # --- settings ---
+
+    async def test_a_declaration_changes_only_what_it_names(self, house: QueueHarness, name: str) -> None:
+        broker, other = await house.open(), await house.open()
+        assert await broker.declare(name, {"max_deliveries": 7}) == QueueSettings(max_deliveries=7)
+        both = QueueSettings(max_deliveries=7, dedupe_window=5.0)
+        assert await other.declare(name, {"dedupe_window": 5.0}) == both
+        assert await broker.settings(name) == both
+        assert await broker.declare(name, {"max_deliveries": 8}) == replace(both, max_deliveries=8)
+        assert await other.declare(name, {}) == replace(both, max_deliveries=8)
+
+    @pytest.mark.parametrize("is_new", [True, False])
+    async def test_settings_declared_at_the_same_time_all_hold(
+        self, house: QueueHarness, name: str, is_new: bool
+    ) -> None:
+        clients = [await house.open() for _ in range(4)]
+        if not is_new:
+            await clients[0].declare(name, {"lock": house.lock})
+        given: list[SettingChanges] = [
+            {"lock": house.lock * 2},
+            {"max_deliveries": 7},
+            {"dedupe_window": 5.0},
+            {"body_max": 10},
+        ]
+        meeting = Meeting(len(clients))
+        keeper = cast(Keeper, None)  # nothing here is renewed
+        desks = [
+            Desk(name, meeting.around(client), keeper, SystemClock(), QueueSettings(), "", given=changes)
+            for client, changes in zip(clients, given, strict=True)
+        ]
+        await asyncio.gather(*(desk.ready() for desk in desks))
+        wanted = QueueSettings(lock=house.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
+        assert await clients[0].settings(name) == wanted
 
     # --- abandon, defer ---
 
@@ -574,7 +612,7 @@ class BrokerSuite(QueueSuite):
     async def test_a_dead_letter_survives_any_number_of_looks(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker = await house.open()
-        await broker.declare(name, QueueSettings(lock=house.lock, max_deliveries=2))
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
         await bury(broker, house, name, b"a")
         for _ in range(5):
             [got] = await receive(broker, dead_letters_of(name), house)
@@ -587,7 +625,7 @@ class BrokerSuite(QueueSuite):
     async def test_redrive_starts_anew(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker = await house.open()
-        await broker.declare(name, QueueSettings(lock=house.lock, max_deliveries=1))
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
         await broker.send(name, [Outgoing(b"a", id="a", ttl=house.lock * 0.5), Outgoing(b"b", id="b")])
         await house.pass_time(house.lock * 0.6)
         await settle(broker, await receive(broker, name, house), Abandon(0.0, ERROR))
@@ -828,6 +866,39 @@ class Kept:
     delivery: Delivery | None = None
 
 
+class Meeting:
+    """Brokers that all have learned the settings of a queue before any of them goes on."""
+
+    def __init__(self, parties: int) -> None:
+        self._missing = parties
+        self._all_here = asyncio.Event()
+
+    def around(self, broker: Broker) -> Broker:
+        """Return *broker*, as one of them."""
+        return cast(Broker, _Guest(broker, self))
+
+    async def wait(self) -> None:
+        """Wait for the others."""
+        self._missing -= 1
+        if self._missing <= 0:
+            self._all_here.set()
+        await self._all_here.wait()
+
+
+class _Guest:
+    def __init__(self, broker: Broker, meeting: Meeting) -> None:
+        self._broker = broker
+        self._meeting = meeting
+
+    async def settings(self, queue: str) -> QueueSettings:
+        found = await self._broker.settings(queue)
+        await self._meeting.wait()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
 @dataclass(slots=True)
 class Program:
     """Random operations on a broker, each compared with a model that is too simple to be wrong."""
@@ -844,7 +915,7 @@ class Program:
 
     async def run(self, steps: int) -> None:
         """Take so many steps, and compare after each."""
-        await self.broker.declare(self.name, QueueSettings(lock=self.house.lock, max_deliveries=3))
+        await self.broker.declare(self.name, {"lock": self.house.lock, "max_deliveries": 3})
         operations = [self.send, self.send, self.receive, self.receive, self.settle, self.settle, self.settle]
         operations += [self.renew, self.pass_time, self.settle_old, self.redrive]
         for _ in range(steps):

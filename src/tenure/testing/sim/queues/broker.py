@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.backends.memory.client import Memory
 from tenure.backends.memory.queue import MemoryBroker
-from tenure.queue.broker import EVERYTHING, Claim, QueueSettings
+from tenure.queue.broker import EVERYTHING, Claim, SettingChanges
 from tenure.queue.machine import NoAnswer, Receive, Renew, Settle
 from tenure.queue.message import DeadMessage, Outgoing, Stats
 from tenure.testing.sim.server import Server
@@ -78,10 +78,12 @@ class Site(Server):
         self._hinted: set[int] = set()
         self.clock = BrokerClock(simulation.world, clock)
         self.broker = simulation.parts.broker(simulation, self.clock)
-        settings = QueueSettings(
-            lock=self._lock, max_deliveries=plan.max_deliveries, dedupe_window=1_000.0 * self._lock
-        )
-        at_once(self.broker.declare(QUEUE, settings))
+        changes: SettingChanges = {
+            "lock": self._lock,
+            "max_deliveries": plan.max_deliveries,
+            "dedupe_window": 1_000.0 * self._lock,
+        }
+        at_once(self.broker.declare(QUEUE, changes))
 
     def perform(self, line: Line[Any], message: Any) -> Any:
         """Let the broker do what *message* asks for."""
