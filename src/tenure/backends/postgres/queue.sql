@@ -154,6 +154,35 @@ $$;
 
 -- --- sending -----------------------------------------------------------------------------------------------------
 
+-- Remember ids; return in their order which messages are to be kept: those without id, and the first with one that was
+-- not remembered. The join is by hash, so that the cost of a batch is linear.
+CREATE OR REPLACE FUNCTION {schema}._fresh(p_queue integer, p_ids text[], p_now double precision) RETURNS boolean[]
+LANGUAGE plpgsql {plans} SET enable_hashjoin = on SET enable_nestloop = off AS $$
+DECLARE
+    v_window double precision;
+    v_fresh boolean[];
+BEGIN
+    SELECT dedupe_window INTO v_window FROM {schema}.queue WHERE id = p_queue;
+    WITH asked AS MATERIALIZED (
+        SELECT id, min(place) AS place
+        FROM unnest(p_ids) WITH ORDINALITY AS a (id, place)
+        WHERE id IS NOT NULL
+        GROUP BY id
+    ), fresh AS (
+        -- In the order of the ids, the same for all senders: so that two never wait for each other.
+        INSERT INTO {schema}.sent AS known (queue, id, until)
+        SELECT p_queue, id, p_now + v_window FROM asked ORDER BY id
+        ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until WHERE known.until <= p_now
+        RETURNING id
+    ), firsts AS (
+        SELECT asked.place FROM asked JOIN fresh USING (id)
+    )
+    SELECT array_agg(a.id IS NULL OR firsts.place IS NOT NULL ORDER BY a.place) INTO v_fresh
+    FROM unnest(p_ids) WITH ORDINALITY AS a (id, place) LEFT JOIN firsts USING (place);
+    RETURN v_fresh;
+END
+$$;
+
 -- Keep messages, given as columns, any but the first of which may be NULL or shorter. Return the numbers of those
 -- that have no id of their own, in order.
 CREATE OR REPLACE FUNCTION {schema}.send_many(
@@ -166,36 +195,22 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer := {schema}._queue(p_queue);
     v_now double precision := {schema}.clock();
-    v_window double precision;
+    v_fresh boolean[];
     v_numbers bigint[];
     v_ready bigint;
     v_all bigint;
 BEGIN
     IF p_ids IS NOT NULL THEN
-        SELECT dedupe_window INTO v_window FROM {schema}.queue WHERE id = v_queue;
-        -- What is remembered is decided first, and in the order of the ids, the same for all senders.
-        WITH asked AS MATERIALIZED (
-            SELECT id, min(place) AS place
-            FROM unnest(p_ids) WITH ORDINALITY AS a (id, place)
-            WHERE id IS NOT NULL
-            GROUP BY id
-            ORDER BY id
-        ), fresh AS (
-            INSERT INTO {schema}.sent AS known (queue, id, until)
-            SELECT v_queue, id, v_now + v_window FROM asked ORDER BY id
-            ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until WHERE known.until <= v_now
-            RETURNING id
-        )
-        SELECT array_agg(asked.place) INTO v_numbers FROM asked JOIN fresh USING (id);
+        v_fresh := {schema}._fresh(v_queue, p_ids, v_now);
     END IF;
     WITH asked AS (
         SELECT a.*, coalesce(a.moment, v_now + a.delay, v_now) AS visible_at, v_now + a.ttl AS expires_at
         FROM unnest(
             p_bodies, p_ids, p_headers, p_delays, p_moments, p_ttls, p_sessions, p_priorities, p_reply_tos,
-            p_correlation_ids
+            p_correlation_ids, v_fresh
         ) WITH ORDINALITY
-            AS a (body, id, headers, delay, moment, ttl, session, priority, reply_to, correlation_id, place)
-        WHERE p_ids IS NULL OR a.id IS NULL OR a.place = ANY (v_numbers)
+            AS a (body, id, headers, delay, moment, ttl, session, priority, reply_to, correlation_id, fresh, place)
+        WHERE v_fresh IS NULL OR a.fresh
     ), kept AS (
         INSERT INTO {schema}.message (
             queue, state, due_at, expires_at, enqueued_at, priority, id, session, reply_to, correlation_id, headers, body
