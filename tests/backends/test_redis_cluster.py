@@ -179,7 +179,7 @@ async def test_a_caller_who_hangs_up_leaves_the_map_as_it_is(own: RedisCluster) 
         before = looks_at_the_map()
         slow.pause()
         asking = asyncio.create_task(backend.leases.acquire(there, "me#1", TTL))
-        for _ in range(20):  # until it is sent: before Python 3.12, wait_for may swallow a cancel; it can't be answered
+        for _ in range(20):  # until it is sent
             await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

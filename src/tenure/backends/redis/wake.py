@@ -127,8 +127,9 @@ class Ear:
             if is_asked:
                 return  # silence is all that a cut connection gives
             is_asked = True
-            await self._leave_unattended(pubsub)
-            await pubsub.ping()
+            async with asyncio.timeout(self._client.options.timeout):
+                await self._leave_unattended(pubsub)
+                await pubsub.ping()
 
     async def _leave_unattended(self, pubsub: PubSub) -> None:
         unattended = [channel for channel, heard in self._attended.items() if not heard]

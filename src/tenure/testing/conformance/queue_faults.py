@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -134,6 +135,23 @@ class BrokerFaultSuite(QueueSuite):
             ids = list(set(ids))
         assert sorted(ids) == sorted(f"m{number}" for number in range(20))
         assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
+
+    async def test_a_question_that_is_cancelled_says_so(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        questions: list[Callable[[], Awaitable[object]]] = [
+            lambda: broker.send(name, [Outgoing(b"a")]),
+            lambda: broker.send(name, [Outgoing(b"a", id=f"m{number}") for number in range(50)]),
+            lambda: broker.receive(name, 1, house.lock),
+            lambda: broker.stats(name),
+        ]
+        for question in questions:
+            for steps in (*range(12), 16, 20, 25, 32):
+                asking = asyncio.ensure_future(question())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                asked_in_time = asking.cancel()
+                [answer] = await asyncio.gather(asking, return_exceptions=True)
+                assert isinstance(answer, asyncio.CancelledError) or not asked_in_time, f"after {steps} steps: {answer}"
 
     async def test_everything_survives_a_restart(self, house: QueueHarness, name: str) -> None:
         can(house, "restart")
