@@ -133,7 +133,7 @@ async def test_a_full_socket_does_not_keep_others_from_being_woken(opener: Opene
 async def test_what_a_dead_process_left_is_taken_away(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     hints = await listening(other)
-    dead = Path(f"{file}.wake", "99999-dead")
+    dead = Path(f"{file}.wake", "99999-deadbeef")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
         left.bind(str(dead))
     await one.leases.acquire("name", "ann#1", 10)
@@ -147,14 +147,120 @@ async def test_what_a_process_left_that_died_before_its_socket_had_a_name_is_tak
 ) -> None:
     folder = Path(f"{file}.wake")
     folder.mkdir()
-    for name in (".99999-dead", ".99999-new"):
+    for name in (".99999-deadbeef", ".99999-0000beef"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
             left.bind(str(folder / name))
-    os.utime(folder / ".99999-dead", (0.0, 0.0))
+    os.utime(folder / ".99999-deadbeef", (0.0, 0.0))
     await listening(opener())
     new, mine = sockets(file)
-    assert new.name == ".99999-new"  # as far as one can tell, its process may be about it
+    assert new.name == ".99999-0000beef"  # as far as one can tell, its process may be about it
     assert not mine.name.startswith(".")
+
+
+# --- what others put there ---
+
+
+def planted(folder: Path) -> dict[str, bytes]:
+    """Fill *folder* with files that are none of ours, however they are called."""
+    folder.mkdir()
+    for name in ("notes.txt", "12345-deadbeef", ".12345-deadbeef", ".profile"):
+        (folder / name).write_bytes(name.encode())
+        os.utime(folder / name, (0.0, 0.0))
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file()}
+
+
+async def use(opener: Opener) -> None:
+    """Do all that touches the folder: make a socket, ring, take the socket away."""
+    one, other = opener(), opener()
+    first = asyncio.ensure_future(anext(other.leases.hints("name")))
+    await until(lambda: other._wake._socket is not None or other._wake._obstacle or other._wake._why_not)
+    answer = await one.leases.acquire("name", "ann#1", 10)
+    assert isinstance(answer, Granted)
+    await one.leases.release(answer.grant)
+    await other.close()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_what_is_no_socket_of_ours_is_left_alone(file: Path, opener: Opener) -> None:
+    folder = Path(f"{file}.wake")
+    before = planted(folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(folder / "somebody else's"))
+    await use(opener)
+    assert contents(folder) == before
+    assert (folder / "somebody else's").is_socket()
+
+
+async def test_a_link_at_the_folder_is_not_followed(file: Path, tmp_path: Path, opener: Opener) -> None:
+    """Whoever can write the folder of the file could name any folder by it, and root would work in that."""
+    victim = tmp_path / "victim"
+    before = planted(victim)
+    mode = victim.stat().st_mode
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(victim / "99999-deadbeef"))
+    Path(f"{file}.wake").symlink_to(victim)
+    await use(opener)
+    assert contents(victim) == before
+    assert (victim / "99999-deadbeef").is_socket()
+    assert victim.stat().st_mode == mode
+    (fact,) = [fact for fact in await opener().describe() if fact.name == "wake-up"]
+    assert "symbolic link" in fact.advice
+
+
+async def test_a_link_that_takes_the_folders_place_is_not_followed(file: Path, tmp_path: Path, opener: Opener) -> None:
+    one, other = opener(), opener()
+    await listening(other)
+    victim = tmp_path / "victim"
+    planted(victim)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(victim / other._wake._name))
+    Path(f"{file}.wake").rename(tmp_path / "away")
+    Path(f"{file}.wake").symlink_to(victim)
+    await one.leases.acquire("name", "ann#1", 10)
+    await other.close()
+    assert (victim / other._wake._name).is_socket()
+
+
+async def test_a_link_in_the_folder_leads_nowhere(file: Path, tmp_path: Path, opener: Opener) -> None:
+    folder = Path(f"{file}.wake")
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(tmp_path / "service"))
+        service.setblocking(False)
+        (folder / "99999-deadbeef").symlink_to(tmp_path / "service")
+        await use(opener)
+        with pytest.raises(BlockingIOError):
+            service.recv(1)
+
+
+as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs two users, so root")
+
+
+@as_root
+async def test_another_users_socket_is_left_to_him(file: Path, opener: Opener) -> None:
+    folder = Path(f"{file}.wake")
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(folder / "99999-deadbeef"))
+    os.chown(folder / "99999-deadbeef", 12345, 12345)
+    await use(opener)
+    assert (folder / "99999-deadbeef").is_socket()
+
+
+@as_root
+async def test_root_makes_the_folder_for_the_files_owner(file: Path, opener: Opener) -> None:
+    sqlite3.connect(file).executescript("CREATE TABLE t (x)").connection.close()
+    os.chown(file, 12345, 12346)
+    await listening(opener())
+    about = Path(f"{file}.wake").stat()
+    assert (about.st_uid, about.st_gid) == (12345, 12346)
+
+
+# --- loops, forks, ends ---
 
 
 async def test_two_loops_may_listen_on_one_backend(opener: Opener) -> None:
@@ -228,7 +334,7 @@ async def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
     await other.close()
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o700), (0o664, 0o770), (0o666, 0o777), (0o640, 0o700)])
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o700), (0o664, 0o1770), (0o666, 0o1777), (0o640, 0o700)])
 async def test_the_folder_is_open_to_those_who_may_write_the_file(
     file: Path, opener: Opener, mode: int, expected: int
 ) -> None:

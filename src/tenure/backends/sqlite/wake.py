@@ -2,6 +2,9 @@
 
 A datagram arrives in a tenth of a millisecond, where polling would cost more and wake later. It is a hint: if one is
 lost, those who wait look again when a lease runs out. Topics are ``lease:NAME`` and the like.
+
+To watch the file instead (``PRAGMA data_version``) was measured: every 5 ms, ten idle processes take 17 % of a core;
+every 20 ms, 3 %, and they wake 10 ms late. Nor does it tell what has changed, so a busy queue would wake everybody.
 """
 
 from __future__ import annotations
@@ -9,20 +12,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
 import socket
-import stat
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import cache
 
 from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Worker
+from tenure.backends.sqlite.sockets import PATH_MAX, bind, folder_of, is_found, take_away, tell_all, through_proc
 from tenure.bell import Bell, Listener
 from tenure.errors import TenureError
 
-_PATH_MAX = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere, and the socket's own name comes on top
 _CROWDED = 8
 """So many datagrams at once, and the socket may have been full (at ten, by default): some topic may be missing."""
 
@@ -31,9 +30,6 @@ LOOK_EVERY = 5.0
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
 """What keeps us from a socket for a moment only, so that it is no reason to poll."""
-
-UNNAMED_MAX = 60.0
-"""Seconds after which a socket that has no name yet never gets one: its process has died over it."""
 
 _LEFT_BEHIND: list[object] = []  # tasks that came through a fork: their loop is the parent's
 
@@ -48,7 +44,7 @@ class Wake:
 
     def __init__(self, path: str, worker: Worker) -> None:
         self._file = path
-        self._folder = _folder_of(path)
+        self._folder = folder_of(path)
         self._worker = worker
         self._bell = Bell()
         self._pid = os.getpid()
@@ -141,7 +137,7 @@ class Wake:
         _let_go(home, None, listening)
 
     def _is_found(self) -> bool:
-        return os.path.exists(os.path.join(self._folder, self._name))
+        return is_found(self._folder, self._name)
 
     def _bind(self, database: Database) -> bool:
         """Make the folder and the socket in it; in the worker's thread."""
@@ -149,7 +145,7 @@ class Wake:
             return True
         database.read(lambda _: None)  # so that the file is there, whose rights are to be copied
         try:
-            listening = self._bound()
+            listening, self._name = bind(self._folder, self._file)
         except OSError as error:
             self._obstacle = error
             return False
@@ -160,36 +156,8 @@ class Wake:
             return False
         return True
 
-    def _bound(self) -> socket.socket:
-        mode = _mode_like(self._file)
-        with suppress(FileExistsError):
-            os.mkdir(self._folder, mode)
-            os.chmod(self._folder, mode)
-        _tidy(self._folder)
-        self._name = name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                listening.setblocking(False)
-                # Bound under a name that nobody sends to, then renamed: between its birth and its binding a socket
-                # refuses, and would be taken for one that a dead process left.
-                address = _address(folder, self._folder, f".{name}")
-                listening.bind(address)
-                os.chmod(address, mode & 0o666)
-                os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                listening.close()
-                with suppress(OSError):
-                    os.unlink(f".{name}", dir_fd=folder)
-                raise
-        finally:
-            os.close(folder)
-        return listening
-
     def _unlink(self) -> None:
-        with suppress(OSError):
-            os.unlink(os.path.join(self._folder, self._name))
+        take_away(self._folder, self._name)
 
     def _read(self) -> None:
         """Ring for every datagram that has come; the home loop calls this."""
@@ -247,69 +215,17 @@ def tell(path: str, topic: str, but: str = "") -> None:
     """
     if hasattr(socket, "AF_UNIX"):
         with suppress(OSError):  # nobody ever listened; or there are no file descriptors left
-            _tell_all(_folder_of(path), topic, but)
-
-
-def _tell_all(place: str, topic: str, but: str) -> None:
-    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        # A new socket each time: what a stopped process has not read yet counts against its sender.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            for name in os.listdir(folder):
-                if name != but and not name.startswith("."):
-                    _send(sender, topic, folder, place, name)
-    finally:
-        os.close(folder)
-
-
-def _tidy(place: str) -> None:
-    """Take away what processes have left that died between the binding and the naming of their sockets.
-
-    If one was only stopped there, it fails to give the name, and makes another socket.
-    """
-    with suppress(OSError), os.scandir(place) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") and time.time() - entry.stat(follow_symlinks=False).st_mtime > UNNAMED_MAX:
-                os.unlink(entry.path)
-
-
-def _folder_of(path: str) -> str:
-    return f"{path}.wake"
-
-
-def _send(sender: socket.socket, topic: str, folder: int, path: str, name: str) -> None:
-    try:
-        sender.sendto(topic.encode(), _address(folder, path, name))
-    except ConnectionRefusedError:  # its process died without taking it away
-        with suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass  # gone meanwhile, or full: then it wakes anyway; or another user's
-
-
-def _address(folder: int, path: str, name: str) -> str:
-    """Return a path to the socket that fits into an address, however long the folder's own path is."""
-    return f"/proc/self/fd/{folder}/{name}" if _through_proc() else os.path.join(path, name)
-
-
-@cache
-def _through_proc() -> bool:
-    return os.path.isdir("/proc/self/fd")
-
-
-def _mode_like(path: str) -> int:
-    """Return the folder's mode: for those who may write the file, as SQLite does it for its log."""
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    return 0o700 | (0o070 if mode & 0o060 == 0o060 else 0) | (0o007 if mode & 0o006 == 0o006 else 0)
+            tell_all(folder_of(path), topic, but)
 
 
 def _why_not(folder: str) -> str:
     """Tell why no socket can be made in *folder*, as far as can be known without trying."""
     if not hasattr(socket, "AF_UNIX"):
         return "this system has no Unix sockets"
-    if not _through_proc() and len(os.fsencode(folder)) > _PATH_MAX - 24:
+    if not through_proc() and len(os.fsencode(folder)) > PATH_MAX - 24:
         return f"the path {folder} is too long for a socket; keep the file under a shorter one"
+    if os.path.islink(folder):
+        return f"{folder} is a symbolic link, and none is followed there; take it away"
     place = folder if os.path.isdir(folder) else os.path.dirname(folder)
     if os.path.isdir(place) and not os.access(place, os.W_OK | os.X_OK):
         return f"{place} can't be written from here"
