@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,6 +75,53 @@ def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> No
     assert code == 0
     assert len(json.loads(out)["ids"]) == 2
     assert [message.body for message in received(url)] == [b"one", b"two"]
+
+
+def test_send_lines_as_they_come() -> None:
+    line = [sys.executable, "-m", "tenure.cli", "send", "orders", "--lines"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as send:
+        assert send.stdin is not None
+        assert send.stdout is not None
+        for some in (b"one\ntwo\nhal", b"f\n"):  # the input stays open
+            send.stdin.write(some)
+            send.stdin.flush()
+            assert all(send.stdout.readline().strip() for _ in range(some.count(b"\n")))
+        send.send_signal(signal.SIGINT)
+        _, told = send.communicate(timeout=10)
+    assert (send.returncode, told.strip()) == (128 + signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_send_lines_up_to_one_that_is_refused(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders", body_max=5).send(b"first")
+    stdin(monkeypatch, b"one\r\ntwo\nmuch too long\nfour\n")
+    code, out, err = tell(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
+    assert code == 78
+    assert err.startswith("tenure: line 3 was refused: ")
+    assert err.endswith("; the 2 before it were sent, nothing after it was\n")
+    got = received(url)
+    assert [message.body for message in got] == [b"first", b"one", b"two"]
+    ids = [one for each in out.splitlines() for one in (json.loads(each)["ids"] if as_json else [each])]
+    assert ids == [message.id for message in got][1:]
+
+
+def test_send_lines_to_a_store_that_stops_answering(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin(monkeypatch, b"one\ntwo\n")
+    monkeypatch.setenv("TENURE_URL", f"{url}?busy=0.1")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        with tenure.sync.connect(url) as backend:
+            backend.queue("orders").send(b"first")
+        other.execute("BEGIN IMMEDIATE")
+        code, out, err = tell(capsys, "send", "orders", "--lines")
+        other.rollback()
+    assert (code, out) == (69, "")
+    assert "lines 1 to 2 may have been sent or not: " in err
+    assert "of those before, 0 were sent, nothing after was" in err
 
 
 def test_send_later(capsys: Captured) -> None:
@@ -215,5 +265,8 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert tell(capsys, "dead", "redrive", "orders", "--dry-run")[1] == "3 would be put back\n"
     assert tell(capsys, "dead", "redrive", "orders", "--sequence", sequence)[1] == "1 put back\n"
     assert tell(capsys, "dead", "purge", "orders", "--reason", "other")[1] == "0 removed\n"
-    assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 2
+    assert tell(capsys, "dead", "purge", "orders", "--older-than", "7d")[1] == "0 removed\n"
+    assert json.loads(tell(capsys, "dead", "list", "orders", "--older-than", "1h", "--json")[1]) == []
+    assert tell(capsys, "dead", "purge", "orders", "--older-than", "1ms", "--id", "m0")[1] == "1 removed\n"
+    assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 1
     assert [message.id for message in received(url)] == ["m1"]

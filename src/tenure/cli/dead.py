@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import HelpfulGroup, complete, connect_to_look, json_option, never_used, on_option
+from tenure.cli.group import HelpfulGroup, complete, connect_to_look, duration, json_option, never_used, on_option
 from tenure.cli.output import clean, say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ def _which(function: AnyFunction) -> AnyFunction:
         click.option("--reason", metavar="TEXT", help="Those that died of this."),
         click.option("--sequence", "sequences", type=int, multiple=True, metavar="N", help="Those with these numbers."),
         click.option("--id", "ids", multiple=True, metavar="TEXT", help="Those with these ids."),
+        click.option(
+            "--older-than",
+            type=duration,
+            metavar="S",
+            help="Those that died longer ago than this, by this machine's clock: 12h, 7d.",
+        ),
     ):
         function = option(function)
     return function
@@ -104,9 +111,13 @@ def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: boo
 def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, **chosen: Any) -> int:
     """Remove dead letters of QUEUE for good: those chosen, or --all."""
     if not every and not _given(chosen):
-        raise click.UsageError("nothing says which ones to remove; choose with --id, --sequence, --reason, or --all")
+        raise click.UsageError(
+            "nothing says which ones to remove; choose with --id, --sequence, --reason, --older-than, or --all"
+        )
     if every and _given(chosen):
-        raise click.UsageError("--all removes all, and --id, --sequence or --reason choose some; give one of them")
+        raise click.UsageError(
+            "--all removes all, and --id, --sequence, --reason or --older-than choose some; give one of them"
+        )
     count = complete(_on(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
     if as_json:
         say_json({"queue": queue, "purged": count})
@@ -135,7 +146,10 @@ async def _find(queue: Queue, letter: str) -> DeadMessage | None:
 
 
 def _given(chosen: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in chosen.items() if value not in (None, ())}
+    given = {key: value for key, value in chosen.items() if value not in (None, ())}
+    if "older_than" in given:
+        given["dead_before"] = time.time() - given.pop("older_than")
+    return given
 
 
 def _when(moment: float) -> str:

@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")
 
-_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SETTING = re.compile(r"\b(ttl|renew_every|retry_every|grace)=(?=[\d.])")
 _BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
 
@@ -176,9 +176,11 @@ def group() -> None:
 
 def duration(text: str) -> float:
     """Read seconds, or a number with a unit; to be used as the type of an option."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|)", text)
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|d|)", text)
     if not found:
-        raise click.BadParameter(f"{text!r} is not a duration; write seconds (15, 0.5) or a unit (500ms, 15s, 2m, 1h)")
+        raise click.BadParameter(
+            f"{text!r} is not a duration; write seconds (15, 0.5) or a unit (500ms, 15s, 2m, 1h, 7d)"
+        )
     return float(found[1]) * _UNITS[found[2]]
 
 
