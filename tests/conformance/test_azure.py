@@ -19,6 +19,7 @@ from tenure.queue.broker import Broker
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
+    ConsumerSuite,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
@@ -174,6 +175,10 @@ class AzureQueueHarness(QueueHarness):
 
 
 class TestAzureQueues(BrokerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureConsumers(ConsumerSuite):
     harness = AzureQueueHarness
 
 

@@ -12,6 +12,7 @@ from tenure.testing import ManualClock
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
+    ConsumerSuite,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
@@ -78,6 +79,10 @@ class MemoryQueueHarness(QueueHarness):
 
 
 class TestMemoryQueues(BrokerSuite):
+    harness = MemoryQueueHarness
+
+
+class TestMemoryConsumers(ConsumerSuite):
     harness = MemoryQueueHarness
 
 

@@ -19,6 +19,7 @@ from tenure.testing import until
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
+    ConsumerSuite,
     Fault,
     LeaseFaultSuite,
     LeaseHarness,
@@ -219,6 +220,10 @@ class BlackHoledQueueHarness(SeveredQueueHarness):
 
 
 class TestPostgresQueues(BrokerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresConsumers(ConsumerSuite):
     harness = PostgresQueueHarness
 
 

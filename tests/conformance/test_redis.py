@@ -15,6 +15,7 @@ from tenure.queue.broker import Broker
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
+    ConsumerSuite,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
@@ -114,6 +115,10 @@ class TestRedisLeaseFaults(LeaseFaultSuite):
 
 
 class TestRedisQueues(BrokerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisConsumers(ConsumerSuite):
     harness = RedisQueueHarness
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 from tenure.backends import sqlite
 from tenure.queue.broker import Broker
 from tenure.testing import ManualClock
-from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, LossyBroker, QueueHarness
+from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, ConsumerSuite, LossyBroker, QueueHarness
 from tenure.url import Url
 
 
@@ -46,6 +46,10 @@ class SqliteQueueHarness(QueueHarness):
 
 
 class TestSqliteQueues(BrokerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteConsumers(ConsumerSuite):
     harness = SqliteQueueHarness
 
 

@@ -47,6 +47,7 @@ SAYS = {
 WARNS = {
     "consume_settings": r"(calls: message .*\n){4}",
     "consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n",
+    "queue_by_hand": r"orders: message .*: put among the dead letters .*\n",
     "events": r"orders: message .*: put among the dead letters .*\n",
 }
 """What the log of tenure says on standard error; of all others, nothing."""

@@ -179,6 +179,30 @@ def test_a_hook_that_blocks_delays_no_renewal(backend: tenure.sync.Backend) -> N
     consuming.join()
 
 
+def test_a_hook_that_never_returns_costs_no_handler(
+    backend: tenure.sync.Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.queue.hooks.HOOK_MAX", 0.05)
+    queue = backend.queue("orders", max_deliveries=1)
+    queue.send_batch([tenure.Outgoing(b"bad"), tenure.Outgoing(b"good")])
+    go_on, handled = threading.Event(), []
+
+    def handle(message: tenure.sync.Message) -> None:
+        if message.body == b"bad":
+            raise StopIteration
+        handled.append(message.body)
+
+    def hook(message: tenure.Message, error: BaseException) -> None:
+        go_on.wait(PATIENCE)
+
+    try:
+        queue.consume(handle, on_error=hook, concurrency=1, until_empty=True)
+    finally:
+        go_on.set()
+    assert handled == [b"good"]
+    assert queue.stats() == tenure.Stats(dead=1)
+
+
 def test_a_handler_may_drain_and_does_not_wait_for_itself(backend: tenure.sync.Backend) -> None:
     queue = backend.queue("orders")
     queue.send_batch([tenure.Outgoing(b"%d" % n) for n in range(3)])

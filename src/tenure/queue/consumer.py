@@ -9,18 +9,19 @@ No task is made for a message: ``concurrency`` workers take from the buffer and 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
-from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageDied, MessageFailed
+from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed
 from tenure.pacing import Timing, later
-from tenure.queue.consuming import Consuming, OnError
+from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, listen, obituary
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
+from tenure.queue.hooks import complain
 from tenure.queue.machine import (
     NEVER,
     Answered,
@@ -52,22 +53,25 @@ from tenure.queue.machine import (
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
-    MAX_DELIVERIES,
     Abandon,
     Complete,
-    DeadLetter,
     Delivery,
     Lapsed,
     SessionLock,
+    Settled,
     Settlement,
     Token,
     Verdict,
+    text_of,
 )
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure.sigterm import sigterm_tells
 
 Why = Literal["denied", "unanswered", "max_hold", "drain", "leave"]
+
+_NO_RESULT = (BaseException, Retry, Reject)
+"""What a handler may have raised, or returned in its place."""
 
 SLICE = 0.001
 """Seconds for which handlers that never suspend may keep the loop from its other work."""
@@ -113,6 +117,7 @@ class Consumer:
         self._told = asyncio.Event()  # to drain, maybe before we have begun
         self._is_paused = False
         self._ended: asyncio.Future[None] | None = None
+        self._runner: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
 
     # --- for its owner ---
@@ -126,6 +131,7 @@ class Consumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         self._loop = asyncio.get_running_loop()
+        self._runner = asyncio.current_task()
         with sigterm_tells(self.drain, self._consuming.sigterm):
             if await is_to_begin(self._desk, self._told, stop):
                 await self._consume(stop)
@@ -253,7 +259,7 @@ class Consumer:
             case Receive(ask, limit):
                 self._spawn(self._receive(ask, limit))
             case Report(settlement, answer):
-                self._report(settlement, isinstance(answer, Lapsed), not isinstance(answer, Lapsed) and answer.dead)
+                self._report(settlement, answer)
             case CancelAll():
                 for worker in self._workers:
                     worker.cancel("drain")
@@ -292,14 +298,13 @@ class Consumer:
             self._failure = error
             self._ended.set_result(None)
 
-    def _report(self, settlement: Settlement, lapsed: bool, died: bool) -> None:
+    def _report(self, settlement: Settlement, answer: Settled | Lapsed) -> None:
         delivery, verdict = settlement
-        if lapsed:
+        if isinstance(answer, Lapsed):
             error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
             self._spawn(self._complain(Message(delivery, self._desk), error))
-        elif died or isinstance(verdict, DeadLetter):
-            reason = verdict.reason if isinstance(verdict, DeadLetter) else MAX_DELIVERIES
-            self._desk.tell(event_of(MessageDied, self._desk, delivery, reason))
+        else:
+            self._desk.tell_if_dead(delivery, verdict, answer)
 
     # --- handlers ---
 
@@ -357,7 +362,19 @@ class Consumer:
         return judge_failure(self._desk, self._consuming.policy, delivery, outcome)
 
     async def _complain(self, message: Message, error: BaseException) -> None:
+        CALLING.set(self)
         await complain(self._consuming.on_error, message, error)
+
+    def _take_interrupt(self, error: BaseException) -> None:
+        """End gracefully, and raise *error* then, if a handler was met by what is to end the program."""
+        if is_interrupt(error):
+            self._failure = self._failure or error
+            self.drain(grace=0.0)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether workers are cancelled because all of this ends, or the loop does."""
+        return self._ended is None or self._ended.done() or (self._runner is not None and self._runner.cancelling() > 0)
 
     async def _was_handled(self, delivery: Delivery) -> bool:
         """Tell whether the inbox knows the message.
@@ -457,10 +474,16 @@ class _Worker:
                 outcome: object = None
                 if not inbox or not await consumer._was_handled(delivery):
                     outcome = await serve(message)
-            except (Exception, asyncio.CancelledError) as error:
+            except BaseException as error:
+                if is_being_closed(self.task):
+                    raise
+                consumer._take_interrupt(error)
                 outcome = error
             self.delivery = None
-            if self._why is None and not isinstance(outcome, (BaseException, Retry, Reject)):
+            if self.task.cancelling() and self._why is None and not consumer._is_ending:
+                await take_back(self.task)
+            # Of what a handler returns, nothing is asked but its type: it may claim to be of any class.
+            if self._why is None and (outcome is None or not issubclass(type(outcome), _NO_RESULT)):
                 verdict = success
             else:
                 verdict = await consumer._judge(self, delivery, message, outcome)
@@ -475,6 +498,8 @@ class _Worker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._consumer._fail(error)
+        elif not self._consumer._is_ending:  # somebody has cancelled it: another may be made
+            self._consumer._workers.remove(self)
 
     def cancel(self, why: Why) -> None:
         """Cancel the handler that runs, if one does."""
@@ -586,6 +611,27 @@ class LockKeeper:
         task.add_done_callback(self._tasks.discard)
 
 
+def is_being_closed(task: asyncio.Task[Any]) -> bool:
+    """Tell whether *task* is being thrown away, its loop ended, in place of running."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:
+        return True
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether *error* may be a Ctrl-C, that comes wherever the main thread is: in a handler, say."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+async def take_back(task: asyncio.Task[Any]) -> None:
+    """Undo cancellations of *task*, the current one, that its handler has called for by itself."""
+    while task.cancelling() > 0:
+        task.uncancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # one may be under way yet
+
+
 async def outlast(
     work: asyncio.Future[Any], when_cut: Callable[[], object] | None = None
 ) -> asyncio.CancelledError | None:
@@ -626,19 +672,6 @@ async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | Non
     return True
 
 
-async def complain(on_error: OnError | None, message: Message, error: BaseException) -> None:
-    """Tell the error hook. What fails there is the loop's to report, and changes nothing here."""
-    if on_error is None:
-        return
-    try:
-        answer = on_error(message, error)
-        if inspect.isawaitable(answer):
-            await answer
-    except Exception as failed:
-        context = {"message": "the error hook of a tenure consumer failed", "exception": failed}
-        asyncio.get_running_loop().call_exception_handler(context)
-
-
 def unusable(error: NeverBegins) -> ConfigError:
     """Return what to end a consumer with whose handler can never be begun."""
     failure = ConfigError(str(error))
@@ -650,7 +683,8 @@ def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: Bas
     """Return the verdict on a message whose handler failed with *error*, and let the ears know."""
     verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice)
     if isinstance(verdict, Abandon):
-        desk.tell(event_of(MessageFailed, desk, delivery, f"{type(error).__name__}: {error}", verdict.delay))
+        what = f"{type(error).__name__}: {text_of(error)}"
+        desk.tell(event_of(MessageFailed, desk, delivery, what, verdict.delay))
     return verdict
 
 

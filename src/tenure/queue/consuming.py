@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from tenure.errors import ConfigError, nearest
 from tenure.pacing import Timing, check_seconds
-from tenure.queue.desk import Message
 from tenure.queue.handlers import RunIn
+from tenure.queue.hooks import OnError
 from tenure.queue.machine import Habits
 from tenure.queue.retry import RetryPolicy
-
-OnError = Callable[[Message, BaseException], Awaitable[None] | None]
 
 
 class ConsumeOptions(TypedDict, total=False):

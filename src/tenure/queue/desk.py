@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
 from tenure.errors import ConfigError, LockLost, TenureError
-from tenure.events import Event
+from tenure.events import Event, MessageDied
 from tenure.keeper import Keeper
 from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
@@ -21,7 +21,9 @@ from tenure.queue.bodies import decode
 from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
+    DEAD_SUFFIX,
     GIVE_BACK,
+    MAX_DELIVERIES,
     NOT_GIVEN,
     Abandon,
     Attempt,
@@ -35,6 +37,7 @@ from tenure.queue.message import (
     Lapsed,
     Outgoing,
     SendOptions,
+    Settled,
     Settlement,
     Verdict,
     check_name,
@@ -42,6 +45,7 @@ from tenure.queue.message import (
     checked,
     outgoing,
 )
+from tenure.threads import in_thread
 
 T = TypeVar("T")
 
@@ -76,11 +80,23 @@ class Desk:
         self.given = None
 
     def tell(self, event: Event) -> None:
-        """Let the ears know."""
-        if is_logged(event):
-            log_event(event)
+        """Let the ears know. Nothing that a log handler or a hook raises comes out of this."""
+        if self.keeper.is_current:  # a thread that consumes by itself asked: its ears must not hold the keeper up
+            in_thread("tenure-telling", self._tell, event)
+        else:
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            if is_logged(event):
+                log_event(event)
+        except BaseException as error:
+            report("the log of tenure failed", error)
         if self.on_event is not None:
-            tell_hook(self.on_event, event)
+            try:
+                tell_hook(self.on_event, event)
+            except BaseException as error:
+                report("on_event of tenure failed", error)
 
     async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
         """Ask for messages; if we are cancelled meanwhile, what comes is given back, and not left locked."""
@@ -111,7 +127,15 @@ class Desk:
         [answer] = await self.broker.settle([Settlement(delivery, verdict)])
         if isinstance(answer, Lapsed):
             raise LockLost(obituary(delivery, f"could not {_VERBS[type(verdict)]} it"))
+        self.tell_if_dead(delivery, verdict, answer)
         return answer.dead
+
+    def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
+        """Let the ears know if *verdict*, that stands, was the death of the message."""
+        if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
+            reason = verdict.reason if isinstance(verdict, DeadLetter) else MAX_DELIVERIES
+            named = (delivery.id, delivery.sequence, delivery.delivery_count)
+            self.tell(MessageDied(self.clock.now(), delivery.queue, self.holder, *named, reason))
 
     async def renew(self, delivery: Delivery) -> float:
         """Extend the lock to the queue's full length, and return its new end.
@@ -153,6 +177,15 @@ class Desk:
         finally:
             if listening is not None:
                 listening.cancel()
+
+
+def report(what: str, error: BaseException) -> None:
+    """Let the loop report that code of the user's failed; nothing comes out of that, whatever the loop's handler does.
+
+    Called on a loop.
+    """
+    with suppress(BaseException):
+        asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
 
 
 def listen(desk: Desk, name: str, wake: Callable[[], object]) -> Coroutine[Any, Any, None]:

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeGuard, cast
 
 from tenure.errors import ConfigError, Unavailable
 from tenure.events import HandlerNotBegun
 from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Message, Received
-from tenure.queue.message import Delivery, Token
+from tenure.queue.message import Delivery, Token, text_of
 from tenure.queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
 from tenure.threads import Threads
 
@@ -28,6 +28,7 @@ Handler = Callable[[Message], object] | Callable[[BlockingMessage], object] | Ca
 
 RunIn = Literal["auto", "thread", "process"]
 Served = Callable[[Message], Awaitable[object]]
+"""Calls the handler, and returns what it returns; of one in a thread or a process, also the exception it raises."""
 
 PAUSE = 1.0
 """Seconds before another try when no process could be made."""
@@ -108,10 +109,10 @@ class Handlers:
     async def _in_thread(self, message: Message) -> object:
         mine = BlockingMessage(message, functools.partial(_block, asyncio.get_running_loop()))
         call = cast(Callable[[BlockingMessage], object], self._handler)
-        running = self._pool(message).submit(contextvars.copy_context().run, call, mine)
+        running = self._pool(message).submit(contextvars.copy_context().run, outcome_of, call, mine)
         outcome = await self._end_of(message, running)
         # A plain function that only looks like one, such as a lambda around an async one.
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        return await outcome if is_awaitable(outcome) else outcome
 
     async def _in_process(self, message: Message) -> object:
         if self._processes is None:
@@ -119,15 +120,14 @@ class Handlers:
         content = Received(message._delivery._replace(headers=dict(message.headers)))
         lock = Lock(functools.partial(self._until, message), self._keeping.timing.renew_every / 4)
         task = self._processes.task(content, lock)
-        try:
-            return await self._end_of(message, self._pool(message).submit(task), task.stop)
-        except NotBegun as error:
+        outcome = await self._end_of(message, self._pool(message).submit(outcome_of, task), task.stop)
+        if isinstance(outcome, NotBegun):
             desk, one = message._desk, message.delivery
             named = (one.id, one.sequence, one.delivery_count)
-            desk.tell(HandlerNotBegun(desk.clock.now(), desk.name, desk.holder, *named, str(error)))
-            if not isinstance(error, NeverBegins):
+            desk.tell(HandlerNotBegun(desk.clock.now(), desk.name, desk.holder, *named, text_of(outcome)))
+            if not isinstance(outcome, NeverBegins):
                 await asyncio.sleep(PAUSE)  # it would be tried again at once
-            raise
+        return outcome
 
     def _until(self, message: Message) -> float:
         """Return when a handler that still runs is to be ended by its own process, which may be alone by then."""
@@ -170,12 +170,26 @@ class Handlers:
             raise
 
 
+def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what *call* returns, or the exception that it raises.
+
+    A future can't carry every exception: of StopIteration it would never be done, CancelledError seems to be its own,
+    and SystemExit would end the loop.
+    """
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        return error
+
+
+def is_awaitable(outcome: object) -> TypeGuard[Awaitable[object]]:
+    """Tell whether *outcome* can be awaited. Only its type is asked: it may claim to be of any class, or fail on it."""
+    return hasattr(type(outcome), "__await__")
+
+
 def _ran_on(ended: Future[Any]) -> RanOn | None:
-    error = ended.exception()
-    if error is not None:
-        return RanOn(error) if isinstance(error, Exception) else None
     result = ended.result()
-    if not inspect.isawaitable(result):
+    if not is_awaitable(result):
         return RanOn(result)
     if inspect.iscoroutine(result):  # of a function that only looks plain: there is no time to await it any more
         result.close()

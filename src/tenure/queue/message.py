@@ -310,20 +310,39 @@ class Failure:
     traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Write down *error*; the end of a long traceback is kept, as that is where it says what happened."""
-        from traceback import format_exception  # dear to import, and seldom needed
+    def of(cls, error: BaseException, most: int = TRACEBACK_MAX) -> Failure:
+        """Write down *error*; of a traceback longer than *most* characters its end is kept, which says what happened.
 
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        try:
-            text = str(error)
-        except Exception:  # an exception whose own __str__ fails must not hide what happened
-            text = "(its text could not be had)"
-        told = "".join(format_exception(error))
-        if len(told) > TRACEBACK_MAX:
-            told = "…" + told[-TRACEBACK_MAX:]
-        return cls(storable(name)[:TEXT_MAX], storable(text[:MESSAGE_MAX]), storable(told))
+        Nothing that the exception's own methods do comes out of this.
+        """
+        told = traceback_of(error)
+        if len(told) > most:
+            told = "…" + told[-most:]
+        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(told))
+
+
+def name_of(error: BaseException) -> str:
+    """Return the full name of the type of *error*."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note in its place if the exception's own ``__str__`` fails, in whatever way."""
+    try:
+        return str.__str__(str(error))  # never a subclass of str, which could have methods of its own
+    except BaseException:
+        return "(its text could not be had)"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of *error* as text, or a note in its place if it can't be had."""
+    from traceback import format_exception  # dear to import, and seldom needed
+
+    try:
+        return "".join(format_exception(error))
+    except BaseException:  # __str__ and __notes__ are forgiven by the module itself, but not everything they can raise
+        return f"{name_of(error)}: (its traceback could not be had)"
 
 
 def storable(text: str) -> str:

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
-from traceback import format_exception
 from typing import Any, NamedTuple
 
 from tenure.clock import SystemClock
+from tenure.queue.message import text_of, traceback_of
 from tenure.queue.retry import Reject, Retry
 
 Handler = Callable[[Any], Any]
@@ -192,7 +192,9 @@ class _Process:
         try:
             work = pickle.dumps((pickle.dumps(handler), message))
         except Exception as error:  # it could be, when the consumer was made
-            raise NotBegun(f"the handler can't be sent to a process, for {type(error).__name__}: {error}") from error
+            raise NotBegun(
+                f"the handler can't be sent to a process, for {type(error).__name__}: {text_of(error)}"
+            ) from error
         self.is_usable = False
         try:
             if not self._is_ready:
@@ -347,7 +349,7 @@ def _worked_off(work: bytes) -> bytes:
         handler = pickle.loads(written)
     except Exception as error:
         kind = NotBegun if isinstance(error, (OSError, MemoryError)) else NeverBegins
-        return pickle.dumps((kind, None, None, f"{type(error).__name__}: {error}", "".join(format_exception(error))))
+        return pickle.dumps((kind, None, None, f"{type(error).__name__}: {text_of(error)}", traceback_of(error)))
     try:
         result = handler(message)
         if inspect.isawaitable(result):
@@ -355,9 +357,9 @@ def _worked_off(work: bytes) -> bytes:
         # Nothing else is of any use to the consumer, and not everything can be carried over.
         return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", ""))
     except Exception as error:
-        is_bare = isinstance(error, (Reject, Retry)) and not (error.__cause__ or error.__context__)
-        text = "" if is_bare else "".join(format_exception(error))
-        name = f"{type(error).__qualname__}: {error}"
+        is_bare = isinstance(error, (Reject, Retry)) and error.__cause__ is None and error.__context__ is None
+        text = "" if is_bare else traceback_of(error)
+        name = f"{type(error).__qualname__}: {text_of(error)}"
         try:
             return pickle.dumps((None, None, pickle.dumps(error), name, text))
         except Exception:  # not every exception can be carried over
@@ -375,7 +377,9 @@ def _read(answer: bytes) -> object:
         return result
     try:
         raised = pickle.loads(error)
-    except Exception:
+    except BaseException:  # an exception's own code does this
+        raised = None
+    if not isinstance(raised, BaseException):
         raised = RuntimeError(f"{name} (it can't be carried from the handler's process to this one)")
     raise raised from (_ThereTraceback(text) if text else None)
 

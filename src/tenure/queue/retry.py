@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tenure.errors import ConfigError
 from tenure.pacing import Dice, check_seconds
-from tenure.queue.message import Abandon, DeadLetter, Failure, Verdict, check_description, check_text
+from tenure.queue.message import (
+    TRACEBACK_MAX,
+    Abandon,
+    DeadLetter,
+    Failure,
+    Verdict,
+    check_description,
+    check_text,
+)
 
 
 class Retry(Exception):
@@ -88,20 +97,30 @@ class RetryPolicy:
         return min(grown, self.longest) * (1.0 - self.jitter * dice.random())
 
 
-def verdict_on_failure(error: BaseException, deliveries: int, policy: RetryPolicy, dice: Dice) -> Verdict:
-    """Return what becomes of a message whose handler raised *error*, or returned it."""
-    match error:
-        case Reject(reason=reason, description=description):
-            return DeadLetter(reason, description, _cause(error))
-        case Retry(after=after):
-            return Abandon(policy.delay(deliveries, dice) if after is None else after, _cause(error))
-        case _ if isinstance(error, policy.never):
-            failure = Failure.of(error)
-            return DeadLetter(failure.type, failure.message, failure)
-    return Abandon(policy.delay(deliveries, dice), Failure.of(error))
+def verdict_on_failure(
+    error: BaseException, deliveries: int, policy: RetryPolicy, dice: Dice, most: int = TRACEBACK_MAX
+) -> Verdict:
+    """Return what becomes of a message whose handler raised *error*, or returned it.
+
+    Up to *most* characters of a traceback are kept. An error that can't be read, as its own methods fail or its values
+    are none that a verdict takes, is a failure like any other.
+    """
+    with suppress(BaseException):
+        match error:
+            case Reject(reason=reason, description=description):
+                check_text("reason", reason)
+                return DeadLetter(reason, description, _cause(error, most))
+            case Retry(after=after):
+                if after is not None:
+                    check_seconds("after", after, least=0.0)
+                return Abandon(policy.delay(deliveries, dice) if after is None else after, _cause(error, most))
+            case _ if isinstance(error, policy.never):
+                failure = Failure.of(error, most)
+                return DeadLetter(failure.type, failure.message, failure)
+    return Abandon(policy.delay(deliveries, dice), Failure.of(error, most))
 
 
-def _cause(error: BaseException) -> Failure | None:
+def _cause(error: BaseException, most: int) -> Failure | None:
     """Return what made a handler say *error*: the exception it answered to, if there was one."""
-    cause = error.__cause__ or error.__context__
-    return Failure.of(cause) if cause is not None else None
+    cause = error.__cause__ if error.__cause__ is not None else error.__context__
+    return Failure.of(cause, most) if cause is not None else None

@@ -12,21 +12,23 @@ from tenure.events import HandlerOverran, LockEnded
 from tenure.pacing import Timing, later
 from tenure.queue.consumer import (
     Why,
-    complain,
     event_of,
+    is_being_closed,
+    is_interrupt,
     is_to_begin,
     judge_failure,
     outlast,
+    take_back,
     tell_unanswered,
     unusable,
 )
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
+from tenure.queue.hooks import complain
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NeverBegins, NotBegun
-from tenure.queue.retry import Reject, Retry
 from tenure.queue.session import Session
 from tenure.sigterm import sigterm_tells
 
@@ -52,6 +54,7 @@ class SessionConsumer:
         self._timers: list[asyncio.TimerHandle] = []
         self._workers: list[_Worker] = []
         self._ended: asyncio.Future[None] | None = None
+        self._runner: asyncio.Task[object] | None = None
         self._failure: BaseException | None = None
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
@@ -62,6 +65,7 @@ class SessionConsumer:
         Raises:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
+        self._runner = asyncio.current_task()
         with sigterm_tells(self.drain, self._consuming.sigterm):
             if await is_to_begin(self._desk, self._stopping, stop):
                 await self._consume(asyncio.get_running_loop(), stop)
@@ -144,6 +148,9 @@ class SessionConsumer:
         assert self._ended is not None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
+        elif task.cancelled() and not self._is_ending:  # by somebody else: its place is taken
+            self._workers = [worker for worker in self._workers if worker.task is not task]
+            self._workers.append(_Worker(self))
         if (self._failure is not None or all(one.task.done() for one in self._workers)) and not self._ended.done():
             self._ended.set_result(None)
 
@@ -162,6 +169,13 @@ class SessionConsumer:
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self.drain()
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether workers are cancelled because all of this ends, or the loop does."""
+        if self._stopping.is_set() or self._ended is None or self._ended.done():
+            return True
+        return self._runner is not None and self._runner.cancelling() > 0
 
     async def _complain(self, message: Message, error: BaseException) -> None:
         await complain(self._consuming.on_error, message, error)
@@ -289,13 +303,31 @@ class _Worker:
                 await consumer._complain(message, LockLost(f"{session.name!r} was lost while it was handled"))
             elif isinstance(error, RanOn) and consumer._stopping.is_set() and not session.lost.is_set():
                 # By drain(), and the session was kept all the while.
-                return error.outcome if isinstance(error.outcome, Exception) else None
+                return error.outcome if isinstance(error.outcome, BaseException) else None
+            if not self._is_called_off(session):  # by itself
+                await take_back(self.task)
+                return error
             raise  # by the session, which is lost, or by drain(): given back with the session
-        except Exception as error:
-            self._end(before)
+        except BaseException as error:
+            if is_being_closed(self.task):
+                raise
+            if is_interrupt(error):
+                consumer._failure = consumer._failure or error
+                consumer.drain(grace=0.0)
+            await self._end_by_itself(session, before)
             return self._overdue(message) if self._has_expired else error
+        await self._end_by_itself(session, before)
+        # Nothing is asked of it but its type: it may claim to be of any class.
+        return outcome if issubclass(type(outcome), BaseException) else None  # type: ignore[return-value]
+
+    async def _end_by_itself(self, session: Session, before: int) -> None:
         self._end(before)
-        return outcome if isinstance(outcome, (Retry, Reject)) else None
+        if self.task.cancelling() > before and not self._is_called_off(session):
+            await take_back(self.task)
+
+    def _is_called_off(self, session: Session) -> bool:
+        """Tell whether others than the handler may have cancelled it."""
+        return session.is_interrupted or self._consumer._is_ending or self._is_late
 
     def _end(self, before: int) -> bool:
         """Note that the handler has ended; tell, as asyncio.timeout does, if it was cancelled for max_hold alone."""

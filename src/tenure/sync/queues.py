@@ -15,6 +15,7 @@ from tenure.loopthread import LoopThread
 from tenure.queue.consuming import ConsumeOptions
 from tenure.queue.desk import BlockingMessage, Message, Received
 from tenure.queue.handlers import Handler
+from tenure.queue.hooks import ThreadedHook
 from tenure.queue.message import NOT_GIVEN, SendOptions
 from tenure.sigterm import sigterm_tells
 from tenure.sync.portal import blocking
@@ -66,13 +67,20 @@ class Queue:
         SIGTERM ends it gracefully, if nobody else handles that signal (``sigterm=False``: it never does).
         """
         told = Stopping()
+        hook = None
+        if callable(on_error := options.get("on_error")):
+            options["on_error"] = hook = ThreadedHook(on_error)
 
         async def pump() -> None:
             with forwarded(stop, told.here()) as stopping:
                 await self._behind.consume(handler, stop=stopping, **options)
 
-        with sigterm_tells(told.tell, options.get("sigterm")):
-            self._pumps().call_blocking(pump)  # not on the keeper's loop: on_error and on_event may block
+        try:
+            with sigterm_tells(told.tell, options.get("sigterm")):
+                self._pumps().call_blocking(pump)  # not on the keeper's loop: on_event may block
+        finally:
+            if hook is not None:
+                hook.close()
 
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, until :meth:`resume`."""

@@ -17,15 +17,23 @@
     class TestMyQueueFaults(BrokerFaultSuite):
         harness = MyQueueHarness
 
+
+    class TestMyConsumers(ConsumerSuite):
+        harness = MyQueueHarness
+
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"tenure.testing.conformance.{name}" for name in ("leases", "lease_faults", "queues", "queue_faults"))
+    *(
+        f"tenure.testing.conformance.{name}"
+        for name in ("leases", "lease_faults", "queues", "queue_faults", "consumers")
+    )
 )
 
+from tenure.testing.conformance.consumers import ConsumerSuite  # noqa: E402
 from tenure.testing.conformance.harness import (  # noqa: E402
     Fault,
     LeaseHarness,
@@ -41,6 +49,7 @@ from tenure.testing.conformance.queues import BrokerSuite  # noqa: E402
 __all__ = [
     "BrokerFaultSuite",
     "BrokerSuite",
+    "ConsumerSuite",
     "Fault",
     "LeaseFaultSuite",
     "LeaseHarness",

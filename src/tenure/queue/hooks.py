@@ -1,0 +1,79 @@
+"""The error hook of a consumer: called at every failure, and unable to cost more than the call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tenure.queue.desk import Message, report
+from tenure.queue.handlers import is_awaitable, outcome_of
+from tenure.threads import Threads
+
+OnError = Callable[[Message, BaseException], Awaitable[None] | None]
+
+HOOK_MAX = 10.0
+"""Seconds for an error hook that is async to end in; its message is in hand all the while."""
+
+HOOKS_AT_ONCE = 8
+"""So many calls of a hook run at once in threads; those that never end take the place of others."""
+
+FAILED = "the error hook of a tenure consumer failed"
+
+
+class ThreadedHook:
+    """An error hook that is called in threads: on the consumer's loop, one that blocks would stop all handlers."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+        self._threads = Threads(HOOKS_AT_ONCE, "tenure-on-error")
+
+    async def __call__(self, message: Message, error: BaseException) -> None:
+        """Call it, and return when it has ended."""
+        run = contextvars.copy_context().run
+        asking = asyncio.get_running_loop().run_in_executor(self._threads, run, outcome_of, self._hook, message, error)
+        answer = await asking
+        if issubclass(type(answer), BaseException):
+            raise answer
+        if is_awaitable(answer):
+            await answer
+
+    def close(self) -> None:
+        """Call it no more; a call that still runs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def complain(on_error: OnError | None, message: Message, error: BaseException) -> None:
+    """Tell the error hook. Whatever it raises is the loop's to report; one that does not end is left behind."""
+    if on_error is None:
+        return
+    try:
+        answer = on_error(message, error)
+        if not is_awaitable(answer):
+            return
+    except BaseException as failed:
+        report(FAILED, failed)
+        return
+    running = asyncio.ensure_future(_failure_of(answer))
+    try:
+        await asyncio.wait({running}, timeout=HOOK_MAX)
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+    if not running.done():
+        running.cancel()
+        report(FAILED, TimeoutError(f"on_error did not end within {HOOK_MAX:g} s; it was cancelled and left behind"))
+    elif not running.cancelled() and (failure := running.exception() or running.result()) is not None:
+        report(FAILED, failure)
+
+
+async def _failure_of(answer: Awaitable[Any]) -> BaseException | None:
+    """Await *answer*, and return what it raised: as an exception of a task, some would end the loop."""
+    try:
+        await answer
+    except GeneratorExit:  # perhaps the hook's own, perhaps the end of the loop
+        raise
+    except BaseException as error:
+        return error
+    return None

@@ -1,0 +1,220 @@
+"""What a consumer must do on every broker: whatever its handler and its hooks raise, return or print."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tenure.clock import SystemClock
+from tenure.events import Event, MessageDied
+from tenure.keeper import Keeper
+from tenure.queue import hooks
+from tenure.queue.broker import Broker, QueueSettings, SettingChanges
+from tenure.queue.desk import Desk, Message
+from tenure.queue.message import Outgoing, Stats
+from tenure.queue.queue import Queue
+from tenure.queue.retry import Reject, Retry
+from tenure.testing.conformance.harness import QueueHarness
+from tenure.testing.conformance.queues import QueueSuite, needs
+
+PATIENCE = 20.0
+
+
+class Mute(Exception):
+    """Can't be printed."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    def __repr__(self) -> str:
+        raise LookupError("no text")
+
+    def __bool__(self) -> bool:
+        raise LookupError("neither true nor false")
+
+
+class Leaving(Exception):
+    """Ends the program when it is printed."""
+
+    def __str__(self) -> str:
+        raise SystemExit("printed")
+
+
+class Spoilt(Reject):
+    """Has lost what it was made with."""
+
+    def __init__(self) -> None:
+        self.reason = None  # type: ignore[assignment]
+        self.description = ""
+
+
+class Liar:
+    """Claims to be of whatever class, and fails on saying which."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise LookupError("no class")
+
+
+def _raises(error: BaseException) -> Callable[[], object]:
+    def misbehave() -> object:
+        raise error
+
+    return misbehave
+
+
+def _cancels_its_task() -> object:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise ValueError("cancelled by itself")
+
+
+FAILURES: dict[str, Callable[[], object]] = {
+    "mute": _raises(Mute()),
+    "leaving": _raises(Leaving()),
+    "spoilt": _raises(Spoilt()),
+    "stop iteration": _raises(StopIteration()),
+    "stop async iteration": _raises(StopAsyncIteration()),
+    "cancelled": _raises(asyncio.CancelledError()),
+    "generator exit": _raises(GeneratorExit()),
+    "system exit": _raises(SystemExit(3)),
+    "base": _raises(BaseException("of no family")),
+    "returned": lambda: Mute(),
+}
+"""By the body of a message: what its handler does, in a coroutine or in a thread."""
+
+ON_LOOPS: dict[str, Callable[[], object]] = {"cancels its task": _cancels_its_task}
+
+IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInterrupt())}
+
+
+class ConsumerSuite(QueueSuite):
+    """Nothing that a handler or a hook does costs more than the one delivery."""
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    @pytest.mark.parametrize("where", ["loop", "thread"])
+    async def test_a_handler_that_misbehaves_costs_one_delivery(
+        self, house: QueueHarness, name: str, where: str, sessions: bool
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock)
+        failures = {**FAILURES, **(ON_LOOPS if where == "loop" else IN_THREADS)}
+        await town.send([*failures, "good"], sessions=sessions)
+        handled: list[str] = []
+
+        def work(message: Any) -> object:
+            kind = message.body.decode()
+            if kind == "good":
+                handled.append(kind)
+                return Liar()
+            return failures[kind]()
+
+        async def work_on_the_loop(message: Message) -> object:
+            return work(message)
+
+        hooked: list[type[BaseException]] = []
+        async with asyncio.timeout(PATIENCE):
+            await town.queue.consume(
+                work_on_the_loop if where == "loop" else work,
+                concurrency=1,
+                sessions=sessions,
+                until_empty=True,
+                on_error=lambda _, error: hooked.append(type(error)),
+            )
+        assert handled == ["good"]
+        assert await town.queue.stats() == Stats(dead=len(failures))
+        assert len(hooked) == len(failures)
+        assert len(town.told(MessageDied)) == len(failures)
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    async def test_an_error_hook_that_misbehaves_costs_nothing(
+        self, house: QueueHarness, name: str, sessions: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        monkeypatch.setattr(hooks, "HOOK_MAX", 0.02)
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        town = Town(await house.open(), name, house.lock)
+        plain = [one for one in FAILURES if one not in ("returned", "spoilt")]
+        kinds = [*plain, *(f"async {one}" for one in plain), "async for ever", "async stubborn"]
+        await town.send([*kinds, "good"], sessions=sessions)
+        handled: list[str] = []
+
+        async def work(message: Message) -> None:
+            if message.body != b"good":
+                raise ValueError(message.body)
+            handled.append("good")
+
+        async def late(kind: str) -> None:
+            if kind in FAILURES:
+                FAILURES[kind]()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if kind == "stubborn":
+                    await asyncio.sleep(0.05)
+                raise
+
+        def hook(message: Message, error: BaseException) -> Any:
+            kind = message.body.decode()
+            return late(kind.removeprefix("async ")) if kind.startswith("async ") else FAILURES[kind]()
+
+        async with asyncio.timeout(PATIENCE):
+            await town.queue.consume(work, concurrency=1, sessions=sessions, until_empty=True, on_error=hook)
+        assert handled == ["good"]
+        assert await town.queue.stats() == Stats(dead=len(kinds))
+        assert len(reported) == len(kinds)
+
+    async def test_an_ear_that_misbehaves_costs_nothing(self, house: QueueHarness, name: str) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        town = Town(await house.open(), name, house.lock)
+        await town.send(["a", "b"])
+        heard: list[Event] = []
+
+        def ear(event: Event) -> None:
+            heard.append(event)
+            raise asyncio.CancelledError
+
+        town.desk.on_event = ear
+        async with asyncio.timeout(PATIENCE):
+            await town.queue.consume(_fail, concurrency=1, until_empty=True)
+        assert await town.queue.stats() == Stats(dead=2)
+        assert heard
+
+
+async def _fail(message: Message) -> None:
+    raise Retry
+
+
+class Town:
+    """A queue on a broker, with all of it on the loop that is running."""
+
+    def __init__(self, broker: Broker, name: str, lock: float) -> None:
+        self.broker = broker
+        self.events: list[Event] = []
+        given: SettingChanges = {"lock": lock, "max_deliveries": 1}
+        self.desk = Desk(
+            name,
+            broker,
+            Keeper.here(),
+            SystemClock(),
+            QueueSettings(lock=lock, max_deliveries=1),
+            "me",
+            self.events.append,
+            given,
+        )
+        self.queue = Queue(self.desk)
+
+    async def send(self, bodies: list[str], *, sessions: bool = False) -> None:
+        """Send messages with these *bodies*, each in a session of its own if they are to be."""
+        await self.queue.send_batch([Outgoing(one.encode(), session=one if sessions else None) for one in bodies])
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        """Return the events of this *kind*, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
