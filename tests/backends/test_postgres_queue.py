@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,11 +13,16 @@ import asyncpg
 import pytest
 
 from tenure.backends import postgres
-from tenure.queue.message import Outgoing
+from tenure.backends.postgres.client import VERSION
+from tenure.errors import ConfigError
+from tenure.queue.broker import Broker, Claim, NoSession
+from tenure.queue.message import COMPLETE, LAPSED, Abandon, Outgoing, SessionLock, Settled, Settlement
+from tenure.testing import until
 from tenure.url import Url
-from tests.servers import Postgres, private
+from tests.servers import Postgres, private, shared
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
+LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,14 @@ def server() -> Iterator[Postgres]:
 async def url(server: Postgres) -> str:
     await postgres.migrate(server.url)
     return server.url
+
+
+@pytest.fixture
+async def turnable() -> Postgres:
+    """Give a server whose clock can be put forward."""
+    server = shared(Postgres, turnable=True)
+    await postgres.migrate(server.url)
+    return server
 
 
 @pytest.fixture
@@ -124,3 +138,244 @@ async def test_of_ids_in_one_batch_the_first_is_kept_and_those_remembered_are_no
         assert [(one.body, one.id) for one in got] == [
             (b"0", "known"), (b"1", "a"), (b"2", ids[1]), (b"5", ids[4]), (b"6", "b")
         ]  # fmt: skip
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+
+async def claimed(broker: Broker, name: str, session: str | None = None, limit: int = 1) -> tuple[SessionLock, Claim]:
+    """Accept a session, which must be free, and claim its next messages."""
+    held = await broker.accept(name, session, LOCK)
+    assert isinstance(held, SessionLock)
+    claim = await broker.receive_session(held, limit)
+    assert isinstance(claim, Claim)
+    return held, claim
+
+
+async def test_a_deep_session_costs_no_more_than_a_shallow_one(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        costs: dict[str, list[int]] = {}
+        for depth in (100, 1000):
+            queue = f"{name}-{depth}"
+            await backend.broker.send(queue, [Outgoing(b"x", session="deep")] * depth)
+            await connection.execute("ANALYZE")
+            await connection.execute("DISCARD PLANS")
+            for what, asked in {
+                "accept": "SELECT FROM tenure.accept($1, NULL, 60, 7)",
+                "receive": "SELECT FROM tenure.receive_session($1, 'deep', 7, 5)",
+                "renew": "SELECT FROM tenure.renew_sessions($1, '{deep}', '{7}', 60)",
+                "other": "SELECT FROM tenure.accept($1, NULL, 60, 8)",
+                "empty": "SELECT FROM tenure.receive($1, 5, 60, 9)",
+                "release": "SELECT tenure.release_session($1, 'deep', 7)",
+                "stats": "SELECT FROM tenure.stats($1)",
+            }.items():
+                costs.setdefault(what, []).append(await cost(connection, asked, queue))
+    for what, (few, many) in costs.items():
+        assert many < 1.5 * few + 20, (what, few, many)
+
+
+async def test_idle_sessions_cost_nothing(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        costs: dict[str, list[int]] = {}
+        for count in (100, 1000):
+            queue = f"{name}-{count}"
+            await backend.broker.send(queue, [Outgoing(b"x", session="one")])
+            await connection.execute(
+                "INSERT INTO tenure.session (queue, name, until, state) SELECT id, 'idle ' || n, 0, 'x' "
+                "FROM tenure.queue, generate_series(1, $2) AS n WHERE name = $1",
+                queue,
+                count,
+            )
+            for what, asked in {
+                "empty": "SELECT FROM tenure.receive($1, 5, 60, 9)",
+                "accept": "SELECT FROM tenure.accept($1, NULL, 60, 7)",
+                "none": "SELECT FROM tenure.accept($1, NULL, 60, 8)",
+            }.items():
+                costs.setdefault(what, []).append(await cost(connection, asked, queue))
+    for what, (few, many) in costs.items():
+        assert many < 1.5 * few + 20, (what, few, many)
+
+
+async def test_sessions_behind_a_waiting_head_hold_up_nobody(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        costs: list[int] = []
+        for depth in (100, 1000):
+            queue = f"{name}-{depth}"
+            await backend.broker.send(queue, [Outgoing(b"x", session="held up")] * depth)
+            held, claim = await claimed(backend.broker, queue)
+            await backend.broker.settle([Settlement(claim.deliveries[0], Abandon(delay=LOCK))])
+            await backend.broker.release(held)
+            await backend.broker.send(queue, [Outgoing(b"x", session="other")])
+            costs.append(await cost(connection, "SELECT FROM tenure.accept($1, NULL, 60, 7)", queue))
+            accepted = "SELECT s.name FROM tenure.session AS s JOIN tenure.queue AS q ON id = queue WHERE q.name = $1"
+            assert await connection.fetchval(f"{accepted} AND token = 7", queue) == "other"
+    assert costs[1] < 1.5 * costs[0] + 20, costs
+
+
+async def test_a_session_is_offered_whatever_transaction_ends_late(turnable: Postgres, name: str) -> None:
+    """Whoever looks meanwhile removes nothing that the late one needs."""
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
+        # Sent while the session is locked, and let go of before the sender has committed.
+        held, claim = await claimed(broker, name, limit=10)
+        async with connection.transaction():
+            await connection.execute("SELECT tenure.send($1, '3', session => 's')", name)
+            await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            await broker.release(held)
+            assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+        held, claim = await claimed(broker, name)
+        assert [one.body for one in claim.deliveries] == [b"3"]
+        # Completed in time, committed when the session has been found to be held up.
+        await broker.send(name, [Outgoing(b"4", session="s")])
+        async with connection.transaction():
+            [one] = claim.deliveries
+            await connection.execute("SELECT tenure.complete($1, $2)", name, f"{one.token}.{one.sequence}")
+            turnable.turn(LOCK * 1.05)
+            for _ in range(2):
+                assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+        held, claim = await claimed(broker, name)
+        assert [one.body for one in claim.deliveries] == [b"4"]
+
+
+async def test_a_session_that_is_being_let_go_of_is_left_to_the_next(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"1", session="s")])
+        held, _ = await claimed(broker, name)
+        await broker.send(name, [Outgoing(b"2", session="s")])
+        async with connection.transaction():
+            assert await connection.fetchval("SELECT tenure.release_session($1, 's', $2)", name, held.token)
+            found = await broker.accept(name, None, LOCK)  # which waits for nobody
+            assert isinstance(found, NoSession)
+            assert found.due_in is not None  # nobody tells of a rollback
+            assert found.due_in < 1.0
+        _, claim = await claimed(broker, name, limit=10)
+        assert [one.body for one in claim.deliveries] == [b"1", b"2"]
+
+
+async def test_nothing_is_claimed_under_a_session_that_is_let_go_of_meanwhile(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection, native(url) as watch:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"1", session="s")])
+        held = await broker.accept(name, "s", LOCK)
+        assert isinstance(held, SessionLock)
+        async with connection.transaction():
+            assert await connection.fetchval("SELECT tenure.release_session($1, 's', $2)", name, held.token)
+            asking = asyncio.ensure_future(broker.receive_session(held, 1))
+            await until(lambda: is_waiting(watch))
+        assert await asking == LAPSED
+        # The other way round, the release finds what was claimed.
+        held = await broker.accept(name, "s", LOCK)
+        assert isinstance(held, SessionLock)
+        async with connection.transaction():
+            await connection.fetch("SELECT FROM tenure.receive_session($1, 's', $2, 1)", name, held.token)
+            releasing = asyncio.ensure_future(broker.release(held))
+            await until(lambda: is_waiting(watch))
+        assert await releasing == Settled()
+        assert (await broker.stats(name)).locked == 0
+
+
+async def is_waiting(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+    return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+
+async def test_a_message_that_another_transaction_is_at_is_passed_by(url: str, name: str) -> None:
+    async with opened(f"{url}?timeout=5") as backend, native(url) as connection:
+        await backend.broker.send(name, [Outgoing(b"1"), Outgoing(b"2")])
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.message WHERE body = '1' FOR UPDATE")
+            claim = await backend.broker.receive(name, 10, LOCK)
+            assert [one.body for one in claim.deliveries] == [b"2"]
+        claim = await backend.broker.receive(name, 10, LOCK)
+        assert [one.body for one in claim.deliveries] == [b"1"]
+
+
+async def test_every_session_is_served_with_many_at_work(url: str, name: str) -> None:
+    async with opened(url) as backend, opened(url) as other:
+        handled: list[bytes] = []
+
+        async def send(broker: Broker, first: int) -> None:
+            for number in range(first, first + 40):
+                await broker.send(name, [Outgoing(b"%d" % number, session=f"s{number % 7}")])
+
+        async def work(broker: Broker) -> None:
+            while len(handled) < 80:
+                held = await broker.accept(name, None, LOCK)
+                if isinstance(held, NoSession):
+                    await asyncio.sleep(0)
+                    continue
+                claim = await broker.receive_session(held, 2)
+                assert isinstance(claim, Claim)
+                await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+                handled.extend(one.body for one in claim.deliveries)
+                await broker.release(held)
+
+        async with asyncio.timeout(TTL):
+            await asyncio.gather(
+                *(send(backend.broker, first) for first in (0, 40)),
+                *(work(one.broker) for one in (backend, other) for _ in range(3)),
+            )
+        assert sorted(handled) == sorted(b"%d" % number for number in range(80))
+        async with native(url) as connection:  # and nothing is left behind
+            await backend.broker.accept(name, None, LOCK)
+            assert (
+                await connection.fetchval(
+                    "SELECT count(*) FROM tenure.waiting JOIN tenure.queue ON id = queue AND name = $1", name
+                )
+                == 0
+            )
+
+
+# --- upgrades ----------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_of_version_3_are_offered_also_if_they_were_sent_meanwhile(server: Postgres, name: str) -> None:
+    url = f"{server.url}?schema=third"
+    await postgres.migrate(url, to=3)
+    row = "INSERT INTO third.message (queue, state, enqueued_at, session, body) VALUES (1, 0, 1, $1, 'x')"
+    async with native(server.url) as connection, native(server.url) as late, native(server.url) as watch:
+        await connection.execute(
+            "INSERT INTO third.queue (name, lock, max_deliveries, dedupe_window, body_max) VALUES ($1, 9, 3, 9, 99)",
+            name,
+        )
+        await connection.execute(row, "before")
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(row, "open")
+        migrating = asyncio.ensure_future(postgres.migrate(url))
+        await until(lambda: is_waiting(watch))
+        # As a call that had begun does: with no function of version 4, and only after the migration.
+        sending = asyncio.ensure_future(late.execute(row, "late"))
+        await until(lambda: are_waiting(watch, 2))
+        await transaction.commit()
+        assert str(await migrating) == f"upgraded the schema 'third' from version 3 to {VERSION}"
+        await sending
+    async with opened(url) as backend:
+        found = [await backend.broker.accept(name, None, LOCK) for _ in range(4)]
+        assert [one.session if isinstance(one, SessionLock) else None for one in found] == [
+            "before", "open", "late", None
+        ]  # fmt: skip
+
+
+async def are_waiting(connection: asyncpg.Connection[asyncpg.Record], count: int) -> bool:
+    return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") >= count)
+
+
+async def test_old_code_goes_on_with_a_newer_schema_that_says_it_may(server: Postgres, name: str) -> None:
+    url = f"{server.url}?schema=rolling"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        # As a later release would leave it.
+        newer = "INSERT INTO rolling.migration (version, oldest) VALUES ($1, $2)"
+        await connection.execute(newer, VERSION + 1, VERSION)
+        async with opened(url) as backend:
+            await backend.broker.send(name, [Outgoing(b"x")])
+            assert len((await backend.broker.receive(name, 1, LOCK)).deliveries) == 1
+        assert "already" in str(await postgres.migrate(url))
+        await connection.execute(newer, VERSION + 2, VERSION + 1)
+        async with opened(url) as backend:
+            with pytest.raises(ConfigError, match="made by a newer tenure"):
+                await backend.broker.send(name, [Outgoing(b"x")])
+        with pytest.raises(ConfigError, match="made by a newer"):
+            await postgres.migrate(url)

@@ -37,7 +37,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
 """What the driver raises when a question has failed, and not we."""
 
-VERSION = 3
+VERSION = 4
 """The version of the schema that this code works with."""
 
 _CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again
@@ -228,6 +228,14 @@ def text_of(file: str, schema: str) -> str:
     return text.replace("{schema}", schema)
 
 
+def works_with(schema: str) -> str:
+    """Return what asks which version of the code is the oldest that works with the schema as it is."""
+    return (  # by way of jsonb, as not each version has the column
+        "SELECT coalesce((to_jsonb(newest) ->> 'oldest')::integer, newest.version) "
+        f"FROM {schema}.migration AS newest ORDER BY version DESC LIMIT 1"
+    )
+
+
 @cache
 def statements(file: str, schema: str) -> dict[str, str]:
     """Return the statements of *file* by the name that stands above each."""
@@ -362,15 +370,17 @@ class Client:
 
     async def _check(self) -> None:
         """Find the schema as this code knows it, once."""
-        table = f"{self.options.schema}.migration"
-        rows = await self._unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
+        schema = self.options.schema
+        rows = await self._unchecked(
+            lambda connection: connection.fetch(f"SELECT max(version), ({works_with(schema)}) FROM {schema}.migration")
+        )
         found: int = rows[0][0] or 0
         if found < VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, and this tenure needs "
                 f"{VERSION}; run: tenure migrate URL"
             )
-        if found > VERSION:
+        if found > VERSION and rows[0][1] > VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, made by a newer tenure than "
                 f"this one, which knows {VERSION}; install that newer one here (tenure migrate doesn't go back)"

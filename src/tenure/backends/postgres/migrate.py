@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
 import asyncpg
 
-from tenure.backends.postgres.client import DRIVER_ERRORS, VERSION, Client, Connection, Options, text_of
+from tenure.backends.postgres.client import DRIVER_ERRORS, VERSION, Client, Connection, Options, text_of, works_with
 from tenure.errors import ConfigError
 from tenure.queue.broker import QueueSettings
 from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
 from tenure.url import Url
 
-STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql"}
+STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql"}
 """What makes each version out of the one before it."""
 
 FUNCTIONS = "queue.sql"
@@ -23,6 +24,19 @@ FUNCTIONS = "queue.sql"
 
 LOOK_AGAIN = 0.2
 """Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
+
+OFFER_AGAIN = 10.0
+"""Seconds to wait for transactions that send while the schema is upgraded."""
+
+_WITHOUT_OFFERS = (2, 3)
+"""Versions whose functions didn't note which sessions can be accepted."""
+
+LATE = 5.0
+"""Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
+
+OLDEST = 4
+"""The oldest version of this code that works with the schema and the functions of this one: that needs them, at least,
+with the columns that it writes and the arguments that it gives."""
 
 PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
@@ -95,8 +109,10 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
         async with asyncio.timeout(PATIENCE):
             connection = await client.connect()
             try:
-                async with connection.transaction():
-                    return await _migrate(connection, client.options.schema, to)
+                done = await _in_one_step(connection, client.options.schema, to)
+                if done.before in _WITHOUT_OFFERS and done.after > max(_WITHOUT_OFFERS):
+                    await _offer_again(connection, client.options.schema)
+                return done
             finally:
                 connection.terminate()
     except asyncpg.InsufficientPrivilegeError as error:
@@ -108,6 +124,16 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
         raise client.translate(error, asked_at, PATIENCE) from error
 
 
+async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated:
+    """Migrate in one transaction; anew, if those who use the tables and this one have waited for each other."""
+    for _ in range(4):
+        with suppress(asyncpg.DeadlockDetectedError):
+            async with connection.transaction():
+                return await _migrate(connection, schema, to)
+    async with connection.transaction():
+        return await _migrate(connection, schema, to)
+
+
 async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"tenure migrate {schema}")
@@ -117,6 +143,8 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
         await connection.execute(_BEGIN.replace("{schema}", schema))
     before: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
     if before > VERSION:
+        if await connection.fetchval(works_with(schema)) <= VERSION:
+            return Migrated(schema, before, before)
         raise ConfigError(
             f"the schema {schema!r} has version {before}, and this tenure knows {VERSION}: it was made by a newer "
             "one; install that here"
@@ -127,6 +155,26 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     return Migrated(schema, before, max(before, to), to == VERSION and await _write(connection, schema, before))
 
 
+async def _offer_again(connection: Connection, schema: str) -> None:
+    """Offer the sessions that there are, when those who sent while the functions were replaced have ended.
+
+    A call that had begun goes on with the function as it was, which offers nothing. To offer one twice does no harm.
+    """
+    writers = (
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
+        f"AND relation = '{schema}.message'::regclass"
+    )
+    begun = time.monotonic()
+    left = {row[0] for row in await connection.fetch(writers)}
+    while left and time.monotonic() - begun < OFFER_AGAIN:
+        await asyncio.sleep(0.05)
+        left &= {row[0] for row in await connection.fetch(writers)}
+    await connection.execute(
+        f"INSERT INTO {schema}.waiting (queue, seq, session) SELECT queue, min(seq), session FROM {schema}.message "
+        "WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session"
+    )
+
+
 async def _write(connection: Connection, schema: str, before: int) -> bool:
     """Write the functions, if they are not those of this tenure; tell whether others of this version stood there."""
     text = functions(schema)
@@ -134,7 +182,9 @@ async def _write(connection: Connection, schema: str, before: int) -> bool:
     if await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}") == digest:
         return False
     await connection.execute(text)
-    await connection.execute(f"UPDATE {schema}.migration SET functions = $1 WHERE version = {VERSION}", digest)
+    await connection.execute(
+        f"UPDATE {schema}.migration SET functions = $1, oldest = $2 WHERE version = {VERSION}", digest, OLDEST
+    )
     return before == VERSION
 
 
@@ -150,6 +200,7 @@ def functions(schema: str) -> str:
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
         "look_again": LOOK_AGAIN,
+        "late": LATE,
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,
     }

@@ -1,4 +1,4 @@
--- The functions of queues, beside the tables of version 3. One call of a function is one step: it stands or not.
+-- The functions of queues, beside the tables of version 4. One call of a function is one step: it stands or not.
 --
 -- Their names begin with p_ for what is given and v_ for what is found. "v_now" is read once in each call.
 -- The settings at their heads keep plans from turning bad when a table that was planned for when empty is full: there
@@ -83,6 +83,7 @@ BEGIN
         WITH due AS MATERIALIZED (
             SELECT seq,
                    state,
+                   session,
                    state = 1 AND deliveries >= v_most AS is_tried,
                    state = 1 AND deliveries >= v_most OR NOT is_deferred AND coalesce(expires_at <= p_now, false) AS dies,
                    CASE WHEN state = 1 THEN {schema}._extended(seq, token, p_now) END AS until
@@ -119,6 +120,11 @@ BEGIN
             FROM due
             WHERE m.seq = due.seq AND due.until IS NULL AND NOT due.dies
             RETURNING m.state
+        ), offered AS (
+            INSERT INTO {schema}.waiting (queue, seq, session)
+            SELECT p_queue, min(seq), session FROM due
+            WHERE until IS NULL AND session IS NOT NULL AND state <> 0
+            GROUP BY session
         ), counted AS (
             INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
             SELECT p_queue,
@@ -146,7 +152,10 @@ DECLARE
 BEGIN
     RETURN least(
         (SELECT due_at FROM {schema}.message WHERE queue = p_queue AND due_at > p_now ORDER BY due_at LIMIT 1),
-        (SELECT min(until) FROM {schema}.session WHERE queue = p_queue AND token IS NOT NULL AND until > p_now),
+        (
+            SELECT until FROM {schema}.session
+            WHERE queue = p_queue AND token IS NOT NULL AND until > p_now ORDER BY until LIMIT 1
+        ),
         CASE WHEN v_overdue THEN p_now + {look_again} END
     ) - p_now;
 END
@@ -197,6 +206,8 @@ DECLARE
     v_now double precision := {schema}.clock();
     v_fresh boolean[];
     v_numbers bigint[];
+    v_firsts bigint[];
+    v_sessions text[];
     v_ready bigint;
     v_all bigint;
 BEGIN
@@ -229,11 +240,16 @@ BEGIN
                body
         FROM asked
         ORDER BY place
-        RETURNING seq, id, state
+        RETURNING seq, id, state, session
     )
-    SELECT array_agg(seq ORDER BY seq) FILTER (WHERE id IS NULL), count(*) FILTER (WHERE state = 0), count(*)
-    INTO v_numbers, v_ready, v_all
+    SELECT array_agg(seq ORDER BY seq) FILTER (WHERE id IS NULL), count(*) FILTER (WHERE state = 0), count(*),
+           array_agg(seq) FILTER (WHERE state = 0 AND session IS NOT NULL),
+           array_agg(session) FILTER (WHERE state = 0 AND session IS NOT NULL)
+    INTO v_numbers, v_ready, v_all, v_firsts, v_sessions
     FROM kept;
+    IF v_firsts IS NOT NULL THEN
+        PERFORM {schema}._offer(v_queue, v_firsts, v_sessions);
+    END IF;
     IF v_all > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, delayed) VALUES (v_queue, v_ready, v_all - v_ready);
     END IF;
@@ -497,6 +513,8 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_done bigint[];
+    v_firsts bigint[];
+    v_sessions text[];
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     WITH done AS (
@@ -504,11 +522,17 @@ BEGIN
         USING (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
         WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
-        RETURNING m.seq
+        RETURNING m.seq, m.session
     )
-    SELECT array_agg(seq) INTO v_done FROM done;
+    SELECT array_agg(seq), array_agg(seq) FILTER (WHERE session IS NOT NULL),
+           array_agg(session) FILTER (WHERE session IS NOT NULL)
+    INTO v_done, v_firsts, v_sessions
+    FROM done;
     IF v_done IS NOT NULL THEN
         INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -cardinality(v_done));
+        IF v_firsts IS NOT NULL THEN
+            PERFORM {schema}._offer_late(v_queue, v_firsts, v_sessions, v_now);
+        END IF;
     END IF;
     RETURN v_done;
 END
@@ -519,6 +543,10 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}.complete(queue text, lock_token text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    -- The caller may commit long after the lock has ended, and others have found the session to be held up.
+    PERFORM {schema}._offer(m.queue, ARRAY[m.seq], ARRAY[m.session])
+    FROM {schema}.message AS m
+    WHERE m.seq = split_part(lock_token, '.', 2)::bigint AND m.session IS NOT NULL;
     IF {schema}.complete_many(
         queue, ARRAY[split_part(lock_token, '.', 2)::bigint], ARRAY[split_part(lock_token, '.', 1)::bigint]
     ) IS NULL THEN
@@ -541,6 +569,8 @@ DECLARE
     v_answers integer[] := '{}';
     v_message {schema}.message;
     v_answer integer;
+    v_firsts bigint[] := '{}';
+    v_sessions text[] := '{}';
 BEGIN
     SELECT q.id, q.max_deliveries INTO v_queue, v_most FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_numbers) LOOP
@@ -579,8 +609,15 @@ BEGIN
                     v_answer := {schema}._put(v_message, p_delays[i], v_now);
                 END IF;
         END CASE;
+        IF v_message.session IS NOT NULL THEN
+            v_firsts := v_firsts || v_message.seq;
+            v_sessions := v_sessions || v_message.session;
+        END IF;
         v_answers := v_answers || v_answer;
     END LOOP;
+    IF v_firsts <> '{}' THEN
+        PERFORM {schema}._offer_late(v_queue, v_firsts, v_sessions, v_now);
+    END IF;
     RETURN v_answers;
 END
 $$;
@@ -665,6 +702,133 @@ $$;
 
 -- --- sessions ----------------------------------------------------------------------------------------------------
 
+-- Note that sessions may be accepted for messages that were made claimable.
+CREATE OR REPLACE FUNCTION {schema}._offer(p_queue integer, p_numbers bigint[], p_sessions text[]) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO {schema}.waiting (queue, seq, session)
+    SELECT p_queue, min(a.seq), a.session FROM unnest(p_numbers, p_sessions) AS a (seq, session) GROUP BY a.session
+$$;
+
+-- Note it for messages that were settled, if the lock of their session may have ended before this transaction does: while
+-- it holds, the statement that lets go of the session notes it.
+CREATE OR REPLACE FUNCTION {schema}._offer_late(
+    p_queue integer, p_numbers bigint[], p_sessions text[], p_now double precision
+) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM unnest(p_sessions) AS a (name)
+        LEFT JOIN {schema}.session AS s ON s.queue = p_queue AND s.name = a.name AND s.token IS NOT NULL
+        WHERE s.until IS NULL OR s.until < p_now + {late}
+    ) THEN
+        PERFORM {schema}._offer(p_queue, p_numbers, p_sessions);
+    END IF;
+END
+$$;
+
+-- Return the number of the first message of a session that can be claimed, or NULL: if none is ready, or one before it
+-- was delivered and is not settled.
+CREATE OR REPLACE FUNCTION {schema}._first(p_queue integer, p_session text) RETURNS bigint
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_first bigint;
+    v_back bigint;
+BEGIN
+    SELECT m.seq INTO v_first
+    FROM {schema}.message AS m
+    WHERE m.queue = p_queue AND m.session = p_session AND m.state = 0
+    ORDER BY m.seq + 0
+    LIMIT 1;
+    SELECT m.seq INTO v_back
+    FROM {schema}.message AS m
+    WHERE m.queue = p_queue AND m.session = p_session AND m.state IN (1, 2) AND m.deliveries > 0 AND NOT m.is_deferred
+    ORDER BY m.seq + 0
+    LIMIT 1;
+    RETURN CASE WHEN v_back < v_first THEN NULL ELSE v_first END;
+END
+$$;
+
+-- Let go of a session whose row is locked by this transaction, and offer it if it has a claimable message.
+CREATE OR REPLACE FUNCTION {schema}._let_go(p_queue integer, p_session text) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_seen tid[];
+    v_first bigint;
+BEGIN
+    -- Only what was there before the look at the messages: another row may come of a message that was not seen.
+    v_seen := ARRAY(
+        SELECT w.ctid FROM {schema}.waiting AS w WHERE w.queue = p_queue AND w.session = p_session FOR UPDATE SKIP LOCKED
+    );
+    v_first := {schema}._first(p_queue, p_session);
+    DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+    IF v_first IS NOT NULL THEN
+        INSERT INTO {schema}.waiting (queue, seq, session) VALUES (p_queue, v_first, p_session);
+    END IF;
+    DELETE FROM {schema}.session WHERE queue = p_queue AND name = p_session AND state IS NULL AND token IS NULL;
+END
+$$;
+
+-- Let go of the sessions whose locks have ended.
+CREATE OR REPLACE FUNCTION {schema}._end_sessions(p_queue integer, p_now double precision) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_session text;
+BEGIN
+    FOR v_session IN
+        SELECT s.name FROM {schema}.session AS s
+        WHERE s.queue = p_queue AND s.token IS NOT NULL AND s.until <= p_now
+        ORDER BY s.until
+        LIMIT 100
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE {schema}.session SET token = NULL WHERE queue = p_queue AND name = v_session;
+        PERFORM {schema}._let_go(p_queue, v_session);
+    END LOOP;
+END
+$$;
+
+-- Find the next session to accept, the one whose message has waited longest; its row is then locked, if it has one.
+-- NULL if there is none. Sessions that another transaction is at are passed by.
+CREATE OR REPLACE FUNCTION {schema}._next_session(p_queue integer, p_now double precision) RETURNS text
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_after bigint := -1;
+    v_session text;
+    v_seen tid[];
+    v_is_held boolean;
+BEGIN
+    FOR v_try IN 1 .. 200 LOOP
+        SELECT w.seq, w.session INTO v_after, v_session
+        FROM {schema}.waiting AS w
+        WHERE w.queue = p_queue AND w.seq > v_after
+        ORDER BY w.seq
+        LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_seen := ARRAY(
+            SELECT w.ctid FROM {schema}.waiting AS w
+            WHERE w.queue = p_queue AND w.session = v_session
+            FOR UPDATE SKIP LOCKED
+        );
+        CONTINUE WHEN cardinality(v_seen) = 0;
+        -- With its row locked: else it may be let go meanwhile, by a transaction that doesn't see its messages yet.
+        SELECT s.token IS NOT NULL AND s.until > p_now INTO v_is_held
+        FROM {schema}.session AS s
+        WHERE s.queue = p_queue AND s.name = v_session
+        FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            CONTINUE WHEN EXISTS (SELECT FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = v_session);
+            v_is_held := false;
+        END IF;
+        IF NOT v_is_held AND {schema}._first(p_queue, v_session) IS NOT NULL THEN
+            DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+            RETURN v_session;
+        END IF;
+        DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
 -- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again.
 CREATE OR REPLACE FUNCTION {schema}.accept(
     p_queue text, p_session text, p_lock double precision, p_token bigint
@@ -677,24 +841,11 @@ DECLARE
     v_session text := p_session;
 BEGIN
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._end_sessions(v_queue, v_now);
     FOR v_try IN 1 .. 10 LOOP
         IF p_session IS NULL THEN
-            SELECT m.session INTO v_session
-            FROM {schema}.message AS m
-            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
-              AND (m.expires_at IS NULL OR m.expires_at > v_now)
-              AND m.session <> ALL (ARRAY(
-                  SELECT s.name FROM {schema}.session AS s
-                  WHERE s.queue = v_queue AND s.token IS NOT NULL AND s.until > v_now
-              ))
-              AND NOT EXISTS (
-                  SELECT FROM {schema}.message AS again
-                  WHERE again.queue = v_queue AND again.session = m.session AND again.seq < m.seq
-                    AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
-              )
-            ORDER BY m.seq
-            LIMIT 1;
-            EXIT WHEN NOT FOUND;
+            v_session := {schema}._next_session(v_queue, v_now);
+            EXIT WHEN v_session IS NULL;
         END IF;
         INSERT INTO {schema}.session AS s (queue, name, token, until)
         VALUES (v_queue, v_session, p_token, v_now + p_lock)
@@ -708,7 +859,12 @@ BEGIN
         EXIT WHEN p_session IS NOT NULL;
     END LOOP;
     session := NULL;
-    locked_until := {schema}._due_in(v_queue, v_now);
+    locked_until := least(
+        {schema}._due_in(v_queue, v_now),
+        -- Another transaction is at a session, and nobody tells of its end.
+        CASE WHEN p_session IS NULL AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
+             THEN {look_again} END
+    );
     RETURN NEXT;
 END
 $$;
@@ -750,13 +906,15 @@ BEGIN
         FROM {schema}.message AS next
         WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
           AND (next.expires_at IS NULL OR next.expires_at > v_now)
-          AND next.seq < coalesce((
-              SELECT min(again.seq) FROM {schema}.message AS again
+          AND next.seq + 0 < coalesce((
+              SELECT again.seq FROM {schema}.message AS again
               WHERE again.queue = v_queue AND again.session = p_session
                 AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
                 AND again.token IS DISTINCT FROM p_token
+              ORDER BY again.seq + 0
+              LIMIT 1
           ), {int_max})
-        ORDER BY next.seq
+        ORDER BY next.seq + 0
         LIMIT p_most
         FOR UPDATE
     ))
@@ -791,13 +949,14 @@ BEGIN
             UPDATE {schema}.message SET due_at = v_until
             WHERE ctid = ANY (ARRAY(
                 SELECT held.ctid FROM {schema}.message AS held
-                WHERE held.queue = v_queue AND held.session = p_sessions[i] AND held.state = 1
-                  AND held.token = p_tokens[i]
+                WHERE held.queue = v_queue AND held.session = p_sessions[i] AND held.token = p_tokens[i]
+                  AND held.state IN (1, 2) AND held.deliveries > 0 AND NOT held.is_deferred AND held.state = 1
                 FOR UPDATE SKIP LOCKED
             ));
             INSERT INTO {schema}.extended (seq, token, until)
             SELECT seq, token, v_until FROM {schema}.message
-            WHERE queue = v_queue AND session = p_sessions[i] AND state = 1 AND token = p_tokens[i] AND due_at < v_until
+            WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND due_at < v_until
+              AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
             ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
             RETURN NEXT v_until;
         ELSE
@@ -824,14 +983,15 @@ BEGIN
     END IF;
     FOR v_message IN
         SELECT * FROM {schema}.message
-        WHERE queue = v_queue AND session = p_session AND state = 1 AND token = p_token
-        ORDER BY seq
+        WHERE queue = v_queue AND session = p_session AND token = p_token
+          AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
+        ORDER BY seq + 0
         FOR UPDATE
     LOOP
         v_message.deliveries := v_message.deliveries - 1;
         PERFORM {schema}._put(v_message, 0, v_now);
     END LOOP;
-    DELETE FROM {schema}.session WHERE queue = v_queue AND name = p_session AND state IS NULL AND token IS NULL;
+    PERFORM {schema}._let_go(v_queue, p_session);
     RETURN true;
 END
 $$;
@@ -888,7 +1048,7 @@ BEGIN
         UNION ALL (
             SELECT m.seq FROM {schema}.message AS m
             WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
-            ORDER BY m.seq
+            ORDER BY m.enqueued_at
             LIMIT 1
         )
         ORDER BY 1
@@ -1047,6 +1207,9 @@ BEGIN
         SELECT seq, queue, 0, enqueued_at, priority, id, session, reply_to, correlation_id, headers, history, body
         FROM gone
         WHERE NOT p_purge
+    ), offered AS (
+        INSERT INTO {schema}.waiting (queue, seq, session)
+        SELECT v_queue, min(seq), session FROM gone WHERE session IS NOT NULL AND NOT p_purge GROUP BY session
     )
     SELECT count(*) INTO v_found FROM gone;
     IF v_found > 0 THEN

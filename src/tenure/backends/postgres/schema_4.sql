@@ -1,0 +1,44 @@
+-- Version 4: which sessions to offer next, and indexes by which a session's depth is never walked.
+
+-- A session that may be accepted, by the number of the message for which it may: a row for each statement that has made
+-- one claimable, or let go of a session. The rows of a session that turns out to be locked, empty or held up are removed:
+-- the statement that changes this adds one.
+CREATE TABLE {schema}.waiting (
+    queue   integer NOT NULL,
+    seq     bigint NOT NULL,
+    session text NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX waiting_order ON {schema}.waiting (queue, seq);
+CREATE INDEX waiting_session ON {schema}.waiting (queue, session);
+
+-- The users who may work with the messages may work with this, too.
+DO $$
+DECLARE
+    v_grant record;
+BEGIN
+    FOR v_grant IN
+        SELECT a.privilege_type AS what, CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS who
+        FROM pg_class AS c, aclexplode(c.relacl) AS a
+        WHERE c.oid = '{schema}.message'::regclass
+    LOOP
+        EXECUTE format('GRANT %s ON {schema}.waiting TO %s', v_grant.what, v_grant.who);
+    END LOOP;
+END
+$$;
+
+-- What is next in a session, and what holds it up. "seq + 0" is an order that no other index has, so that no plan takes
+-- another one.
+CREATE INDEX message_session_next ON {schema}.message (queue, session, (seq + 0))
+    WHERE state = 0 AND session IS NOT NULL;
+CREATE INDEX message_session_back ON {schema}.message (queue, session, (seq + 0))
+    WHERE session IS NOT NULL AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred;
+DROP INDEX {schema}.message_session;
+
+-- For the age of the oldest only.
+DROP INDEX {schema}.message_session_ready;
+CREATE INDEX message_session_ready ON {schema}.message (queue, enqueued_at) WHERE state = 0 AND session IS NOT NULL;
+
+CREATE INDEX session_locked ON {schema}.session (queue, until) WHERE token IS NOT NULL;
+
+-- The oldest version of this code that works with the schema as it is now.
+ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
