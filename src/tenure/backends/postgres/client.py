@@ -61,8 +61,13 @@ _NOT_NOW = {
     "25006": "is a read-only standby or set to read only, and nothing is decided by such a one; "
     "it is asked again once it is the primary, or name all hosts in the URL",
 }
+_LOCKED = "55P03"
 _MISSING = {"3F000", "42P01", "42883", "42703"}
 _POOLED = {"26000", "42P05"}
+
+
+class RowLocked(Unavailable):
+    """Say that another transaction held a row that was asked for, longer than the question could wait."""
 
 
 def translate(error: Exception, url: Url, options: Options, *, worked: bool, waited: float) -> TenureError:
@@ -88,10 +93,15 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
             return Unavailable(f"{url} {_NOT_NOW['25006']}")
         case asyncpg.PostgresError() if code in _REFUSED:
             return lasting(f"{url} {_REFUSED[code]} (it says: {error}){before}")
+        case asyncpg.PostgresError() if code == _LOCKED:
+            return RowLocked(
+                f"{url} gave no answer within {waited:.2g} s: another transaction holds the row; "
+                "pg_stat_activity shows it, and pg_locks"
+            )
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case asyncpg.PostgresError() if code in _MISSING:
-            return ConfigError(f"{_no_schema(url, options)} (it says: {error})")
+            return lasting(f"{_no_schema(url, options)} (it says: {error}){before}")
         case asyncpg.PostgresError() if code in _POOLED:
             return lasting(
                 f"a pooler before {url} mixes up prepared statements; write prepared=false into the URL, and "
@@ -243,6 +253,11 @@ def statements(file: str, schema: str) -> dict[str, str]:
     return dict(zip(blocks[1::2], (block.strip().rstrip(";") for block in blocks[2::2]), strict=True))
 
 
+def milliseconds(seconds: float) -> str:
+    """Return a bound for the server: a little shorter, so that its answer comes before the client gives up."""
+    return str(max(1, int(seconds * 900)))
+
+
 # --- connections -------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +312,9 @@ class Client:
             async with self._line().checking:  # one finds out for all
                 if not self._checked:
                     await self._check()
-        return await self._unchecked(work, within, queue_for, urgent)
+        answer = await self._unchecked(work, within, queue_for, urgent)
+        self._worked = True
+        return answer
 
     async def _unchecked(
         self,
@@ -309,12 +326,12 @@ class Client:
         """Do as :meth:`work`, on whatever schema there is, or none."""
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
-        within = self.options.timeout if within is None else min(within, self.options.timeout)
+        within = self.bound(within)
         line = self._line(urgent)
         for attempt in (1, 2):
             asked_at = time.monotonic()
             try:
-                answer = await line.work(work, within, within if queue_for is None else queue_for)
+                return await line.work(work, within, within if queue_for is None else queue_for)
             except DRIVER_ERRORS as error:
                 if isinstance(error, InterfaceError) and isinstance(
                     error, ValueError
@@ -323,10 +340,11 @@ class Client:
                 if attempt == 1 and getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE:
                     continue
                 raise self.translate(error, asked_at, within) from error
-            else:
-                self._worked = True
-                return answer
         raise AssertionError("the second attempt neither answered nor failed")
+
+    def bound(self, within: float | None = None) -> float:
+        """Return for how many seconds a question may take, given that its asker would wait for *within*."""
+        return self.options.timeout if within is None else min(within, self.options.timeout)
 
     async def connect(self) -> Connection:
         """Open a connection. The caller translates what is raised."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tenure.backends.postgres.client import Client, statements
+from tenure.backends.postgres.client import Client, RowLocked, milliseconds, statements
 from tenure.backends.postgres.wake import Wake, channel_of
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
     ttl_min=0.1,
@@ -24,6 +24,9 @@ TRAITS = LeaseTraits(
 
 TRIES = 10
 """How often to ask again for a name that was given and taken while we looked."""
+
+LOCK_WAIT = 0.25
+"""For how many seconds at most a renewal waits for a row that another transaction has locked. Others travel with it."""
 
 
 class PostgresLeases:
@@ -48,6 +51,7 @@ class PostgresLeases:
         require_ttl(ttl, TRAITS)
         told = json.dumps(dict(metadata), ensure_ascii=True)
         topic = f"lease:{name}"
+        within = self._client.bound(_patience(ttl))
         for _ in range(TRIES):
             rows = await self._client.ask(
                 self._sql["acquire"],
@@ -57,8 +61,9 @@ class PostgresLeases:
                 told,
                 self._channel,
                 f":{topic}",
-                within=_patience(ttl),
-                # Who asks has given up soon after; to ask late would take the name for nobody, and give it back.
+                milliseconds(within),
+                within=within,
+                # The candidate has given up soon after; to ask late would take the name for nobody, and give it back.
                 queue_for=ttl / 8,
             )
             if not rows:
@@ -70,19 +75,29 @@ class PostgresLeases:
             return Granted(Grant(name, holder, token), resign_asked)
         raise Unavailable(f"{name!r} changed hands {TRIES} times while it was asked for; it is tried again")
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now; the answers stand in the order of *grants*."""
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now; the answers stand in the order of *grants*.
+
+        A row that another transaction has locked is waited for only shortly, as the others would wait with it. Then
+        they are renewed without it, and it gets ``NoAnswer``.
+        """
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
-        columns = zip(*((grant.name, grant.holder, grant.token) for grant in grants), strict=True)
-        rows = await self._client.ask(
-            self._sql["renew"], *(list(column) for column in columns), ttl, within=_patience(ttl), urgent=True
-        )
-        return [
-            Lost(grant) if resign_asked is None else Granted(grant, resign_asked)
-            for grant, (resign_asked,) in zip(grants, rows, strict=True)
-        ]
+        columns = [list(column) for column in zip(*((one.name, one.holder, one.token) for one in grants), strict=True)]
+        within = self._client.bound(_patience(ttl))
+        wait = milliseconds(min(LOCK_WAIT, ttl / 15, within))
+        try:
+            rows = await self._client.ask(self._sql["renew"], *columns, ttl, wait, within=within, urgent=True)
+        except RowLocked as error:
+            if len(grants) == 1:
+                raise
+            rows = await self._client.ask(self._sql["renew_unlocked"], *columns, ttl, within=within, urgent=True)
+            return [
+                NoAnswer(str(error)) if is_locked else _renewed(grant, resign_asked)
+                for grant, (resign_asked, is_locked) in zip(grants, rows, strict=True)
+            ]
+        return [_renewed(grant, resign_asked) for grant, (resign_asked,) in zip(grants, rows, strict=True)]
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
@@ -117,7 +132,8 @@ class PostgresLeases:
 
     async def _change(self, statement: str, *asked: object, topic: str) -> bool:
         """Run a statement on one row, which tells the others if it has changed it."""
-        changed = bool(await self._client.ask(self._sql[statement], *asked, self._channel, f":{topic}"))
+        wait = milliseconds(self._client.bound())
+        changed = bool(await self._client.ask(self._sql[statement], *asked, self._channel, f":{topic}", wait))
         if changed:
             self._wake.ring_here(topic)
         return changed
@@ -126,6 +142,10 @@ class PostgresLeases:
 def _patience(ttl: float) -> float:
     """Return how long to wait for an answer about a lease: not so long that no time is left to ask again."""
     return max(1.0, ttl / 3)
+
+
+def _renewed(grant: Grant, resign_asked: bool | None) -> Granted | Lost:
+    return Lost(grant) if resign_asked is None else Granted(grant, resign_asked)
 
 
 def _metadata(text: str) -> Metadata:

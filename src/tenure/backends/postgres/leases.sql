@@ -1,11 +1,17 @@
 -- What is asked of the leases. "now" is read once in each statement, after the question was sent and before any wait
--- for a lock: so whoever takes a lease over does it too late rather than too early, and whoever extends one gets less
--- rather than more.
+-- for a lock: so a lease is taken over too late rather than too early, and an extension is shorter rather than longer.
+--
+-- A statement may wait for a row for long, and newer ones overtake it. So an extension never sets an end that is earlier
+-- than the one in the row at the moment when the row is written. (PostgreSQL evaluates the conditions and the new values
+-- again on the newest version of a row that another transaction has changed meanwhile.)
+--
+-- The wait is bounded by lock_timeout, set for the statement's own transaction, which holds behind a pooler, too: a
+-- client that has given up can't always tell the server.
 
 -- name: acquire
 -- A name that another holds is only read, not locked: those who stand by cost no write.
 WITH moment AS MATERIALIZED (
-    SELECT {schema}.clock() AS now
+    SELECT {schema}.clock() AS now, set_config('lock_timeout', $7, true)
 ), held AS MATERIALIZED (
     SELECT token, holder, expires_at - now AS remaining, metadata
     FROM {schema}.lease, moment
@@ -19,14 +25,15 @@ WITH moment AS MATERIALIZED (
     SET (holder, token, expires_at, metadata, resign_asked) = (
         SELECT excluded.holder,
                kept.token + CASE WHEN again THEN 0 ELSE 1 END,
-               excluded.expires_at,
+               CASE WHEN again THEN greatest(kept.expires_at, excluded.expires_at) ELSE excluded.expires_at END,
                CASE WHEN again THEN kept.metadata ELSE excluded.metadata END,
                again AND kept.resign_asked
         FROM (
             SELECT coalesce(kept.holder = excluded.holder, false) AND kept.expires_at > excluded.expires_at - $3::float8
         ) AS asked (again)
     )
-    WHERE kept.holder IS NULL OR kept.holder = excluded.holder OR kept.expires_at <= excluded.expires_at - $3::float8
+    WHERE (kept.holder IS NULL OR kept.holder = excluded.holder OR kept.expires_at <= excluded.expires_at - $3::float8)
+      AND {schema}.clock() < excluded.expires_at  -- after the wait for the row: what would be over already is not taken
     RETURNING token, resign_asked
 )
 SELECT token, resign_asked, NULL AS holder, NULL::float8 AS remaining, NULL AS metadata, pg_notify($5, $6)::text
@@ -38,14 +45,14 @@ FROM held;
 -- name: renew
 -- Rows are locked in the order of their keys, the same for all who renew.
 WITH moment AS MATERIALIZED (
-    SELECT {schema}.clock() AS now
+    SELECT {schema}.clock() AS now, set_config('lock_timeout', $5, true)
 ), asked AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, holder, token, place)
 ), named AS MATERIALIZED (
     SELECT DISTINCT sha256(convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
 ), kept AS (
     UPDATE {schema}.lease
-    SET expires_at = now + $4::float8
+    SET expires_at = greatest(lease.expires_at, now + $4::float8)
     FROM named, moment
     WHERE lease.key = named.key
       AND lease.holder = named.holder
@@ -57,9 +64,39 @@ SELECT kept.resign_asked
 FROM asked LEFT JOIN kept USING (name, holder, token)
 ORDER BY asked.place;
 
--- name: release
+-- name: renew_unlocked
+-- As above, but no row is waited for: those that another transaction has locked are told ("is_locked").
 WITH moment AS MATERIALIZED (
     SELECT {schema}.clock() AS now
+), asked AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) WITH ORDINALITY AS a (name, holder, token, place)
+), named AS MATERIALIZED (
+    SELECT DISTINCT sha256(convert_to(name, 'UTF8')) AS key, holder, token FROM asked ORDER BY key
+), free AS MATERIALIZED (
+    SELECT key FROM {schema}.lease WHERE key = ANY (ARRAY(SELECT key FROM named)) ORDER BY key FOR UPDATE SKIP LOCKED
+), kept AS (
+    UPDATE {schema}.lease
+    SET expires_at = greatest(lease.expires_at, now + $4::float8)
+    FROM free JOIN named USING (key), moment
+    WHERE lease.key = named.key
+      AND lease.holder = named.holder
+      AND lease.token = named.token
+      AND lease.expires_at > now
+    RETURNING lease.name, lease.holder, lease.token, lease.resign_asked
+)
+SELECT kept.resign_asked, EXISTS (
+    SELECT FROM {schema}.lease
+    WHERE lease.key = sha256(convert_to(asked.name, 'UTF8'))
+      AND lease.holder = asked.holder
+      AND lease.token = asked.token
+      AND NOT EXISTS (SELECT FROM free WHERE free.key = lease.key)
+) AS is_locked
+FROM asked LEFT JOIN kept USING (name, holder, token)
+ORDER BY asked.place;
+
+-- name: release
+WITH moment AS MATERIALIZED (
+    SELECT {schema}.clock() AS now, set_config('lock_timeout', $6, true)
 ), freed AS (
     UPDATE {schema}.lease
     SET holder = NULL, expires_at = now, metadata = '{}', resign_asked = false
@@ -71,7 +108,7 @@ SELECT pg_notify($4, $5) FROM freed;
 
 -- name: ask_to_resign
 WITH moment AS MATERIALIZED (
-    SELECT {schema}.clock() AS now
+    SELECT {schema}.clock() AS now, set_config('lock_timeout', $4, true)
 ), told AS (
     UPDATE {schema}.lease
     SET resign_asked = true

@@ -1,0 +1,266 @@
+"""Leases in PostgreSQL while another transaction has their rows: every interleaving here is forced."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from tenure.backends import postgres
+from tenure.backends.postgres.client import statements
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Vacant
+from tenure.testing import until
+from tenure.url import Url
+from tests.servers import Postgres, shared
+
+TTL = 200.0  # by a clock that is turned: what the test itself takes must not count
+SQL = statements("leases.sql", "tenure")
+Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def server() -> Postgres:
+    server = shared(Postgres, turnable=True)
+    await postgres.migrate(server.url)
+    return server
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{time.time_ns()}"
+
+
+@pytest.fixture
+async def steady(scene: Scene) -> Scene:
+    """Give a scene on a server whose clock is its own: one that was turned does not fire its time-outs."""
+    scene.server = shared(Postgres)
+    await postgres.migrate(scene.server.url)
+    return scene
+
+
+class Scene:
+    """A server with candidates, with a stranger who can hold rows, and with a look at who waits for them."""
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        self._stack = AsyncExitStack()
+
+    async def backend(self, options: str = "") -> postgres.PostgresBackend:
+        backend = postgres.open(Url.parse(self.server.url + options))
+        self._stack.push_async_callback(backend.close)
+        return backend
+
+    async def native(self) -> Native:
+        connection = await asyncpg.connect(self.server.url)
+        self._stack.push_async_callback(connection.close)
+        return connection
+
+    @asynccontextmanager
+    async def stranger(self, *names: str) -> AsyncIterator[Native]:
+        """Hold the rows of *names* in a transaction that is committed at the end."""
+        connection = await self.native()
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
+            yield connection
+
+    async def waiting(self, count: int, mark: str = "tenure.lease") -> None:
+        """Wait until just *count* questions wait for rows."""
+        watch = await self.native()
+        asked = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0 "
+            "AND pid <> pg_backend_pid()"
+        )
+
+        async def they_wait() -> bool:
+            return bool(await watch.fetchval(asked, mark) == count)
+
+        await until(they_wait)
+
+    async def ends_at(self, name: str) -> float:
+        end: float = await (await self.native()).fetchval("SELECT expires_at FROM tenure.lease WHERE name = $1", name)
+        return end
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+@pytest.fixture
+async def scene(server: Postgres) -> AsyncIterator[Scene]:
+    scene = Scene(server)
+    yield scene
+    await scene.close()
+
+
+async def won(store: postgres.PostgresLeases, name: str, holder: str = "ann#1", ttl: float = TTL) -> Grant:
+    answer = await store.acquire(name, holder, ttl)
+    assert isinstance(answer, Granted), answer
+    return answer.grant
+
+
+def patiently(connection: Native, statement: str, *values: Any) -> asyncio.Future[list[asyncpg.Record]]:
+    """Ask as the store does, but wait for rows without bound: as a question that its client has given up."""
+    return asyncio.ensure_future(connection.fetch(SQL[statement], *values, "0"))
+
+
+def renewal(*grants: Grant, ttl: float = TTL) -> tuple[Any, ...]:
+    return [one.name for one in grants], [one.holder for one in grants], [one.token for one in grants], ttl
+
+
+# --- a late question ---------------------------------------------------------------------------------------------
+
+
+async def test_a_late_renewal_does_not_shorten_what_a_newer_one_has_extended(scene: Scene, name: str) -> None:
+    first, second = sorted((f"{name}-1", f"{name}-2"), key=lambda one: hashlib.sha256(one.encode()).digest())
+    store = (await scene.backend()).leases
+    grants = [await won(store, first), await won(store, second)]
+    async with scene.stranger(first):
+        late = patiently(await scene.native(), "renew", *renewal(*grants))  # rows are locked in the order of their keys
+        await scene.waiting(1)
+        assert await store.renew(grants[1:], TTL * 10) == [Granted(grants[1])]
+        end = await scene.ends_at(second)
+    assert len(await late) == 2
+    assert await scene.ends_at(second) == end
+
+
+async def test_to_be_granted_again_late_does_not_shorten_a_lease(scene: Scene, name: str) -> None:
+    store = (await scene.backend()).leases
+    grant = await won(store, name)
+    async with scene.stranger(name) as newer:
+        late = patiently(await scene.native(), "acquire", name, "ann#1", TTL, "{}", "none", "")
+        await scene.waiting(1)
+        await newer.fetch(SQL["renew"], *renewal(grant, ttl=TTL * 10), "0")
+        end = await newer.fetchval("SELECT expires_at FROM tenure.lease WHERE name = $1", name)
+    assert [row["token"] for row in await late] == [grant.token]
+    assert await scene.ends_at(name) == end
+
+
+@pytest.mark.parametrize("statement", ["release", "renew"])
+async def test_a_late_question_of_an_old_grant_touches_no_newer_one(scene: Scene, name: str, statement: str) -> None:
+    store = (await scene.backend()).leases
+    old = await won(store, name)
+    async with scene.stranger(name) as stranger:
+        values: tuple[Any, ...] = (name, old.holder, old.token, "none", "") if statement == "release" else renewal(old)
+        late = patiently(await scene.native(), statement, *values)
+        await scene.waiting(1)
+        await stranger.fetch(SQL["release"], name, old.holder, old.token, "none", "", "0")
+        assert await stranger.fetch(SQL["acquire"], name, "bob#1", TTL, "{}", "none", "", "0")
+    assert [tuple(row) for row in await late] in ([], [(None,)])
+    found = await store.inspect(name)
+    assert isinstance(found, HeldBy)
+    assert (found.holder, found.token) == ("bob#1", old.token + 1)
+
+
+async def test_a_claim_that_would_be_over_already_is_not_taken(scene: Scene, name: str) -> None:
+    store = (await scene.backend()).leases
+    await store.release(await won(store, name))
+    async with scene.stranger(name):
+        late = patiently(await scene.native(), "acquire", name, "bob#1", TTL, "{}", "none", "")
+        await scene.waiting(1)
+        scene.server.turn(TTL * 1.5)
+    assert await late == []
+    assert await store.inspect(name) == Vacant(name, 1)
+
+
+# --- two who claim -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["unborn", "released", "expired"])
+async def test_of_two_who_claim_when_a_row_is_let_go_one_gets_it(scene: Scene, name: str, before: str) -> None:
+    stores = [(await scene.backend()).leases for _ in range(2)]
+    if before != "unborn":
+        grant = await won(stores[0], name, "old#1")
+        await stores[0].release(grant) if before == "released" else scene.server.turn(TTL * 1.5)
+    stranger = await scene.native()
+    transaction = stranger.transaction()
+    await transaction.start()
+    if before == "unborn":  # a claim that is rolled back
+        await stranger.fetch(SQL["acquire"], name, "stranger#1", TTL, "{}", "none", "", "0")
+    else:
+        await stranger.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
+    claims = [
+        asyncio.ensure_future(store.acquire(name, holder, TTL))
+        for store, holder in zip(stores, ("ann#1", "bob#1"), strict=True)
+    ]
+    await scene.waiting(2)
+    await transaction.rollback()
+    answers = await asyncio.gather(*claims)
+    [granted] = [answer for answer in answers if isinstance(answer, Granted)]
+    [held] = [answer for answer in answers if isinstance(answer, HeldBy)]
+    assert granted.grant.token == held.token == (1 if before == "unborn" else 2)
+    assert held.holder == granted.grant.holder
+
+
+# --- rows that another has locked --------------------------------------------------------------------------------
+
+
+async def test_a_row_that_is_locked_costs_the_other_leases_nothing(steady: Scene, name: str) -> None:
+    scene = steady
+    store = (await scene.backend()).leases
+    grants = [await won(store, f"{name}-{number}") for number in range(4)]
+    await store.release(grants[3])
+    ends = [await scene.ends_at(grant.name) for grant in grants[:3]]
+    async with scene.stranger(grants[1].name):
+        first, locked, third, lost = await store.renew(grants, TTL * 2)
+        assert (first, third, lost) == (Granted(grants[0]), Granted(grants[2]), Lost(grants[3]))
+        assert isinstance(locked, NoAnswer)
+        assert "another transaction holds the row" in locked.why
+        with pytest.raises(Unavailable, match="another transaction holds the row"):
+            await store.renew(grants[1:2], TTL * 2)
+        later = [await scene.ends_at(grant.name) for grant in grants[:3]]
+    assert [now > then for now, then in zip(later, ends, strict=True)] == [True, False, True]
+    assert await store.renew(grants[1:2], TTL) == [Granted(grants[1])]
+
+
+# --- a schema that is away ---------------------------------------------------------------------------------------
+
+
+async def test_a_schema_that_goes_away_after_it_has_worked_is_no_answer(scene: Scene) -> None:
+    schema = f"away_{time.time_ns()}"
+    await postgres.migrate(f"{scene.server.url}?schema={schema}")
+    backend, native = await scene.backend(f"?schema={schema}"), await scene.native()
+    grant = await won(backend.leases, "name")
+    await backend.leases.renew([grant], TTL)
+    await backend.broker.stats("queue")
+    await native.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_not")
+    for question in (
+        backend.leases.acquire("name", "bob#1", TTL),
+        backend.leases.renew([grant], TTL),
+        backend.broker.stats("queue"),
+    ):
+        with pytest.raises(Unavailable, match="it worked before"):
+            await question
+    fresh = await scene.backend(f"?schema={schema}")
+    with pytest.raises(ConfigError, match="run: tenure migrate"):
+        await fresh.leases.inspect("name")
+    await native.execute(f"ALTER SCHEMA {schema}_not RENAME TO {schema}")
+    assert await backend.leases.renew([grant], TTL) == [Granted(grant)]
+    assert (await fresh.leases.inspect("name")).token == grant.token
+
+
+async def test_a_function_that_goes_away_after_it_has_worked_is_no_answer(scene: Scene) -> None:
+    schema = f"partly_{time.time_ns()}"
+    await postgres.migrate(f"{scene.server.url}?schema={schema}")
+    backend, native = await scene.backend(f"?schema={schema}"), await scene.native()
+    await backend.broker.stats("queue")
+    await native.execute(f"ALTER FUNCTION {schema}.stats(text) RENAME TO stats_not")
+    with pytest.raises(Unavailable, match="it worked before"):
+        await backend.broker.stats("queue")
+    await native.execute(f"ALTER FUNCTION {schema}.stats_not(text) RENAME TO stats")
+    await backend.broker.stats("queue")
+
+
+async def test_a_schema_that_was_never_complete_is_a_matter_of_settings(scene: Scene) -> None:
+    schema = f"gap_{time.time_ns()}"
+    await postgres.migrate(f"{scene.server.url}?schema={schema}")
+    await (await scene.native()).execute(f"ALTER TABLE {schema}.lease RENAME TO elsewhere")
+    backend = await scene.backend(f"?schema={schema}")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="not complete"):
+            await backend.leases.inspect("name")
