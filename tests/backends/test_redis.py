@@ -21,7 +21,17 @@ from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.queue.broker import EVERYTHING, Broker
-from tenure.queue.message import COMPLETE, Abandon, Complete, DeadLetter, Outgoing, Settled, Settlement
+from tenure.queue.message import (
+    COMPLETE,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+)
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
@@ -128,6 +138,34 @@ async def test_without_a_prefix_the_key_is_the_name(url: str, name: str) -> None
         await won(backend.leases, name)
         assert not await client.lock(name, timeout=60).acquire(blocking=False)
         assert await client.get(name) == b"ann#1"
+
+
+# --- questions that come late ------------------------------------------------------------------------------------
+
+
+async def test_a_renewal_that_comes_late_shortens_no_lease(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        leases = backend.leases
+        grant = await won(leases, name)
+        assert list(await leases.renew([grant], TTL / 4)) == [Granted(grant)]
+        assert await leases.acquire(name, grant.holder, TTL / 4) == Granted(grant)
+        seen = await leases.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert seen.remaining is not None
+        assert seen.remaining > TTL / 2
+
+
+async def test_a_renewal_that_comes_late_shortens_no_lock(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(), Outgoing(session="s")])
+        [delivery] = (await broker.receive(name, 1, TTL)).deliveries
+        session = await broker.accept(name, "s", TTL)
+        assert isinstance(session, SessionLock)
+        for held in (delivery, session):
+            [renewed] = await broker.renew([held], TTL / 4)
+            assert isinstance(renewed, Renewed)
+            assert renewed.locked_until == held.locked_until
 
 
 # --- slots of a cluster ------------------------------------------------------------------------------------------
@@ -398,12 +436,13 @@ def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Aw
 async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: str) -> None:
     server = shared(Redis)
     async with hurt(server, "?timeout=0.3") as (way, backend), opened(server.url) as other:
-        await won(other.leases, f"{name}-other")  # so that the script is known
-        await until(lambda: answers(backend))  # and the connection stands
+        await until(lambda: answers(backend))  # the connection stands
+        before = await won(backend.leases, name)  # script and name are known
+        await backend.leases.release(before)
         way.stall("up")
         with pytest.raises(Unavailable):
             await backend.leases.acquire(name, "ann#1", TTL)
-        assert await other.leases.inspect(name) == Vacant(name)
+        assert await other.leases.inspect(name) == Vacant(name, before.token)
         way.heal()  # now it arrives, with nobody left to hear the answer
 
         async def held() -> bool:
@@ -527,7 +566,7 @@ async def test_who_listens_no_longer_is_forgotten(url: str, name: str, monkeypat
 async def test_each_loop_has_connections_of_its_own(url: str, name: str) -> None:
     async with opened(url) as backend:
         grant = await won(backend.leases, name)
-        answers: list[Granted | Lost] = []
+        answers: list[object] = []
         ready, stop = threading.Event(), threading.Event()
 
         async def elsewhere() -> None:

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from tenure.backends import redis
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.errors import ConfigError, Unavailable
-from tenure.lease import Granted, Vacant
+from tenure.lease import Granted, NoAnswer, Vacant
 from tenure.queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Settlement
 from tenure.testing import until
 from tenure.url import Url
@@ -160,6 +160,34 @@ async def test_a_node_that_is_silent_takes_only_its_own_away(own: RedisCluster) 
                 await backend.leases.acquire(there, "me#1", TTL)
             assert isinstance(await backend.leases.acquire(name, "me#1", TTL), Granted)
         silent.resume()
+
+
+@pytest.mark.parametrize("away", ["silent", "killed"])
+async def test_a_node_that_is_away_costs_the_leases_of_no_other(own: RedisCluster, away: str) -> None:
+    gone = own.nodes[1]
+    async with opened(f"{own.url}&timeout=2") as backend:
+        grants = []
+        for name in NAMES:
+            won = await backend.leases.acquire(name, "me#1", TTL)
+            assert isinstance(won, Granted)
+            grants.append(won.grant)
+        if away == "killed":
+            gone.kill()
+        else:
+            gone.pause()
+        answers = await backend.leases.renew(grants, TTL)
+        for grant, answer in zip(grants, answers, strict=True):
+            if own.node_of(f"tenure:lease:{grant.name}") is gone:
+                assert isinstance(answer, NoAnswer)
+            else:
+                assert answer == Granted(grant)
+        assert sum(isinstance(answer, NoAnswer) for answer in answers) > 0
+        with pytest.raises(Unavailable):
+            await backend.leases.renew(
+                [grant for grant in grants if own.node_of(f"tenure:lease:{grant.name}") is gone], 3.0
+            )
+        if away == "silent":
+            gone.resume()
 
 
 async def test_a_caller_who_hangs_up_leaves_the_map_as_it_is(own: RedisCluster) -> None:

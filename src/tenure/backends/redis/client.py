@@ -51,7 +51,7 @@ def translate(
     """
     said = str(error).rstrip(".")
     match error:
-        case exceptions.NoPermissionError():
+        case exceptions.ResponseError() if _lacks_rights(error):
             forbidden = (
                 f"{place} does not permit this user what tenure does: {said}; "
                 "grant it the keys and commands that docs/redis.md lists"
@@ -122,13 +122,19 @@ def _other(place: str, worked: bool) -> str:
 
 def is_forbidden(error: TenureError) -> bool:
     """Tell whether *error* is about rights, whatever was permitted before."""
-    return isinstance(error.__cause__, exceptions.NoPermissionError)
+    return _lacks_rights(error.__cause__)
+
+
+def _lacks_rights(error: BaseException | None) -> bool:
+    return isinstance(error, exceptions.NoPermissionError) or str(error).startswith("The user executing the script")
 
 
 def _refusal(said: str, place: str) -> TenureError:
     """Translate an error that redis-py has no class for, by the word it begins with."""
     if said.startswith("WRONGTYPE"):
         return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
+    if "compiling script" in said:  # older ones don't know the first line
+        return ConfigError(f"{place} can't read tenure's scripts: {said}; tenure needs Redis 7.0 or newer, or Valkey")
     if "unknown command" in said.lower():
         return ConfigError(f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, with nothing renamed")
     if "cluster support disabled" in said:
@@ -251,6 +257,11 @@ class Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+GROWING = frozenset({"send"})
+"""Scripts that a server without memory refuses before their first write. All others work there: they free memory, or
+keep what is held."""
+
+
 @cache
 def scripts(file: str) -> dict[str, Script]:
     """Return the scripts of *file*, a Lua file of this folder, by the name above each; "common" stands before all."""
@@ -258,7 +269,16 @@ def scripts(file: str) -> dict[str, Script]:
     blocks = re.split(r"^-- name: (\w+).*\n", text, flags=re.MULTILINE)
     named = dict(zip(blocks[1::2], blocks[2::2], strict=True))
     common = named.pop("common", "")
-    return {name: Script.of(common + text) for name, text in named.items()}
+    return {name: Script.of(_flags(name) + common + text) for name, text in named.items()}
+
+
+def _flags(name: str) -> str:
+    # With a first line of this kind, Redis decides before a script begins whether it may; else at some of its writes.
+    return "#!lua\n" if name in GROWING else "#!lua flags=allow-oom\n"
+
+
+NOTE = Script.of("#!lua flags=allow-oom\nredis.call('SADD', KEYS[1], unpack(ARGV))")
+"""Adds names to a list of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,12 +396,9 @@ class Client:
         script: Script,
         keys: Sequence[str],
         *arguments: Argument,
-        before: Sequence[Argument] = (),
         within: float | None = None,
     ) -> Answer:
-        """Run *script*, and return what it returns; *before* it, in the same round trip, give a command."""
-        if before:
-            return (await self.run_all([Call(script, keys, arguments)], before=before, within=within))[0]
+        """Run *script*, and return what it returns."""
 
         async def run(redis: aioredis.Redis) -> Answer:
             try:
@@ -393,13 +410,14 @@ class Client:
         self._permitted = True
         return answer
 
-    async def run_all(
-        self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None
-    ) -> list[Answer]:
-        """Run many scripts in one round trip, and return what each returns. They may lie in several slots."""
+    async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
+        """Run many scripts in one round trip, and return what each returns.
+
+        They may lie in several slots. Where some lie on a server that can't be asked, it is ``Unavailable`` for those.
+        """
 
         async def run_all(redis: aioredis.Redis) -> list[Answer]:
-            answers = await pipelined(redis, calls, before)
+            answers = await pipelined(redis, calls)
             if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
                 for text in {call.script.text for call in calls}:
                     await redis.script_load(text)
@@ -507,16 +525,12 @@ async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[o
         await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
 
 
-async def pipelined(redis: aioredis.Redis, calls: Sequence[Call], before: Sequence[Argument] = ()) -> list[Answer]:
+async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:
     """Run many scripts in one round trip; an answer may be an error."""
     async with redis.pipeline(transaction=False) as pipeline:
-        if before:
-            pipeline.execute_command(*before)
         for call in calls:
             pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
         answers: list[Answer] = await pipeline.execute(raise_on_error=False)
-    if before and isinstance(refused := answers.pop(0), exceptions.RedisError):
-        raise refused
     return answers
 
 

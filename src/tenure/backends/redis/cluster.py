@@ -33,7 +33,7 @@ from tenure.backends.redis.client import (
     is_cut_off,
     pipelined,
 )
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
 
@@ -181,12 +181,9 @@ class ClusterClient(Client):
         script: Script,
         keys: Sequence[str],
         *arguments: Argument,
-        before: Sequence[Argument] = (),
         within: float | None = None,
     ) -> Answer:
-        """Run *script*, and return what it returns; *before* it, give a command."""
-        if before:
-            await self._ask_at(str(before[1]), *before, within=within)
+        """Run *script*, and return what it returns."""
         rest = (len(keys), *keys, *arguments)
         try:
             answer = await self._asked_at(keys[0], "EVALSHA", script.sha, *rest, within=within)
@@ -195,12 +192,11 @@ class ClusterClient(Client):
         self._permitted = True
         return answer
 
-    async def run_all(
-        self, calls: Sequence[Call], *, before: Sequence[Argument] = (), within: float | None = None
-    ) -> list[Answer]:
-        """Run many scripts, side by side where they lie on several nodes, and return what each returns."""
-        if before:
-            await self._ask_at(str(before[1]), *before, within=within)
+    async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
+        """Run many scripts, side by side where they lie on several nodes, and return what each returns.
+
+        A script whose node can't be asked gives ``Unavailable``; it is raised if no node can.
+        """
         by_node: dict[Place, list[int]] = {}
 
         async def sort(nodes: Nodes, limit: asyncio.Timeout) -> None:
@@ -215,17 +211,29 @@ class ClusterClient(Client):
                 some = [calls[number] for number in numbers]
                 return await nodes.at(place).ask(lambda redis: pipelined(redis, some), limit)
 
-            for number, answer in zip(numbers, await self._ask_nodes(ask, within), strict=True):
-                # Not known there, or no longer there: then it was not run, and has its way to go alone.
-                if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
-                    call = calls[number]
-                    answer = await self.run(call.script, call.keys, *call.arguments, within=within)
-                elif isinstance(answer, exceptions.RedisError):
-                    raise self.translated(answer) from answer
-                answers[number] = answer
+            try:
+                told = await self._ask_nodes(ask, within)
+            except Unavailable as error:
+                told = [error] * len(numbers)
+            for number, answer in zip(numbers, told, strict=True):
+                answers[number] = await self._own_way(calls[number], answer, within)
 
         await asyncio.gather(*(run(place, numbers) for place, numbers in by_node.items()))
+        if all(isinstance(answer, Unavailable) for answer in answers):
+            raise answers[0]
         return answers
+
+    async def _own_way(self, call: Call, answer: Answer, within: float | None) -> Answer | Unavailable:
+        """Return the answer to *call*, of which a node has said *answer* when it was asked with others."""
+        try:
+            # Not known there, or no longer there: then it was not run, and has its way to go alone.
+            if isinstance(answer, exceptions.NoScriptError) or _is_moved(answer):
+                return await self.run(call.script, call.keys, *call.arguments, within=within)
+            if isinstance(answer, exceptions.RedisError):
+                raise self.translated(answer) from answer
+        except Unavailable as error:
+            return error
+        return answer
 
     async def each_primary(self) -> list[tuple[str, Callable[..., Awaitable[Answer]]]]:
         """Return every node that has slots: its name, and what gives it a command."""

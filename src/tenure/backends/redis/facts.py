@@ -43,7 +43,7 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
             raise
         why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
         return [*found, Fact("configuration", "may not be read", why)]
-    return [*found, _durability(config), _eviction(config)]
+    return [*found, _durability(config), _memory(config, info)]
 
 
 def _is_refused(error: TenureError) -> bool:
@@ -93,9 +93,22 @@ def _durability(config: Mapping[str, str]) -> Fact:
     return Fact("durability", f"append-only file, appendfsync {policy}", advice)
 
 
-def _eviction(config: Mapping[str, str]) -> Fact:
-    policy, limit = config.get("maxmemory-policy", "unknown"), config.get("maxmemory", "0")
-    if limit == "0":
+NEARLY_FULL = 0.9
+"""The share of its memory from which a Redis is said to be nearly full."""
+
+
+def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> Fact:
+    policy, limit = config.get("maxmemory-policy", "unknown"), int(config.get("maxmemory", "0"))
+    used = int(str(info.get("used_memory", 0)))
+    if not limit:
         return Fact("memory", f"no limit, {policy}")
-    evicts = "" if policy == "noeviction" else "under pressure it throws keys away: leases, tokens and messages too; "
-    return Fact("memory", f"maxmemory {limit}, {policy}", evicts and f"{evicts}set maxmemory-policy noeviction")
+    advice = []
+    if policy != "noeviction":
+        advice.append(
+            "under pressure it throws keys away: leases, tokens and messages too; set maxmemory-policy noeviction"
+        )
+    if used >= limit:
+        advice.append("it is full, and refuses to send; drain queues, purge dead letters, or raise maxmemory")
+    elif used >= NEARLY_FULL * limit:
+        advice.append("it is nearly full, and will refuse to send; drain queues, or raise maxmemory")
+    return Fact("memory", f"{used} of maxmemory {limit} bytes, {policy}", "; ".join(advice))

@@ -3,6 +3,7 @@
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
 --            of the newest term, and mean something only while the lock holds the same holder.
 -- A hint that can't be published must not undo what was done: hence pcall.
+-- A question that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
 
 -- name: acquire (holder, ttl in ms, metadata, channel)
 local held = redis.call('GET', KEYS[1])
@@ -11,7 +12,7 @@ if held and held ~= ARGV[1] then
     return {0, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
 end
 if held and term[1] == held then  -- asked again: an answer was lost
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT')
     return {1, term[2], term[4]}
 end
 local token = redis.call('HINCRBY', KEYS[2], 'token', 1)
@@ -25,7 +26,7 @@ local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'resign')
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARGV[2] then
     return {0}
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[3], 'GT')
 return {1, term[3]}
 
 -- name: release (holder, token, channel)
@@ -33,8 +34,8 @@ local term = redis.call('HMGET', KEYS[2], 'holder', 'token')
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARGV[2] then
     return 0
 end
-redis.call('HSET', KEYS[2], 'holder', '', 'metadata', '', 'resign', '0')
 redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[2], 'holder', '', 'metadata', '', 'resign', '0')
 redis.pcall('PUBLISH', ARGV[3], 'released')
 return 1
 

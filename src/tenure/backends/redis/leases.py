@@ -16,10 +16,11 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from types import MappingProxyType
 
-from tenure.backends.redis.client import Answer, Call, Client, escaped, patience, scripts
+from tenure.backends.redis.client import NOTE, Answer, Call, Client, escaped, patience, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.election.store import LeaseTraits, require_name, require_ttl
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.errors import Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
     ttl_min=0.1,
@@ -56,17 +57,18 @@ class RedisLeases:
         told = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
         # The list of names lies in another slot, so it can't be part of the script; before it, so that none is missing.
-        listing = () if name in self._listed else ("SADD", self._names, name)
+        if name not in self._listed:
+            await self._client.run(NOTE, [self._names], name, within=patience(ttl))
+            self._listed.add(name)
         answer = await self._client.run(
-            _LUA["acquire"], keys, holder, _milliseconds(ttl), told, keys[0], before=listing, within=patience(ttl)
+            _LUA["acquire"], keys, holder, _milliseconds(ttl), told, keys[0], within=patience(ttl)
         )
-        self._listed.add(name)
         if not answer[0]:
             return _held(name, answer)
         return Granted(Grant(name, holder, int(answer[1])), answer[2] == b"1")
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now, in one round trip."""
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, in one round trip; in a cluster, in one for each node."""
         require_ttl(ttl, TRAITS)
         if not grants:
             return []
@@ -75,10 +77,7 @@ class RedisLeases:
             [Call(_LUA["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
             within=patience(ttl),
         )
-        return [
-            Granted(grant, answer[1] == b"1") if answer[0] else Lost(grant)
-            for grant, answer in zip(grants, answers, strict=True)
-        ]
+        return [_renewed(grant, answer) for grant, answer in zip(grants, answers, strict=True)]
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
@@ -111,6 +110,12 @@ class RedisLeases:
         """Return the key of the lock, and that of the term, whose tag puts it into the same slot."""
         lock = f"{self._prefix}{escaped(name)}"
         return lock, f"{{{lock}}}:term"
+
+
+def _renewed(grant: Grant, answer: Answer | Unavailable) -> Granted | Lost | NoAnswer:
+    if isinstance(answer, Unavailable):
+        return NoAnswer(str(answer))
+    return Granted(grant, answer[1] == b"1") if answer[0] else Lost(grant)
 
 
 def _held(name: str, answer: Answer) -> HeldBy:

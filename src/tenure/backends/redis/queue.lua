@@ -328,6 +328,9 @@ local function keep(base, control, id, head, body)
     return sequence
 end
 
+-- name: declare (names and values)
+redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
+
 -- name: send (as keep wants them: control, id, head, body; and so on)
 local base = KEYS[1]
 local is_plain = true
@@ -431,13 +434,17 @@ return {ends, -1, told(base, sequences, states, false)}
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]
 local answers = {}
+-- Never to an earlier moment: a question that was given up may come after newer ones, which asked for more.
+local function extended(key, which)
+    redis.call('ZADD', key, 'GT', ends, which)
+    return tonumber(redis.call('ZSCORE', key, which))
+end
 for i = 2, #ARGV, 4 do
     local base, kind, token, which = KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
     local answer = 0
     if kind == 's' then
         if session_holds(base, which, token) then
-            redis.call('ZADD', base .. 'sessions', ends, which)
-            answer = ends
+            answer = extended(base .. 'sessions', which)
         end
     else
         local key = base .. (kind == 'd' and 'dead:locked' or 'locked')
@@ -446,8 +453,7 @@ for i = 2, #ARGV, 4 do
         if row and tonumber(score) == NEVER then
             answer = tonumber(redis.call('ZSCORE', base .. 'sessions', row.session))
         elseif row then
-            redis.call('ZADD', key, ends, which)
-            answer = ends
+            answer = extended(key, which)
         end
     end
     answers[#answers + 1] = answer

@@ -30,7 +30,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from tenure.backends.redis.client import Answer, Argument, Client, escaped, patience, runs, scripts
+from tenure.backends.redis.client import NOTE, Answer, Argument, Client, escaped, patience, runs, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
@@ -94,11 +94,9 @@ class RedisBroker:
         values: list[Argument] = []
         for name, value in changes.items():
             values += (name, repr(value))
-        if listing := self._listing({queue}):
-            await self._client.command(*listing)
-            self._listed.add(queue)
+        await self._note({queue})
         if values:
-            await self._client.command("HSET", f"{self._base(queue)}settings", *values)
+            await self._client.run(_LUA["declare"], [self._base(queue)], *values)
         return await self.settings(queue)
 
     async def settings(self, queue: str) -> QueueSettings:
@@ -128,9 +126,10 @@ class RedisBroker:
         arguments: list[Argument] = []
         for message in messages:
             arguments += _packed(message)
-        listing = self._listing({queue})
-        sequences = await self._client.run(_LUA["send"], [self._base(queue)], *arguments, before=listing)
-        self._listed.add(queue)
+        if queue not in self._listed:
+            await self._client.command("SADD", self._names, queue)  # refused, as the messages are, if memory is full
+            self._listed.add(queue)
+        sequences = await self._client.run(_LUA["send"], [self._base(queue)], *arguments)
         return [message.id or f"{queue}${sequence}" for message, sequence in zip(messages, sequences, strict=True)]
 
     # --- receiving ---
@@ -189,8 +188,8 @@ class RedisBroker:
         for group in runs(settlements, _go_together):
             arguments += self._judged(group, keys)
         sent_to = {queue for _, verdict in settlements if type(verdict) is Complete for queue, _ in verdict.sends}
-        answers = await self._client.run(_LUA["settle"], keys.bases, *arguments, before=self._listing(sent_to))
-        self._listed |= sent_to
+        await self._note(sent_to)
+        answers = await self._client.run(_LUA["settle"], keys.bases, *arguments)
         return [_ANSWERS[answer] for answer in answers]
 
     # --- in a cluster ---
@@ -338,11 +337,12 @@ class RedisBroker:
         """Return what the keys of *queue* begin with; those of its dead letters begin with the same."""
         return f"{self._prefix}queue:{{{escaped(queue.removesuffix(DEAD_SUFFIX))}}}:"
 
-    def _listing(self, queues: set[str]) -> Sequence[Argument]:
-        """Return the command that notes *queues* among all names, if there is need of it."""
+    async def _note(self, queues: set[str]) -> None:
+        """Note *queues* among all names, where there is need of it."""
         # The list lies in another slot, so it can't be part of a script; before it, so that none is missing.
-        new = sorted(queues - self._listed)
-        return ("SADD", self._names, *new) if new else ()
+        if new := queues - self._listed:
+            await self._client.run(NOTE, [self._names], *sorted(new))
+            self._listed |= new
 
 
 class _Keys:
