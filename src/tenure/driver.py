@@ -35,7 +35,7 @@ from tenure.election.machine import (
     WorkOverran,
 )
 from tenure.election.store import LeaseStore
-from tenure.errors import TenureError, Unavailable
+from tenure.errors import TenureError, Unavailable, in_words
 from tenure.events import Event, Reason
 from tenure.keeper import Pulse
 from tenure.lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
@@ -100,6 +100,7 @@ class Candidacy:
         self._driver = driver
         self._timer: asyncio.TimerHandle | None = None
         self._hints: asyncio.Task[None] | None = None
+        self._was_answered = False  # once a question of ours has worked, only its state can make the store refuse
         self.ended: asyncio.Event = asyncio.Event()
         self._out_of_office = asyncio.Event()
 
@@ -140,8 +141,10 @@ class Candidacy:
             return
         if grant := self.machine.grant:
             self.office.trust(grant.token, -NEVER)
-            self.office.cancel(grant.token, "stopped")
-            self.office.overran(grant.token)  # nobody will look at the deadline any more: if it is to exit, it is now
+            try:
+                self.office.cancel(grant.token, "stopped")
+            finally:  # nobody will look at the deadline any more: if it is to exit, it is now
+                self.office.overran(grant.token)
         self.office.failed(error)
         self._finish()
 
@@ -188,9 +191,18 @@ class Candidacy:
             answer = await call
         except Unavailable as error:
             answer = NoAnswer(str(error))
-        except Exception as error:  # ConfigError: it can never work; anything else: a bug. Neither must be waited out
-            self.fail(error)
+        except Exception as error:
+            if not self._was_answered:  # it can never work as it is, or is a bug: neither must be waited out
+                self.fail(error)
+                return
+            answer = unknown(error)
+        except BaseException as error:  # every question comes back, or nobody could ever leave
+            self.feed(Answered(ask, unknown(error)))
+            if is_our_end(error):
+                raise
             return
+        else:
+            self._was_answered = True
         self.feed(Answered(ask, answer))
 
     async def _listen(self) -> None:
@@ -198,8 +210,10 @@ class Candidacy:
             try:
                 async for _ in self._driver.store.hints(self.machine.name):
                     self.feed(Hint())
-            except (TenureError, OSError):
-                pass  # hints may be absent; the machine looks again in its own time
+            except (Exception, asyncio.CancelledError) as error:
+                if is_our_end(error):
+                    raise
+                # Hints may be absent, whatever the reason; the machine looks again in its own time.
             await asyncio.sleep(self.machine.timing.retry_every)
 
 
@@ -314,9 +328,10 @@ class Driver:
     async def _renew(self, group: list[_Due], ttl: float) -> None:
         try:
             await self._ask_to_renew(group, ttl)
-        except asyncio.CancelledError:
-            _answer_alike(group, NoAnswer("the renewal was cancelled"))  # every question comes back
-            raise
+        except BaseException as error:  # every question comes back, or nobody could ever leave
+            _answer_alike(group, unknown(error))
+            if is_our_end(error):
+                raise
 
     async def _ask_to_renew(self, group: list[_Due], ttl: float) -> None:
         office = group[0].candidacy.office
@@ -336,15 +351,8 @@ class Driver:
                 moving.append(one)
         if not moving:
             return
-        try:
-            answers = await self.store.renew([one.grant for one in moving], ttl)
-        except TenureError as error:  # also one that can never work: the terms end when their time is up
-            _answer_alike(moving, NoAnswer(str(error)))
-            return
-        except Exception as error:
-            for one in moving:
-                one.candidacy.fail(error)
-            return
+        # Whatever it raises, also what can never work: the terms end when their time is up.
+        answers = await self.store.renew([one.grant for one in moving], ttl)
         for one, answer in zip(moving, answers, strict=True):
             one.answered(answer)
 
@@ -364,16 +372,19 @@ class Driver:
 
     # --- observing ---
 
-    async def watch(self, name: str, poll: float) -> AsyncGenerator[HeldBy | Vacant, None]:
+    async def watch(self, name: str, poll: float, longest: float) -> AsyncGenerator[HeldBy | Vacant, None]:
         """Yield who holds *name*, at first and at every change that is seen.
+
+        Looks every *poll* seconds, or, where the store gives hints, when a lease ends, and at least every *longest*.
 
         Raises:
             Unavailable: The driver was closed.
+            ConfigError: The store can't be asked as it is, and never could.
         """
         woken = asyncio.Event()
         self._watches.add(woken)
         listener = self.spawn(self._wake(name, woken.set, poll)) if self.store.traits.hints else None
-        seen: int | None = -1  # the token of the leader last told of; None for a vacancy
+        seen: HeldBy | Vacant | None = None  # what was told last
         try:
             while not self._is_closing:
                 woken.clear()
@@ -382,12 +393,16 @@ class Driver:
                     found = await self.store.inspect(name)
                 except Unavailable:
                     found = None  # don't know: what was seen last stands, look again
+                except (Exception, asyncio.CancelledError) as error:
+                    if seen is None or is_our_end(error):
+                        raise
+                    found = None  # it has worked before
                 if found is not None:
                     if isinstance(found, HeldBy) and found.remaining is not None:
-                        wait = found.remaining + poll / 100 if listener else min(found.remaining + poll / 100, poll)
-                    token = found.token if isinstance(found, HeldBy) else None
-                    if token != seen:
-                        seen = token
+                        # A hint may be lost, and the lease may be much longer than ours would be.
+                        wait = min(found.remaining + poll / 100, max(poll, longest) if listener else poll)
+                    if seen is None or not _is_same(found, seen):
+                        seen = found
                         yield found
                 try:
                     async with asyncio.timeout(wait):
@@ -405,9 +420,33 @@ class Driver:
             try:
                 async for _ in self.store.hints(name):
                     wake()
-            except (TenureError, OSError):
-                pass
+            except (Exception, asyncio.CancelledError) as error:
+                if is_our_end(error):
+                    raise
             await asyncio.sleep(pause)
+
+
+def is_cancelled() -> bool:
+    """Whether the current task is being cancelled; a ``CancelledError`` may also be what somebody just raised."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def is_our_end(error: BaseException) -> bool:
+    """Whether *error* is to end the current task: it is cancelled, or the program is interrupted."""
+    return is_cancelled() if isinstance(error, asyncio.CancelledError) else not isinstance(error, Exception)
+
+
+def unknown(error: BaseException) -> NoAnswer:
+    """Return what *error* is as an answer: a driver's or a store's own failure, which says neither yes nor no."""
+    return NoAnswer(str(error) if isinstance(error, TenureError) else f"the store failed with {in_words(error)}")
+
+
+def _is_same(one: HeldBy | Vacant, other: HeldBy | Vacant) -> bool:
+    """Whether the same term is told of, or a vacancy both times. By its holder too: tokens may fall."""
+    if isinstance(one, HeldBy) and isinstance(other, HeldBy):
+        return (one.holder, one.token) == (other.holder, other.token)
+    return type(one) is type(other)
 
 
 def _answer_alike(group: list[_Due], answer: Answer) -> None:

@@ -39,6 +39,14 @@ class LockLost(TenureError):
     """Say that a delivery is no longer ours: it was settled, or its lock has ended."""
 
 
+def in_words(error: BaseException) -> str:
+    """Return kind and message of *error*, also if it can't be printed: it may be of anybody's making."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which can't be printed"
+
+
 def nearest(asked: str, known: list[str]) -> str:
     """Return ``'; did you mean …?'`` for the closest of *known*, or nothing if none is close."""
     from difflib import get_close_matches

@@ -89,6 +89,17 @@ class HandedBack(Event):
     token: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenFell(Event):
+    """The store told a token below *seen*, or *seen* itself for another term: it was restored, or lost what it knew.
+
+    Whatever compares tokens, such as a fence, refuses the new terms until theirs is above *seen*.
+    """
+
+    token: int
+    seen: int
+
+
 # --- at a queue: *name* is the queue's, *holder* the consumer -------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """The keeper: one background thread per process with a loop of its own, on which leases and locks are renewed.
 
 A handler that blocks the caller's event loop must neither lose its lock nor delay another's renewal, so renewals live
-where no user code runs.
+where no user code runs: log handlers and hooks are called on a thread beside (:mod:`tenure.observe.aside`), and nothing
+here sees the context variables of a caller.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from tenure.loopthread import LoopThread
+from tenure.observe.aside import Aside, aside
 
 
 class Keeper(LoopThread):
@@ -20,6 +23,11 @@ class Keeper(LoopThread):
     _shared: ClassVar[Keeper | None] = None
     _users: ClassVar[int] = 0
     _guard: ClassVar[threading.Lock] = threading.Lock()
+    shows_context: ClassVar[bool] = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(loop)
+        self._aside = Aside()
 
     @classmethod
     def enter(cls) -> Keeper:
@@ -27,7 +35,12 @@ class Keeper(LoopThread):
         with cls._guard:
             if cls._shared is None:
                 keeper = cls()
-                keeper.start("tenure-keeper")
+                keeper._aside.start("tenure-telling")
+                try:
+                    keeper.start("tenure-keeper")
+                except BaseException:  # no thread is to be had
+                    keeper._aside.end()
+                    raise
                 cls._shared, cls._users = keeper, 0
             cls._users += 1
             return cls._shared
@@ -47,6 +60,16 @@ class Keeper(LoopThread):
                 return
             Keeper._shared = None
         self.end()
+        self._aside.end()
+
+    def _prepare(self) -> None:
+        self._aside.use_here()
+        self.loop.set_exception_handler(_report)
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Let *loop* say what went wrong as it usually does, which is by the log."""
+    aside(loop.default_exception_handler, dict(context))
 
 
 class Pulse:

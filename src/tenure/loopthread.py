@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tenure.errors import ConfigError, Unavailable
+from tenure.observe.aside import aside
 from tenure.threads import Threads
 
 T = TypeVar("T")
@@ -32,11 +33,13 @@ CLOSED = "the backend is closed, and its threads with it; connect again"
 class LoopThread:
     """A daemon thread in which an event loop turns, from :meth:`start` to :meth:`end`.
 
-    What is called sees the context variables of who called.
+    What is called sees the context variables of its caller, or where :attr:`shows_context` is False only those given.
 
     Args:
         loop: The loop; made anew unless given. One that is given and never started turns by somebody else's doing.
     """
+
+    shows_context: ClassVar[bool] = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop: asyncio.AbstractEventLoop = loop or _loop_with_own_threads()
@@ -50,6 +53,11 @@ class LoopThread:
     def is_current(self) -> bool:
         """Whether we are in this thread, where to wait for its loop would be to wait for oneself."""
         return threading.current_thread() is self._thread
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether we are a forked child: the thread stayed with the parent."""
+        return os.getpid() != self._process
 
     @property
     def is_ending(self) -> bool:
@@ -87,7 +95,9 @@ class LoopThread:
         call.outcome.add_done_callback(lambda outcome: call.call_off() if outcome.cancelled() else None)
         return call.outcome
 
-    def call_blocking(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def call_blocking(
+        self, start: Callable[[], Coroutine[Any, Any, T]], context: contextvars.Context | None = None
+    ) -> T:
         """Run the coroutine that *start* makes on the loop, and block this thread until it has ended.
 
         An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then. It may come
@@ -97,7 +107,7 @@ class LoopThread:
             raise RuntimeError("tenure.sync was called on a thread of its own, which would wait for itself")
         call = _Call(self, start)
         try:
-            self._send(call)
+            self._send(call, context)
             return call.outcome.result()
         except BaseException:
             if call.outcome in self._under_way:
@@ -105,8 +115,8 @@ class LoopThread:
                 concurrent.futures.wait([call.outcome])
             raise
 
-    def _send(self, call: _Call[Any]) -> None:
-        if os.getpid() != self._process:
+    def _send(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
+        if self.is_forked:
             raise ConfigError(
                 f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
                 "connect again after the fork"
@@ -116,12 +126,15 @@ class LoopThread:
             if self._is_ending:
                 raise Unavailable(CLOSED)
             self._under_way.add(call.outcome)
-            self.loop.call_soon_threadsafe(call.begin, context=contextvars.copy_context())
+            if context is None:
+                context = contextvars.copy_context() if self.shows_context else contextvars.Context()
+            self.loop.call_soon_threadsafe(call.begin, context=context)
 
     def _turn(self) -> None:
         """Be the thread."""
         loop = self.loop
         asyncio.set_event_loop(loop)
+        self._prepare()
         try:
             while not self._is_ending:
                 try:
@@ -139,6 +152,9 @@ class LoopThread:
         finally:
             loop.close()
 
+    def _prepare(self) -> None:
+        """Make ready what this thread needs, in it."""
+
 
 def _loop_with_own_threads() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
@@ -154,7 +170,7 @@ async def _end_tasks(left: set[asyncio.Task[Any]]) -> None:
     if left:
         _, stubborn = await asyncio.wait(left, timeout=ENDING)
         for task in stubborn:
-            _log.warning("%s caught its cancellation and is left behind", task)
+            aside(_log.warning, "%s caught its cancellation and is left behind", task)
 
 
 class _Call(Generic[T]):

@@ -30,7 +30,7 @@ class Threads(ThreadPoolExecutor):
         self._most = most
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._taken = 0  # jobs that wait or are at work: as many threads are needed
         self._lock = threading.Lock()
         self._made: list[threading.Thread] = []
         self._is_shut = False
@@ -45,8 +45,9 @@ class Threads(ThreadPoolExecutor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError(f"the threads {self._name} were shut down")
+            self._taken += 1
             self._jobs.put((outcome, function, arguments, options))
-            if not self._idle.acquire(blocking=False) and len(self._made) < self._most:
+            if len(self._made) < min(self._taken, self._most):
                 name = f"{self._name}_{len(self._made)}" if self._most > 1 else self._name
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 try:
@@ -82,16 +83,31 @@ class Threads(ThreadPoolExecutor):
                 job[0].cancel()
 
     def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                self._idle.release()
-                job = self._jobs.get()
-            if job is None:
-                return
-            _perform(*job)
+        while (job := self._jobs.get()) is not None:
+            self._perform(*job)
             del job  # or the message would live as long as nothing else is to do
+
+    def _perform(
+        self, outcome: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        if not outcome.set_running_or_notify_cancel():
+            self._done()
+            return
+        try:
+            result = function(*arguments, **options)
+        except BaseException as error:  # whatever it is, it is for whoever waits
+            self._done()
+            outcome.set_exception(error)
+        else:
+            self._done()
+            outcome.set_result(result)
+        finally:
+            del outcome, arguments  # an error's traceback holds this frame, and would hold them until it is collected
+
+    def _done(self) -> None:
+        """Count this thread as free, before anybody hears of the outcome and submits more."""
+        with self._lock:
+            self._taken -= 1
 
 
 def in_thread(name: str, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
@@ -105,18 +121,3 @@ def in_thread(name: str, function: Callable[..., T], *arguments: Any) -> asyncio
         return asyncio.get_running_loop().run_in_executor(thread, run, function, *arguments)
     finally:
         thread.shutdown(wait=False)
-
-
-def _perform(
-    outcome: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    if not outcome.set_running_or_notify_cancel():
-        return
-    try:
-        result = function(*arguments, **options)
-    except BaseException as error:  # whatever it is, it is for whoever waits
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)
-    finally:
-        del outcome, arguments  # an error's traceback holds this frame, and would hold them until garbage is collected

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import linecache
+import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -307,25 +309,111 @@ def test_calls_while_the_last_backend_closes_end(url: str) -> None:
         assert len(ended) == 4
 
 
-def test_a_hook_that_blocks_costs_nobody_a_lease(url: str) -> None:
-    told, may_go_on = threading.Event(), threading.Event()
+@contextmanager
+def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
+    """Have what tenure says go to *handle*."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            handle(record)
+
+    handler, logger, level = Handler(), logging.getLogger("tenure"), logging.getLogger("tenure").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def test_hooks_and_log_handlers_that_block_cost_nobody_a_lease(url: str) -> None:
+    told, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:
         told.set()
         may_go_on.wait(PATIENCE)
 
+    def handle(record: logging.LogRecord) -> None:
+        logged.set()
+        may_go_on.wait(PATIENCE)
+
     with (
+        logged_by(handle),
         tenure.sync.connect(url) as backend,
         backend.election("innocent", ttl=SHORT).campaign() as term,
         tenure.sync.connect(url, on_event=hook) as hooked,
         hooked.election("hooked", ttl=SHORT).campaign() as told_of,
     ):
         assert told.wait(PATIENCE)
+        assert logged.wait(PATIENCE)
         until = time.monotonic() + 1.2 * SHORT  # neither lives on without a renewal
         wait_until(lambda: time.monotonic() > until)
         term.check()
         told_of.check()
         may_go_on.set()
+
+
+def test_what_an_election_tells_is_told_before_its_backend_is_left(url: str) -> None:
+    said: list[str] = []
+    threads: set[str] = set()
+
+    def handle(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        threads.add(threading.current_thread().name)
+        raise SystemExit(1)  # in a log handler, too
+
+    with logged_by(handle), tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign():
+        pass
+    assert "elected" in said[0]
+    assert "handed back" in said[-1]
+    assert "tenure-keeper" not in threads
+
+
+def test_the_keeper_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
+    request = contextvars.ContextVar("request", default="none")
+    seen: list[str] = []
+    request.set("mine")
+
+    def healthy() -> bool:
+        seen.append(request.get())
+        return True
+
+    with tenure.sync.connect(url) as backend:
+        keeper = Keeper.enter()
+
+        async def look() -> str:
+            return request.get()
+
+        assert keeper.call_blocking(look) == "none"
+        with backend.election("chair", ttl=0.5, health=healthy).campaign():
+            wait_until(lambda: seen)
+        keeper.leave()
+    assert set(seen) == {"mine"}
+
+
+@pytest.mark.parametrize("raised", [StopIteration("7"), KeyboardInterrupt("7"), asyncio.CancelledError("7")])
+def test_whatever_work_on_a_thread_raises_its_campaign_ends(url: str, raised: BaseException) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise raised
+
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        with pytest.raises(Exception, match=r"raised (StopIteration|KeyboardInterrupt|CancelledError): 7"):
+            election.run(work)
+        assert election.leader() is None
+
+
+def test_an_interrupt_that_meets_a_health_callback_ends_the_program(url: str) -> None:
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with tenure.connect(url) as backend:
+            await backend.election("chair", ttl=0.5, health=interrupted).run(lambda term: asyncio.Event().wait())
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
 
 
 def test_an_exit_in_a_callback_does_not_end_the_keeper(url: str) -> None:

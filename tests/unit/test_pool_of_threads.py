@@ -36,3 +36,14 @@ def test_what_one_thread_can_do_needs_no_second(monkeypatch: pytest.MonkeyPatch)
     assert waiting.result(PATIENCE) == "7"
     assert busy.result(PATIENCE)
     threads.shutdown()
+
+
+def test_threads_that_are_busy_are_never_taken_for_idle() -> None:
+    """Two jobs that wait for each other: with one thread for both, neither would ever end."""
+    for _ in range(100):
+        threads, both = Threads(2, "few"), threading.Barrier(2)
+        for _ in range(3):  # each may be taken just before its thread has said that it is idle
+            threads.submit(int).result(PATIENCE)
+        waiting = [threads.submit(both.wait, PATIENCE) for _ in range(2)]
+        assert {one.result(PATIENCE) for one in waiting} == {0, 1}
+        threads.shutdown()

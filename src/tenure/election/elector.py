@@ -7,6 +7,7 @@ either a plain number (until when a term is trusted) or a callback posted to the
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import random
@@ -20,10 +21,10 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from tenure.clock import Clock
-from tenure.driver import Candidacy, Driver
+from tenure.driver import Candidacy, Driver, is_cancelled
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.election.store import NAME_MAX, require_name
-from tenure.errors import ConfigError, TermLost
+from tenure.errors import ConfigError, TermLost, in_words
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
@@ -41,6 +42,8 @@ HOLDER_BYTES = 16
 
 EXIT_OVERRUN = 70
 """With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
+
+NOT_WELL = "the health callback said no"
 
 WHY: Mapping[Reason, str] = MappingProxyType(
     {
@@ -152,12 +155,13 @@ class Election:
         make_term: MakeTerm = Term,
     ) -> None:
         require_name(name)
-        self.name: str = name
+        self.name: str = _plain(name)
         self.timing = timing
         self.metadata: Metadata = _checked_metadata(metadata)
         _check_gates(stall_after, health, overrun)
-        self.label: str = label or f"{socket.gethostname()}-{os.getpid()}"
-        require_name(self.label, of="label", most=NAME_MAX - 1 - 2 * HOLDER_BYTES)
+        label = label or f"{socket.gethostname()}-{os.getpid()}"
+        require_name(label, of="label", most=NAME_MAX - 1 - 2 * HOLDER_BYTES)
+        self.label: str = _plain(label)
         self.stall_after = stall_after
         self.health = health
         self.overrun = overrun
@@ -165,6 +169,8 @@ class Election:
         self._keeper = keeper
         self._on_event = on_event
         self._make_term = make_term
+        self.context: contextvars.Context | None = None
+        """Where hooks, log handlers and the health callback are called; unset, where ``run`` is."""
         self._seat: Seat | None = None
         self._is_asking = False  # whether the health callback is at work, in a thread
 
@@ -258,7 +264,7 @@ class Election:
 
         async def watch() -> None:  # on the keeper's loop, to its end: a generator can't be closed from another
             try:
-                async with aclosing(self._driver.watch(self.name, self.timing.retry_every)) as changes:
+                async with aclosing(self._driver.watch(self.name, self.timing.retry_every, self.timing.ttl)) as changes:
                     async for found in changes:
                         loop.call_soon_threadsafe(seen.put_nowait, found)
             except Exception as error:
@@ -413,11 +419,12 @@ class Seat:
         self._waiting: Tenancy[Any] | None = None  # begun, and not yet fetched by elected()
         self._serving: Tenancy[Any] | None = None  # fetched, and not yet ended
         self._interrupt: Callable[[], object] | None = None
-        self._told_to_stop = 0  # token of the newest term whose work was told to stop
+        self._told_to_stop: Tenancy[Any] | None = None  # the newest term whose work was told to stop
         self._withdrawn = False  # the keeper's loop alone writes and reads it
         self._over = False
         self._error: BaseException | None = None
         self._news = asyncio.Event()
+        self._context = election.context or contextvars.copy_context()
 
     async def __aenter__(self) -> Seat:
         election = self._election
@@ -482,18 +489,18 @@ class Seat:
     def occupy(self, term: Tenancy[Any], interrupt: Callable[[], object]) -> None:
         """Work begins; *interrupt* tells it to stop."""
         self._interrupt = interrupt
-        if self._told_to_stop >= term.token:
+        if self._told_to_stop is term:
             interrupt()
 
     def vacate(self, term: Tenancy[Any]) -> bool:
         """Work has ended; return whether it had to."""
         self._interrupt = None
-        return self._told_to_stop >= term.token or term.remaining() == 0.0
+        return self._told_to_stop is term or term.remaining() == 0.0
 
     def ended(self, term: Tenancy[Any], *, again: bool) -> None:
         """Work of *term* runs no more: the lease may be handed back."""
         self._serving = None
-        self._feed(WorkEnded(term.token, again))
+        self._on_keeper(self._work_ended, term, again)
 
     def stop(self, *, at_once: bool) -> None:
         """Contend no more; *at_once* also cancels the work."""
@@ -508,13 +515,15 @@ class Seat:
         return await self._election._keeper.call(leave)
 
     def _feed(self, event: Input) -> None:
-        if self._candidacy is None:
-            return
+        if self._candidacy is not None:
+            self._on_keeper(self._candidacy.feed, event)
+
+    def _on_keeper(self, call: Callable[..., object], *arguments: Any) -> None:
         if self._inline:
-            self._candidacy.feed(event)
+            call(*arguments)
         else:
             with suppress(RuntimeError):  # the keeper's loop is closed: the candidacy has ended, and said so
-                self._election._keeper.loop.call_soon_threadsafe(self._candidacy.feed, event)
+                self._election._keeper.loop.call_soon_threadsafe(call, *arguments)
 
     # --- the keeper's side (an Office) ---
 
@@ -527,6 +536,11 @@ class Seat:
         if self._term and self._term.token == token:
             self._term._trusted_until = until
 
+    def _work_ended(self, term: Tenancy[Any], again: bool) -> None:
+        # Tokens may fall when a store is restored from a copy, so two terms of ours may have one number.
+        if self._candidacy is not None and self._term is term:
+            self._candidacy.feed(WorkEnded(term.token, again))
+
     def cancel(self, token: int, reason: Reason) -> None:
         if self._term and self._term.token == token:
             self._term._reason = reason
@@ -534,15 +548,20 @@ class Seat:
 
     def overran(self, token: int) -> None:
         if self._election.overrun == "exit":
-            said = (
-                f"tenure: work of term {token} of {self._election.name!r} still runs although its lease ends now; "
-                f"overrun='exit' ends this process with code {EXIT_OVERRUN}\n"
-            )
-            # Whoever reads our stderr may be stuck, or the work may hold its lock: that must not keep us alive.
-            saying = threading.Thread(target=_say, args=(said,), daemon=True)
-            saying.start()
-            saying.join(LAST_WORDS)
-            os._exit(EXIT_OVERRUN)
+            try:
+                self._say_why(token)
+            finally:  # also if no thread is to be had, or anything else fails on the way
+                os._exit(EXIT_OVERRUN)
+
+    def _say_why(self, token: int) -> None:
+        said = (
+            f"tenure: work of term {token} of {self._election.name!r} still runs although its lease ends now; "
+            f"overrun='exit' ends this process with code {EXIT_OVERRUN}\n"
+        )
+        # Whoever reads our stderr may be stuck, or the work may hold its lock: that must not keep us alive.
+        saying = threading.Thread(target=_say, args=(said,), daemon=True)
+        saying.start()
+        saying.join(LAST_WORDS)
 
     def stalled(self) -> str | None:
         limit, term = self._election.stall_after, self._term
@@ -563,34 +582,46 @@ class Seat:
         except RuntimeError as error:
             question.close()
             return f"the loop that runs the work is gone: {error}"
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return "the health callback was cancelled"
+        except BaseException as error:  # as a Ctrl-C there, which its own loop has been told of
+            return f"the health callback raised {in_words(error)}"
 
     async def _ask_health(self) -> str | None:
+        """Ask the health callback, where it may do what it likes; return why the work is not well."""
         assert self._election.health is not None
+        if self._inline:  # tenure.sync works on the keeper's own loop, where no user code may run
+            if self._election._is_asking:  # one that hangs must not take a thread for each question
+                return "the health callback has not answered the last question yet"
+            try:
+                return await in_thread("tenure-health", self._context.copy().run, self._ask_in_its_own_loop)
+            except RuntimeError as error:
+                return f"the health callback could not be asked: {error}"
         try:
-            if self._inline:  # tenure.sync works on the keeper's own loop, where no user code may run
-                if self._election._is_asking:  # one that hangs must not take a thread for each question
-                    return "the health callback has not answered the last question yet"
-                well: bool | Awaitable[bool] = await in_thread("tenure-health", self._ask_in_its_own_loop)
-            else:
-                well = self._election.health()
-                if inspect.isawaitable(well):
-                    well = await well
+            well = self._election.health()
+            if inspect.isawaitable(well):
+                well = await well
+            return None if well else NOT_WELL
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             return "the health callback was cancelled"
         except (Exception, SystemExit) as error:
-            return f"the health callback raised {type(error).__name__}: {error}"
-        return None if well else "the health callback said no"
+            return f"the health callback raised {in_words(error)}"
 
-    def _ask_in_its_own_loop(self) -> bool:
+    def _ask_in_its_own_loop(self) -> str | None:
         """Ask the health callback on this thread, which has no loop, whether it is async or not."""
         assert self._election.health is not None
         self._election._is_asking = True
         try:
             well = self._election.health()
-            return asyncio.run(_awaited(well)) if inspect.isawaitable(well) else well
+            if inspect.isawaitable(well):
+                well = asyncio.run(_awaited(well))
+            return None if well else NOT_WELL
+        except BaseException as error:  # whatever it is, in a thread it is nobody's but ours
+            return f"the health callback raised {in_words(error)}"
         finally:
             self._election._is_asking = False
 
@@ -601,17 +632,16 @@ class Seat:
         self._post(self._on_left)
 
     def tell(self, event: Event) -> None:
-        if isinstance(event, Overrun):
-            # Now, as the loop where the work runs may be what is stuck; and not here, as the log may be, too.
-            threading.Thread(target=log_event, args=(event,), name="tenure-overrun", daemon=True).start()
+        if isinstance(event, Overrun):  # now, as the loop where the work runs may be what is stuck
+            self._context.copy().run(log_event, event)
         elif is_logged(event):
             self._post(log_event, event)  # a log that blocks must not block the keeper
-        if self._election._on_event:
+        if self._election._on_event is not None:
             self._post(tell_hook, self._election._on_event, event)
 
     def _post(self, callback: Callable[..., object], *args: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(callback, *args)
+            self._loop.call_soon_threadsafe(callback, *args, context=self._context)
         except RuntimeError:
             # The owner's loop was closed under its work, so that work can't be running: leave office.
             if self._candidacy and (grant := self._candidacy.machine.grant):
@@ -624,7 +654,7 @@ class Seat:
         self._news.set()
 
     def _on_cancelled(self, term: Tenancy[Any]) -> None:
-        self._told_to_stop = term.token
+        self._told_to_stop = term
         term.lost.set()
         if self._waiting is term:  # cancelled before its work began
             self._waiting = None
@@ -666,17 +696,26 @@ def _named(work: object) -> str:
 
 
 def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
+    """Return a copy of nothing but plain text: what is the user's own is looked at here, and never on the keeper."""
     if metadata is None:
         return NO_METADATA
     given: object = metadata
     if not isinstance(given, Mapping):
         raise ConfigError(f"metadata must be a mapping of text to text, not {given!r:.80}")
+    copied: dict[str, str] = {}
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"metadata must map text to text, and has {key!r}: {value!r}")
+        copied[_plain(key)] = _plain(value)
+    for key, value in copied.items():
         if any("\0" in text or (not text.isascii() and _has_surrogates(text)) for text in (key, value)):
             raise ConfigError(f"metadata must hold no NUL and no lone surrogate, and has {key!r}: {value!r}")
-    return MappingProxyType(dict(metadata))
+    return MappingProxyType(copied)
+
+
+def _plain(text: str) -> str:
+    """Return *text* as a ``str`` and no subclass, whose methods could do anything."""
+    return str.__str__(text)
 
 
 def _has_surrogates(text: str) -> bool:

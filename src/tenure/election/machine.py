@@ -41,6 +41,7 @@ from tenure.events import (
     TermBegan,
     TermEnded,
     TermEnding,
+    TokenFell,
 )
 from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trusted_until
 from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, later, sooner
@@ -254,6 +255,8 @@ class Machine:
         self._give_way_until = -math.inf  # until then, the others have their turn
         self._hinted = False  # a hint came while a question was under way
         self._stopping = False
+        self._newest: tuple[int, str] = (0, "")  # the highest token heard of, and whose it is
+        self._newest_at = -math.inf  # when that was heard
         self._office: _Office | None = None
 
     # --- what others may read ---
@@ -323,6 +326,7 @@ class Machine:
             case Answered(ask, answer):
                 question = self._questions.pop(ask, None)
                 if question is not None:
+                    self._compare_token(question, answer, now, effects)
                     if ask == self._current:
                         self._current = 0
                         self._deadline = NEVER
@@ -443,6 +447,23 @@ class Machine:
                 unknown = NoAnswer(f"the store answered {answer!r} to {question.kind.__name__.lower()}")
                 self._take(question, unknown, now, effects)
 
+    def _compare_token(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        """Say it if the store has gone back behind what it told before we asked."""
+        newest, whose = self._newest
+        match answer:
+            case Granted(Grant(holder=holder, token=token)):
+                fell = token < newest or (token == newest and holder != whose)
+            case HeldBy(holder=holder, token=token) if token > 0:  # 0 where the store can't tell
+                fell = token < newest
+            case _:
+                return
+        if fell and question.asked_at < self._newest_at:
+            return  # it was true when it was answered
+        if fell:
+            effects.append(Tell(TokenFell(now, self.name, holder, token, newest)))
+        if fell or token > newest:
+            self._newest, self._newest_at = (token, holder), now
+
     def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
         """Look at an answer that we no longer waited for. It still counts from its own question."""
         office = self._office
@@ -527,7 +548,9 @@ class Machine:
         else:
             # The lease may be renewed meanwhile, then we look again after that. Where nobody tells of an early release,
             # look sooner. A tenth of retry_every spreads those who wait for the same moment.
-            wait = (remaining if self._hints else min(remaining, retry)) + 0.1 * retry * self._dice.random()
+            # Hints may be lost, so look at least as often as our own lease would last, however long theirs is.
+            longest = self.timing.ttl if self._hints else retry
+            wait = min(remaining, longest) + 0.1 * retry * self._dice.random()
         self._hinted = False
         self._look_at = max(now + wait, self._soonest_look(now))
 

@@ -6,11 +6,41 @@ import asyncio
 from collections.abc import Callable
 
 from tenure.events import Event
+from tenure.observe.aside import aside
+from tenure.observe.log import logger
+
+
+class PassedOn:
+    """What passes events on to a hook that is called somewhere else, and may itself be called anywhere."""
+
+    def __init__(self, pass_on: Callable[[Event], None]) -> None:
+        self._pass_on = pass_on
+
+    def __call__(self, event: Event) -> None:
+        self._pass_on(event)
 
 
 def tell_hook(on_event: Callable[[Event], None], event: Event) -> None:
-    """Call *on_event*; what it raises is the loop's to report, and changes nothing here."""
+    """Call *on_event*, never on a thread that renews; what it raises is reported, and changes nothing here."""
+    if isinstance(on_event, PassedOn):
+        _tell(on_event, event)
+    else:
+        aside(_tell, on_event, event)
+
+
+def _tell(on_event: Callable[[Event], None], event: Event) -> None:
     try:
         on_event(event)
-    except (Exception, SystemExit) as error:  # SystemExit: a loop in a thread of tenure's own is everybody's
-        asyncio.get_running_loop().call_exception_handler({"message": "on_event of tenure failed", "exception": error})
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        # SystemExit: a loop in a thread of tenure's own is everybody's. CancelledError: nobody has cancelled us.
+        _report(error)
+
+
+def _report(error: BaseException) -> None:
+    message = "on_event of tenure failed"
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        logger.error(message, exc_info=error)
+    else:
+        loop.call_exception_handler({"message": message, "exception": error})

@@ -23,7 +23,9 @@ from tenure.events import (
     TermBegan,
     TermEnded,
     TermEnding,
+    TokenFell,
 )
+from tenure.observe.aside import aside
 
 logger: logging.Logger = logging.getLogger("tenure")
 
@@ -34,7 +36,14 @@ def is_logged(event: Event) -> bool:
 
 
 def log_event(event: Event) -> None:
-    """Write *event* to the log; its fields are in ``record.tenure`` for structured handlers."""
+    """Write *event* to the log, never on a thread that renews: a handler may block.
+
+    The event's fields are in ``record.tenure`` for structured handlers.
+    """
+    aside(_write, event)
+
+
+def _write(event: Event) -> None:
     level, message = _said(event)
     if logger.isEnabledFor(level):
         logger.log(level, "%s: %s", event.name, message, extra={"tenure": dataclasses.asdict(event)})
@@ -61,6 +70,11 @@ def _said(event: Event) -> tuple[int, str]:
             return logging.INFO, f"term {token} has ended ({reason}), lease {'handed back' if released else 'gone'}"
         case HandedBack(token=token):
             return logging.INFO, f"term {token} was granted too late to be used, and handed back"
+        case TokenFell(token=token, seen=seen):
+            return logging.ERROR, (
+                f"the store gives token {token} and gave {seen} before: it was restored from a copy, or lost what it "
+                f"knew; whatever compares tokens refuses this term until they are above {seen} again"
+            )
         case MessageEvent():
             level, message = _said_of_message(event)
             return level, f"message {event.id!r}, delivery {event.delivery_count}: {message}"

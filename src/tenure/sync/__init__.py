@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal
 
@@ -24,7 +25,7 @@ from tenure.errors import ConfigError
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.loopthread import LoopThread
-from tenure.observe.hook import tell_hook
+from tenure.observe.hook import PassedOn, tell_hook
 from tenure.queue.desk import BlockingMessage as Message
 from tenure.sync.elections import Election, Term
 from tenure.sync.portal import blocking
@@ -39,7 +40,8 @@ class Backend:
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
-        self._behind = tenure.backend.Backend(url, on_event=self._hear if on_event else None, make_term=Term)
+        hook = None if on_event is None else PassedOn(self._hear)
+        self._behind = tenure.backend.Backend(url, on_event=hook, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: Keeper | None = None
         self._pumps: LoopThread | None = None
@@ -142,7 +144,8 @@ class Backend:
         if pumps is None or pumps.is_current:
             self._on_event(event)
         else:
-            pumps.loop.call_soon_threadsafe(tell_hook, self._on_event, event)
+            with suppress(RuntimeError):  # that loop is closed, the backend having been left
+                pumps.loop.call_soon_threadsafe(tell_hook, self._on_event, event)
 
     @property
     def _keeper(self) -> Keeper:

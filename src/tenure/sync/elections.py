@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from typing import Any, cast
 import tenure.election.elector
 from tenure.clock import Clock
 from tenure.election.elector import Tenancy
-from tenure.errors import TenureError, TermLost, Unavailable
+from tenure.errors import TenureError, TermLost, Unavailable, in_words
 from tenure.keeper import Keeper
 from tenure.lease import Grant, Leader
 from tenure.pacing import Timing
@@ -40,7 +41,7 @@ class Election:
         self._behind = election
         self._keeper = keeper
         self._worker: threading.Thread | None = None
-        self._labour: Future[None] | None = None  # of the work of run, while it goes on
+        self._labour: Future[Exception | None] | None = None  # of the work of run, while it goes on
 
     def run(
         self, work: Work, *, again: bool = False, stop: threading.Event | None = None, sigterm: bool | None = None
@@ -53,6 +54,7 @@ class Election:
         """
 
         told = Stopping()
+        self._behind.context = contextvars.copy_context()
 
         async def campaign() -> None:
             with forwarded(stop, told.here()) as stopping:
@@ -64,9 +66,9 @@ class Election:
         except Unavailable:
             # The backend may have been closed under our work, and its loop have gone. What the work says comes first.
             labour, self._labour, self._worker = self._labour, None, None
-            if labour is not None:
-                with suppress(TermLost):
-                    labour.result()
+            error = labour.result() if labour is not None else None
+            if error is not None and not isinstance(error, TermLost):
+                raise error from None
             raise
 
     @contextmanager
@@ -76,6 +78,7 @@ class Election:
         Raises:
             TermLost: The term ended before the block did.
         """
+        self._behind.context = contextvars.copy_context()
         campaign = self._behind.campaign(cancel=False)
         failure: BaseException | None = None
         try:
@@ -114,23 +117,12 @@ class Election:
 
     def _on_thread(self, work: Work) -> Callable[[Any], Any]:
         async def serve(term: Term) -> None:
-            self._labour = outcome = Future[None]()
+            self._labour = outcome = Future[Exception | None]()
             outcome.set_running_or_notify_cancel()  # who waits for it may be cancelled; it can't
-
-            def labour() -> None:
-                try:
-                    work(term)
-                except Exception as raised:
-                    outcome.set_exception(raised)
-                except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
-                    error = TenureError(f"work raised {type(raised).__name__}: {raised}")
-                    error.__cause__ = raised
-                    outcome.set_exception(error)
-                else:
-                    outcome.set_result(None)
-
-            self._worker = threading.Thread(target=labour, name=f"tenure-{term.name}-{term.token}", daemon=True)
-            self._worker.start()
+            labour = threading.Thread(target=_labour, args=(work, term, outcome), daemon=True)
+            labour.name = f"tenure-{term.name}-{term.token}"
+            self._worker = labour
+            labour.start()
             ended = asyncio.wrap_future(outcome)
             while not ended.done():
                 with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
@@ -139,6 +131,24 @@ class Election:
                     ended.cancel()
                     await ended
             self._worker = self._labour = None
-            ended.result()
+            if (error := ended.result()) is not None:
+                raise error
 
         return serve
+
+
+def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
+    """Do the work; what it raises is its result, as a future can't hold every exception."""
+    error: Exception | None = None
+    try:
+        work(term)
+    except (GeneratorExit, StopIteration, StopAsyncIteration) as raised:  # a coroutine can't raise these
+        error = RuntimeError(f"work raised {in_words(raised)}")
+        error.__cause__ = raised
+    except Exception as raised:
+        error = raised
+    except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
+        error = TenureError(f"work raised {in_words(raised)}")
+        error.__cause__ = raised
+    outcome.set_result(error)
+    del error, outcome  # or the error's traceback would hold this frame, and this frame the error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -98,7 +99,8 @@ class Queue:
         if self._pumps().is_current:
             self._behind.drain_soon(grace)
         else:
-            self._keeper.call_blocking(lambda: self._behind.drain(grace))
+            # By its context variables it is seen whether a handler calls.
+            self._keeper.call_blocking(lambda: self._behind.drain(grace), contextvars.copy_context())
 
 
 class DeadLetters:

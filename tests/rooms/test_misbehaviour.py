@@ -1,0 +1,400 @@
+"""Elections among things that misbehave: what users hand in, drivers that fail, stores that go back, lost hints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+import pytest
+
+from tenure.backends.memory.leases import MemoryLeases
+from tenure.election.elector import EXIT_OVERRUN, Election, Term
+from tenure.errors import ConfigError, TermLost
+from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
+from tenure.lease import Leader
+from tenure.pacing import Timing
+from tests.rooms.test_elector import TIMING, Road, Town, elected, forever, in_town
+
+
+class Unprintable(Exception):
+    """An error that can't be printed, as some of other people's can't."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not printable")
+
+    __repr__ = __str__
+
+
+class Undecided:
+    """Neither true nor false."""
+
+    def __bool__(self) -> bool:
+        raise Unprintable
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    async with asyncio.timeout(1000):
+        await asyncio.wait(tasks)
+
+
+async def observed(election: Election, seen: list[Leader | None]) -> None:
+    async for leader in election.observe():
+        seen.append(leader)  # noqa: PERF401  # it is looked at meanwhile
+
+
+# --- what users hand in ----------------------------------------------------------------------------------------------
+
+
+def raising(error: BaseException) -> Callable[[], bool]:
+    def health() -> bool:
+        raise error
+
+    return health
+
+
+ODD_HEALTH: Mapping[str, Callable[[], Any]] = {
+    "unprintable": raising(Unprintable()),
+    "StopIteration": raising(StopIteration()),
+    "CancelledError": raising(asyncio.CancelledError()),
+    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+    "GeneratorExit": raising(GeneratorExit()),
+    "undecided": Undecided,
+}
+
+
+@pytest.mark.parametrize("kind", ODD_HEALTH)
+def test_whatever_a_health_callback_does_its_leader_is_unwell_and_no_more(kind: str) -> None:
+    @in_town
+    async def story(town: Town) -> None:
+        stop = asyncio.Event()
+        running = asyncio.create_task(town.candidate(health=ODD_HEALTH[kind]).run(forever, stop=stop))
+        await elected(town, 2)
+        assert town.told(TermEnding)[0].reason == "stalled"
+        await ended(running)
+
+    story()
+
+
+@in_town
+async def test_each_of_two_elections_on_one_loop_has_a_health_of_its_own(town: Town) -> None:
+    _, driver = town.road()
+    asked: list[str] = []
+
+    def health(name: str, well: bool) -> Callable[[], bool]:
+        def ask() -> bool:
+            asked.append(name)
+            return well
+
+        return ask
+
+    ill = town.candidate(driver, health=health("ill", False))
+    ill.name = "sickbed"
+    well = town.candidate(driver, health=health("well", True))
+    tasks = [asyncio.create_task(each.run(forever)) for each in (ill, well)]
+    await elected(town, 2)
+    await asyncio.sleep(2 * TIMING.ttl)
+    assert {"ill", "well"} <= set(asked)
+    assert {event.name for event in town.told(TermEnding)} == {"sickbed"}
+    await ended(*tasks)
+
+
+@in_town
+async def test_a_hook_that_raises_what_it_likes_changes_nothing(town: Town) -> None:
+    reported: list[Any] = []
+    town.loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
+    errors = [Unprintable(), StopIteration(), asyncio.CancelledError(), SystemExit(1)]
+
+    def hook(event: object) -> None:
+        town.events.append(cast(Any, event))
+        if errors:
+            raise errors.pop()
+
+    running = asyncio.create_task(town.candidate(on_event=hook).run(forever))
+    await elected(town)
+    await asyncio.sleep(TIMING.ttl)
+    assert len(reported) == 4
+    assert not town.told(TermEnding)
+    await ended(running)
+
+
+@in_town
+async def test_metadata_names_and_labels_are_copied_as_plain_text(town: Town) -> None:
+    class Text(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            raise RuntimeError("nobody's business")
+
+        encode = __format__ = __repr__ = __str__  # type: ignore[assignment]
+
+    class Fickle(Mapping[str, str]):
+        """Another mapping each time it is looked at."""
+
+        looks = 0
+
+        def __getitem__(self, key: str) -> str:
+            self.looks += 1
+            return Text("fine") if self.looks == 1 else cast(str, 7)
+
+        def __iter__(self) -> Iterator[str]:
+            return iter([Text("key")])
+
+        def __len__(self) -> int:
+            return 1
+
+    election = town.candidate(metadata=Fickle(), label=Text("me"))
+    assert dict(election.metadata) == {"key": "fine"}
+    texts = [*election.metadata, *election.metadata.values(), election.label]
+    assert {type(text) for text in texts} == {str}
+
+
+# --- the end of the process ------------------------------------------------------------------------------------------
+
+
+@in_town
+async def test_an_overrun_that_is_to_exit_does_so_although_no_thread_is_to_be_had(town: Town) -> None:
+    class Gone(BaseException):
+        pass
+
+    codes: list[int] = []
+
+    async def stubborn(term: Term) -> None:
+        while not codes:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    road, driver = town.road()
+    running = asyncio.create_task(town.candidate(driver, overrun="exit").run(stubborn))
+    await elected(town)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(os, "_exit", codes.append)
+        road.cut = True
+        async with asyncio.timeout(2 * TIMING.ttl):
+            while not codes:
+                await asyncio.sleep(0.1)
+    assert codes[0] == EXIT_OVERRUN
+    await ended(running)
+
+
+# --- a driver that fails, a schema that is away ----------------------------------------------------------------------
+
+BREAKS = [TypeError("a bug in a driver"), ConfigError("no such table"), Unprintable(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
+def test_what_fails_after_it_has_worked_ends_no_candidate(error: Exception) -> None:
+    @in_town
+    async def story(town: Town) -> None:
+        roads = [town.road() for _ in range(2)]
+        tasks = [asyncio.create_task(town.candidate(driver).run(forever)) for _, driver in roads]
+
+        async def broken_until(kind: type[Event], count: int) -> None:
+            for road, _ in roads:
+                road.broken = error
+            async with asyncio.timeout(10 * TIMING.ttl):
+                while len(town.told(kind)) < count:
+                    await asyncio.sleep(0.1)
+            for road, _ in roads:
+                road.broken = None
+
+        await elected(town)
+        await broken_until(RenewalMissed, 1)
+        await asyncio.sleep(2 * TIMING.ttl)
+        assert len(town.told(TermBegan)) == 1
+        assert not town.told(TermEnding)
+        await broken_until(CampaignFailed, 4)
+        await elected(town, 2)
+        assert not any(task.done() for task in tasks)
+        await ended(*tasks)
+
+    story()
+
+
+@in_town
+async def test_an_observer_sees_past_what_fails_after_it_has_worked(town: Town) -> None:
+    road, driver = town.road()
+    seen: list[Leader | None] = []
+    looking = asyncio.create_task(observed(town.candidate(driver), seen))
+    await asyncio.sleep(1)
+    road.broken = TypeError("a bug in a driver")
+    await asyncio.sleep(3 * TIMING.retry_every)
+    road.broken = None
+    leading = asyncio.create_task(town.candidate().run(forever))
+    async with asyncio.timeout(TIMING.ttl):
+        while len(seen) < 2:
+            await asyncio.sleep(0.1)
+    assert seen[0] is None
+    assert seen[1] is not None
+    await ended(looking, leading)
+
+
+# --- a store that goes back ------------------------------------------------------------------------------------------
+
+
+async def restored(town: Town, terms: int) -> MemoryLeases:
+    """Return a store as one of before, that has seen so many terms."""
+    store = MemoryLeases(town.clock)
+    for number in range(terms):
+        answer = await store.acquire("chair", f"somebody#{number}", TIMING.ttl)
+        await store.release(cast(Any, answer).grant)
+    return store
+
+
+@pytest.mark.parametrize("terms", [0, 2])
+def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) -> None:
+    """With two terms in the copy, the next one has the very token of the present one."""
+
+    @in_town
+    async def story(town: Town) -> None:
+        road, driver = town.road()
+        town.store = road.store = await restored(town, 2)
+        running = asyncio.create_task(town.candidate(driver).run(forever))
+        await elected(town)
+        assert town.told(TermBegan)[0].token == 3
+        road.store = await restored(town, terms)
+        await elected(town, 2)
+        await asyncio.sleep(2 * TIMING.ttl)
+        assert [event.token for event in town.told(TermBegan)] == [3, terms + 1]
+        assert len(town.told(TermEnding)) == 1  # of the first
+        [fell] = town.told(TokenFell)
+        assert (fell.token, fell.seen) == (terms + 1, 3)
+        await ended(running)
+
+    story()
+
+
+@in_town
+async def test_who_stands_by_says_it_too_when_tokens_fell(town: Town) -> None:
+    road, driver = town.road()
+    road.store = await restored(town, 5)
+    first = await road.store.acquire("chair", "a leader#1", 3600)
+    assert cast(Any, first).grant.token == 6
+    waiting = asyncio.create_task(town.candidate(driver).run(forever))
+    await asyncio.sleep(TIMING.ttl)
+    road.store = await restored(town, 1)
+    await road.store.acquire("chair", "a leader#2", 3600)
+    await asyncio.sleep(2 * TIMING.ttl)
+    [fell] = town.told(TokenFell)
+    assert (fell.holder, fell.token, fell.seen) == ("a leader#2", 2, 6)
+    await ended(waiting)
+
+
+@in_town
+async def test_an_observer_tells_two_leaders_of_one_token_apart(town: Town) -> None:
+    road, driver = town.road()
+    await road.store.acquire("chair", "ann#1", 3600)
+    seen: list[Leader | None] = []
+    looking = asyncio.create_task(observed(town.candidate(driver), seen))
+    await asyncio.sleep(1)
+    road.store = MemoryLeases(town.clock)
+    await road.store.acquire("chair", "bob#1", 3600)
+    await asyncio.sleep(2 * TIMING.ttl)
+    assert [leader.holder if leader else None for leader in seen] == ["ann#1", "bob#1"]
+    await ended(looking)
+
+
+# --- hints that never come -------------------------------------------------------------------------------------------
+
+
+class Mute(Road):
+    """A road that promises hints and brings none."""
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        return self._nothing()
+
+    async def _nothing(self) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+
+@in_town
+async def test_who_waits_for_hints_looks_as_often_as_its_own_lease_would_last(town: Town) -> None:
+    _, driver = town.road()
+    driver.store = Mute(town.store)
+    assert driver.store.traits.hints
+    held = await town.store.acquire("chair", "a leader#1", 3600)
+    seen: list[Leader | None] = []
+    waiting, looking = (
+        asyncio.create_task(town.candidate(driver).run(forever)),
+        asyncio.create_task(observed(town.candidate(driver), seen)),
+    )
+    await asyncio.sleep(TIMING.ttl)
+    await town.store.release(cast(Any, held).grant)
+    async with asyncio.timeout(TIMING.ttl + TIMING.retry_every):
+        await elected(town)
+    async with asyncio.timeout(TIMING.ttl):
+        while len(seen) < 2:
+            await asyncio.sleep(0.1)
+    await ended(waiting, looking)
+
+
+# --- suspend ---------------------------------------------------------------------------------------------------------
+
+
+class Awake:
+    """A clock that went on while timers stood still."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.slept = 0.0
+        self._now = now
+
+    def now(self) -> float:
+        return self._now() + self.slept
+
+
+@in_town
+async def test_after_a_suspend_a_leader_wakes_at_once_and_knows_that_it_is_over(town: Town) -> None:
+    clock = Awake(town.clock.now)
+    town.clock = cast(Any, clock)
+    timing = Timing(ttl=3600)
+    _, driver = town.road()
+    running = asyncio.create_task(town.candidate(driver, timing=timing).run(forever))
+    await elected(town)
+    await asyncio.sleep(1)
+    clock.slept += 3600
+    async with asyncio.timeout(2):  # its own timer is 1,200 s away
+        while not town.told(TermEnding):
+            await asyncio.sleep(0.1)
+    assert town.told(TermEnding)[0].reason == "unanswered"
+    await ended(running)
+
+
+# --- numbers that are believed ---------------------------------------------------------------------------------------
+
+
+@in_town
+async def test_a_term_is_believed_to_the_number(town: Town) -> None:
+    road, driver = town.road()
+    road.delay = 1.0
+    terms: list[Term] = []
+
+    async def work(term: Term) -> None:
+        terms.append(term)
+        assert term.remaining() == pytest.approx(TIMING.window - road.delay)
+        await forever(term)
+
+    asked_at = town.clock.now()
+    running = asyncio.create_task(town.candidate(driver).run(work))
+    await elected(town)
+    await asyncio.sleep(0)
+    [term] = terms
+    road.cut = True
+    await asyncio.sleep(asked_at + TIMING.office - 0.01 - town.clock.now())
+    assert not term.lost.is_set()
+    await asyncio.sleep(0.02)
+    assert term.lost.is_set()
+    assert term.remaining() == pytest.approx(TIMING.grace - 0.01)
+    await ended(running)
+    with pytest.raises(TermLost):
+        await asyncio.sleep(TIMING.grace)
+        term.check()
