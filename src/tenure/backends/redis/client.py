@@ -277,8 +277,10 @@ def _flags(name: str) -> str:
     return "#!lua\n" if name in GROWING else "#!lua flags=allow-oom\n"
 
 
-NOTE = Script.of("#!lua flags=allow-oom\nredis.call('SADD', KEYS[1], unpack(ARGV))")
-"""Adds names to a list of them."""
+NOTE, NOTE_GROWING = (
+    Script.of(head + "redis.call('SADD', KEYS[1], unpack(ARGV))") for head in map(_flags, ("", "send"))
+)
+"""Add names to a list of them: always, and where there is memory for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,14 +427,33 @@ class Client:
                 again = await pipelined(redis, [calls[i] for i in missed])
                 for i, answer in zip(missed, again, strict=True):
                     answers[i] = answer
-            for answer in answers:
-                if isinstance(answer, exceptions.RedisError):
-                    raise answer
             return answers
 
-        answers = await self.ask(run_all, within=within)
-        self._permitted = True
-        return answers
+        return self._each(await self.ask(run_all, within=within))
+
+    def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
+        """Return *answers* with what could not be done just now as ``Unavailable``; raise that if nothing could."""
+        told: list[Answer | Unavailable] = []
+        for answer in answers:
+            if isinstance(answer, exceptions.RedisError):
+                error = self.translated(answer)
+                error.__cause__ = answer
+                if not isinstance(error, Unavailable):
+                    raise error
+                told.append(error)
+            else:
+                self._permitted = True
+                told.append(answer)
+        if told and all(isinstance(one, Unavailable) for one in told):
+            raise told[0]
+        return told
+
+    async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
+        """Run *note*, then *call*; return what *call* returns, and whether *note* was done."""
+        noted, answer = await self.run_all([note, call], within=within)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer, not isinstance(noted, Unavailable)
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""
@@ -531,6 +552,9 @@ async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer
         for call in calls:
             pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
         answers: list[Answer] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, _ASTRAY):
+            raise answer  # that goes for all of them, and for these connections
     return answers
 
 

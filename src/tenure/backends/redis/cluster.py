@@ -223,6 +223,11 @@ class ClusterClient(Client):
             raise answers[0]
         return answers
 
+    async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
+        """Run *note*, then *call*, which lies elsewhere; return what *call* returns, and that *note* was done."""
+        await self.run(note.script, note.keys, *note.arguments, within=within)
+        return await self.run(call.script, call.keys, *call.arguments, within=within), True
+
     async def _own_way(self, call: Call, answer: Answer, within: float | None) -> Answer | Unavailable:
         """Return the answer to *call*, of which a node has said *answer* when it was asked with others."""
         try:

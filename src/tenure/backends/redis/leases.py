@@ -56,13 +56,15 @@ class RedisLeases:
         require_ttl(ttl, TRAITS)
         told = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
-        # The list of names lies in another slot, so it can't be part of the script; before it, so that none is missing.
-        if name not in self._listed:
-            await self._client.run(NOTE, [self._names], name, within=patience(ttl))
-            self._listed.add(name)
-        answer = await self._client.run(
-            _LUA["acquire"], keys, holder, _milliseconds(ttl), told, keys[0], within=patience(ttl)
-        )
+        call = Call(_LUA["acquire"], keys, (holder, _milliseconds(ttl), told, keys[0]))
+        if name in self._listed:
+            answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
+        else:
+            # The list of names lies in another slot, so it can't be part of the script; before it, to miss none.
+            note = Call(NOTE, [self._names], [name])
+            answer, is_noted = await self._client.run_noted(note, call, within=patience(ttl))
+            if is_noted:
+                self._listed.add(name)
         if not answer[0]:
             return _held(name, answer)
         return Granted(Grant(name, holder, int(answer[1])), answer[2] == b"1")

@@ -329,7 +329,9 @@ local function keep(base, control, id, head, body)
 end
 
 -- name: declare (names and values)
-redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
+if #ARGV > 0 then
+    redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
+end
 
 -- name: send (as keep wants them: control, id, head, body; and so on)
 local base = KEYS[1]

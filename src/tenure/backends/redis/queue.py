@@ -30,7 +30,19 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from tenure.backends.redis.client import NOTE, Answer, Argument, Client, escaped, patience, runs, scripts
+from tenure.backends.redis.client import (
+    NOTE,
+    NOTE_GROWING,
+    Answer,
+    Argument,
+    Call,
+    Client,
+    Script,
+    escaped,
+    patience,
+    runs,
+    scripts,
+)
 from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
@@ -94,9 +106,7 @@ class RedisBroker:
         values: list[Argument] = []
         for name, value in changes.items():
             values += (name, repr(value))
-        await self._note({queue})
-        if values:
-            await self._client.run(_LUA["declare"], [self._base(queue)], *values)
+        await self._noting({queue}, NOTE, Call(_LUA["declare"], [self._base(queue)], values))
         return await self.settings(queue)
 
     async def settings(self, queue: str) -> QueueSettings:
@@ -126,10 +136,8 @@ class RedisBroker:
         arguments: list[Argument] = []
         for message in messages:
             arguments += _packed(message)
-        if queue not in self._listed:
-            await self._client.command("SADD", self._names, queue)  # refused, as the messages are, if memory is full
-            self._listed.add(queue)
-        sequences = await self._client.run(_LUA["send"], [self._base(queue)], *arguments)
+        call = Call(_LUA["send"], [self._base(queue)], arguments)
+        sequences = await self._noting({queue}, NOTE_GROWING, call)
         return [message.id or f"{queue}${sequence}" for message, sequence in zip(messages, sequences, strict=True)]
 
     # --- receiving ---
@@ -188,8 +196,7 @@ class RedisBroker:
         for group in runs(settlements, _go_together):
             arguments += self._judged(group, keys)
         sent_to = {queue for _, verdict in settlements if type(verdict) is Complete for queue, _ in verdict.sends}
-        await self._note(sent_to)
-        answers = await self._client.run(_LUA["settle"], keys.bases, *arguments)
+        answers = await self._noting(sent_to, NOTE, Call(_LUA["settle"], keys.bases, arguments))
         return [_ANSWERS[answer] for answer in answers]
 
     # --- in a cluster ---
@@ -337,12 +344,16 @@ class RedisBroker:
         """Return what the keys of *queue* begin with; those of its dead letters begin with the same."""
         return f"{self._prefix}queue:{{{escaped(queue.removesuffix(DEAD_SUFFIX))}}}:"
 
-    async def _note(self, queues: set[str]) -> None:
-        """Note *queues* among all names, where there is need of it."""
-        # The list lies in another slot, so it can't be part of a script; before it, so that none is missing.
-        if new := queues - self._listed:
-            await self._client.run(NOTE, [self._names], *sorted(new))
+    async def _noting(self, queues: set[str], note: Script, call: Call) -> Answer:
+        """Run *call*; before it, note *queues* among all names, where there is need of it."""
+        new = queues - self._listed
+        if not new:
+            return await self._client.run(call.script, call.keys, *call.arguments)
+        # The list lies in another slot, so it can't be part of the script; before it, so that none is missing.
+        answer, is_noted = await self._client.run_noted(Call(note, [self._names], sorted(new)), call)
+        if is_noted:
             self._listed |= new
+        return answer
 
 
 class _Keys:
