@@ -53,6 +53,7 @@ class TestMemoryLeaseFaults(LeaseFaultSuite):
 
 
 class MemoryQueueHarness(QueueHarness):
+    counts_bytes = True
     traits = QUEUE_TRAITS
     faults = frozenset({"lose_answer", "cut"})
 

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tenure.backends.memory.queue import MemoryBroker, Place, Row, Shelf
+from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Row, Shelf
 from tenure.bell import Bell
-from tenure.queue.broker import Broker, Claim, Selection
+from tenure.queue.broker import EVERYTHING, Broker, Claim, Selection
 from tenure.queue.message import (
     COMPLETE,
+    GIVE_BACK,
     LAPSED,
     SETTLED,
     Abandon,
@@ -125,18 +126,27 @@ class IgnoresIds(MemoryBroker):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         ids: list[str] = []
         for message in messages:
-            self._queue(queue).sent.clear()
-            self._queue(queue).sent_order.clear()
+            self._queue(queue).sent = Ids()
             ids += await super().send(queue, [message])
         return ids
 
 
 class RemembersIdsForEver(MemoryBroker):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
-        home = self._queue(queue)
-        home.sent = dict.fromkeys(home.sent, 1e12)
-        home.sent_order.clear()
+        for one in messages:
+            if one.id is not None and self._queue(queue).sent.knows(one.id, -1e12):
+                self._queue(queue).sent.note(one.id, 1e12)
         return await super().send(queue, messages)
+
+
+class TakesAnExpiredBacklogForTheEnd(MemoryBroker):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        before = await super().peek_dead(queue, EVERYTHING, 1)
+        claim = await super().receive(queue, limit, lock)
+        if before or not await super().peek_dead(queue, EVERYTHING, 1):
+            return claim
+        await super().settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
+        return Claim(())
 
 
 class MixesQueues(MemoryBroker):

@@ -18,6 +18,7 @@ from tenure.url import Url
 
 class SqliteQueueHarness(QueueHarness):
     traits = sqlite.QUEUE_TRAITS
+    counts_bytes = True
     busy: ClassVar[float] = 10.0  # many ask at once, and this process may stand still while one of them writes
 
     async def start(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 from tenure.backends import memory
 from tenure.errors import ConfigError
 from tenure.lease import Granted, HeldBy
-from tenure.queue.message import COMPLETE, Outgoing, Settlement
+from tenure.queue.message import COMPLETE, Complete, Outgoing, Settlement
+from tenure.testing import ManualClock
 from tenure.url import Url
 
 
@@ -96,6 +97,37 @@ async def test_it_tells_about_itself() -> None:
         "memory": "shared in this process as 'facts'",
         "names": "1",
     }
+
+
+async def test_what_is_over_takes_no_room() -> None:
+    clock = ManualClock()
+    backend = memory.open(Url.parse("memory:"), clock=clock)
+    broker = backend.broker
+    for number in range(500):
+        await broker.send("orders", [Outgoing(b"a", id=f"{number}", ttl=86_400.0)])
+        [one] = (await broker.receive("orders", 1, 3_600.0)).deliveries
+        await broker.settle([Settlement(one, Complete(remember=5.0))])
+        clock.advance(1.0)
+    queue = backend._memory.queues["orders"]
+    assert len(queue.live.oldest) < 10
+    assert len(queue.live.alarms) < 100
+    assert len(queue.inbox._until) == len(queue.inbox._ends) < 10
+    clock.advance(600.0)
+    await broker.receive("orders", 1, 10.0)  # nobody sends any more, and one still looks
+    assert not queue.sent._until
+    assert not queue.sent._ends
+    assert not queue.inbox._until
+
+
+async def test_a_shorter_ttl_does_not_shorten_a_lease() -> None:
+    clock = ManualClock()
+    backend = memory.open(Url.parse("memory:"), clock=clock)
+    answer = await backend.leases.acquire("name", "ann#1", 30)
+    assert isinstance(answer, Granted)
+    await backend.leases.renew([answer.grant], 5)
+    await backend.leases.acquire("name", "ann#1", 5)
+    clock.advance(29)
+    assert isinstance(await backend.leases.acquire("name", "bob#1", 5), HeldBy)
 
 
 async def test_nobody_is_woken_for_the_lock_of_what_is_settled() -> None:

@@ -154,6 +154,56 @@ async def test_a_wrong_token_is_lost_there_too(boot: Boot) -> None:
     assert await after.release(wrong) == Lost(wrong)
 
 
+# --- the same boot, and a clock that went back ---
+
+
+async def test_a_row_that_ends_later_than_its_ttl_is_not_believed(boot: Boot) -> None:
+    """A virtual machine was set back to a snapshot of days ago, and the file lies on a disk that was not."""
+    before, _ = boot("same", 1_000_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("same", 1_000.0)
+    assert await after.inspect("name") == HeldBy("name", "ann#1", old.token, 30.0)
+    assert await after.acquire("name", "bob#1", 10) == HeldBy("name", "ann#1", old.token, 30.0)
+    clock.advance(29.9)
+    assert isinstance(await after.acquire("name", "bob#1", 10), HeldBy)
+    clock.advance(0.2)
+    assert (await claimed(after, "bob#1", 10)).token == old.token + 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
+async def test_its_holder_that_is_alive_brings_it_back_to_the_clock(boot: Boot, again: bool) -> None:
+    before, _ = boot("same", 1_000_000.0)
+    old = await claimed(before, "ann#1", 30)
+    after, clock = boot("same", 1_000.0)
+    if again:
+        assert await after.acquire("name", "ann#1", 10) == Granted(old)
+    else:
+        assert list(await after.renew([old], 10)) == [Granted(old)]
+    assert await after.inspect("name") == HeldBy("name", "ann#1", old.token, 10.0)
+    clock.advance(10)
+    assert await after.inspect("name") == Vacant("name", old.token)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
+async def test_a_shorter_ttl_does_not_shorten_what_was_given(boot: Boot, again: bool) -> None:
+    store, clock = boot("same", 1_000_000.3)
+    old = await claimed(store, "ann#1", 30)
+    for passed in (0.1, 9.9, 10.0):
+        clock.advance(passed)
+        if again:
+            assert await store.acquire("name", "ann#1", 5) == Granted(old)
+        else:
+            assert list(await store.renew([old], 5)) == [Granted(old)]
+    seen = await store.inspect("name")
+    assert isinstance(seen, HeldBy)
+    assert seen.remaining == pytest.approx(10.0)
+    clock.advance(9.9)
+    assert isinstance(await store.acquire("name", "bob#1", 5), HeldBy)
+    assert list(await store.renew([old], 5)) == [Granted(old)]
+    clock.advance(5.1)
+    assert (await claimed(store, "bob#1", 5)).token == old.token + 1
+
+
 def test_this_boot_has_a_lasting_name() -> None:
     assert this_boot() == this_boot()
     assert this_boot()

@@ -18,7 +18,7 @@ import pytest
 import tenure
 from tenure.backends import sqlite
 from tenure.backends.sqlite.client import Database, Options, Worker
-from tenure.backends.sqlite.ledger import QUEUES, Ledger
+from tenure.backends.sqlite.ledger import CLAIM_MAX, QUEUES, Ledger
 from tenure.backends.sqlite.places import RIPEN_MAX
 from tenure.backends.sqlite.queue import SqliteBroker
 from tenure.backends.sqlite.times import FileClock
@@ -26,14 +26,16 @@ from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import Event, GivenBack
-from tenure.queue.broker import EVERYTHING
+from tenure.queue.broker import EVERYTHING, NoSession
 from tenure.queue.message import (
     COMPLETE,
     LAPSED,
     SETTLED,
     Abandon,
+    Complete,
     Delivery,
     Outgoing,
+    SessionLock,
     Settlement,
     Stats,
     dead_letters_of,
@@ -339,6 +341,34 @@ async def test_what_ripens_all_at_once_is_entered_in_bounded_steps(house: House)
     assert (stats.ready, stats.locked, stats.delayed) == (count - RIPEN_MAX, RIPEN_MAX, 0)
 
 
+async def test_a_claim_is_so_small_that_a_verdict_costs_little(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x")] * (CLAIM_MAX + 5))
+    claim = await broker.receive("q", CLAIM_MAX * 2, 10.0)
+    assert (len(claim.deliveries), claim.due_in) == (CLAIM_MAX, 0.0)
+    claim = await broker.receive("q", CLAIM_MAX * 2, 10.0)
+    assert len(claim.deliveries) == 5
+    assert claim.due_in is not None
+    assert claim.due_in > 0
+
+
+async def test_ids_are_forgotten_also_where_nobody_sends(house: House) -> None:
+    broker = house.open()
+    for name in ("q", "idle"):
+        await broker.declare(name, {"dedupe_window": 5.0})
+        await broker.send(name, [Outgoing(b"x", id=f"{number}") for number in range(50)])
+        claim = await broker.receive(name, 100, 10.0)
+        await broker.settle([Settlement(one, Complete(remember=5.0)) for one in claim.deliveries])
+    house.clock.advance(6.0)
+    house.wall += 6.0
+
+    async def forgotten() -> bool:
+        await receive(broker)  # in one of the two only
+        return house.count("tenure_dedupe") == house.count("tenure_inbox") == 0
+
+    await until(forgotten)
+
+
 # --- clocks ------------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +425,55 @@ async def test_a_lock_of_another_boot_runs_out_anew(house: House) -> None:
     house.clock.advance(1.5)
     [again] = await receive(broker)
     assert again.delivery_count == 2
+
+
+async def test_a_lock_that_ends_later_than_it_can_runs_out_anew(house: House) -> None:
+    """A virtual machine was set back to a snapshot of days ago, and the file lies on a disk that was not."""
+    house.clock = ManualClock(1_000_000.0)
+    before = house.open()
+    await before.send("q", [Outgoing(b"x"), Outgoing(b"y", session="s"), Outgoing(b"z", delay=100.0)])
+    await before.send("other", [Outgoing(b"x")])
+    await receive(before, lock=10.0)
+    assert isinstance(await before.accept("q", None, 10.0), SessionLock)
+    house.clock = ManualClock(1_000.0)
+    broker = house.open()
+    await broker.send("other", [Outgoing(b"y")])  # this writes the clock down, so nobody sees later that it went back
+    assert (await broker.stats("q")).locked == 1
+    assert await receive(broker) == ()
+    house.clock.advance(9.9)
+    assert await receive(broker) == ()
+    assert isinstance(await broker.accept("q", None, 10.0), NoSession)
+    house.clock.advance(0.2)
+    [again] = await receive(broker)
+    assert again.delivery_count == 2
+    assert isinstance(await broker.accept("q", None, 10.0), SessionLock)
+    house.clock.advance(90.0)
+    assert [one.body for one in await receive(broker)] == [b"x", b"z"]
+
+
+async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x", delay=1_000.0), Outgoing(b"y", ttl=1_000.0)])
+    house.wall += 10_000.0
+    await broker.send("q", [Outgoing(b"z")])
+    house.clock.advance(3.0)
+    await broker.stats("q")
+    house.wall -= 10_000.0 - 3.0
+    assert bodies(await receive(broker)) == [b"y", b"z"]
+    await broker.send("q", [Outgoing(b"now")])
+    [seen] = await receive(broker)
+    assert seen.enqueued_at == pytest.approx(1_700_000_003.0)
+
+
+async def test_a_wall_clock_that_stays_ahead_is_believed(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x", delay=1_000.0)])
+    house.wall += 10_000.0
+    for _ in range(4):
+        assert await receive(broker) == ()
+        house.clock.advance(3.0)
+        house.wall += 3.0
+    assert bodies(await receive(broker)) == [b"x"]
 
 
 async def test_a_part_of_a_claim_can_be_renewed(house: House) -> None:

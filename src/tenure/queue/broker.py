@@ -43,6 +43,9 @@ from tenure.queue.message import (
 
 Support = Literal["native", "emulated", "impossible"]
 
+CLAIM_BYTES = 4 * 2**20
+"""A claim ends with the message whose body brings it to so many bytes, so that its answer comes in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueTraits:
@@ -128,7 +131,8 @@ class Claim(NamedTuple):
     """What one ``receive`` brought: deliveries that share one token and one moment at which their locks end.
 
     ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
-    becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say.
+    becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
+    is more at once, or may be: with no deliveries, the store has not got through all that time has done.
     """
 
     deliveries: Sequence[Delivery]
@@ -200,6 +204,8 @@ class Broker(Protocol):
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds, and answer at once, also with none.
+
+        The claim ends with the message whose body brings it to ``CLAIM_BYTES``; one always comes if there is one.
 
         It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
         nothing is claimed by a question that was given up. Whoever wants to wait holds ``hints`` and ``due_in``.

@@ -276,7 +276,8 @@ class Consumer:
             self._fail(error)
             return
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
-        if self._consuming.until_empty and not claim.deliveries and not self._pump.outstanding:
+        is_empty = not claim.deliveries and claim.due_in != 0
+        if self._consuming.until_empty and is_empty and not self._pump.outstanding:
             self.drain()
 
     async def _settle(self, ask: int, settlements: Any) -> None:

@@ -167,6 +167,8 @@ class Desk:
                 woken.clear()
                 found, due_in = await look()
                 left = give_up - self.clock.now()
+                if found is None and due_in == 0:
+                    continue  # the store is not through yet, and has done as much as it does in one step
                 if found is not None or left <= 0:
                     return found
                 pause = min(left, poll if due_in is None else min(poll, due_in + 0.001))

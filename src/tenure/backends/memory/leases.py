@@ -48,7 +48,7 @@ class MemoryLeases(Client):
             if _is_live(claim, now):
                 if claim.holder != holder:
                     return _held(name, claim, now)
-                claim.expires_at = now + ttl
+                claim.expires_at = max(claim.expires_at, now + ttl)
                 return Granted(Grant(name, holder, claim.token), claim.resign_asked)
             claim.token += 1
             claim.holder, claim.expires_at, claim.resign_asked = holder, now + ttl, False
@@ -68,7 +68,7 @@ class MemoryLeases(Client):
                 if claim is None:
                     answers.append(Lost(grant))
                 else:
-                    claim.expires_at = now + ttl
+                    claim.expires_at = max(claim.expires_at, now + ttl)
                     answers.append(Granted(grant, claim.resign_asked))
         return answers
 

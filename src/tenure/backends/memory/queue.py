@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -15,7 +14,7 @@ from operator import attrgetter
 from tenure.backends.memory.client import Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.errors import ConfigError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
@@ -122,6 +121,31 @@ class Shelf:
         self.numbers: itertools.count[int] = itertools.count()
 
 
+class Ids:
+    """What is remembered for a while."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._ends: list[tuple[float, str]] = []  # heap
+
+    def note(self, name: str, until: float) -> None:
+        """Remember *name* until then, or as long as it already is."""
+        until = max(until, self._until.get(name, -NEVER))
+        self._until[name] = until
+        heapq.heappush(self._ends, (until, name))
+
+    def knows(self, name: str, now: float) -> bool:
+        """Whether *name* is remembered *now*."""
+        return self._until.get(name, -NEVER) > now
+
+    def forget(self, now: float) -> None:
+        """Forget what is over."""
+        while self._ends and self._ends[0][0] <= now:
+            until, name = heapq.heappop(self._ends)
+            if self._until.get(name) == until:
+                del self._until[name]
+
+
 class Queue:
     """A queue, its dead letters, and what is remembered for it."""
 
@@ -131,9 +155,8 @@ class Queue:
         self.live: Shelf = Shelf(name)
         self.dead: Shelf = Shelf(dead_letters_of(name))
         self.sequence = 0
-        self.sent: dict[str, float] = {}  # ids, and until when they are remembered
-        self.sent_order: deque[tuple[float, str]] = deque()
-        self.inbox: dict[str, float] = {}
+        self.sent: Ids = Ids()
+        self.inbox: Ids = Ids()
 
 
 class MemoryBroker(Client):
@@ -191,20 +214,15 @@ class MemoryBroker(Client):
 
     def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
         queue = self._queue(name)
-        while queue.sent_order and queue.sent_order[0][0] <= now:
-            until, old = queue.sent_order.popleft()
-            if queue.sent[old] == until:
-                del queue.sent[old]
+        queue.sent.forget(now)
         ids = []
         for message in messages:
             named = message.id
             if named is not None:
-                if queue.sent.get(named, -NEVER) > now:
+                if queue.sent.knows(named, now):
                     ids.append(named)
                     continue
-                until = now + queue.settings.dedupe_window
-                queue.sent[named] = until
-                queue.sent_order.append((until, named))
+                queue.sent.note(named, now + queue.settings.dedupe_window)
             queue.sequence += 1
             ids.append(self._keep(queue, message, named or f"{name}${queue.sequence}", now))
         return ids
@@ -247,13 +265,18 @@ class MemoryBroker(Client):
             shelf = self._shelf(queue, now)
             if shelf is None:
                 return Claim(())
+            self._forget(queue, now)
             rows: list[Row] = []
-            while shelf.ready and len(rows) < limit:
+            size = 0
+            while shelf.ready and len(rows) < limit and size < CLAIM_BYTES:
                 row = shelf.rows.get(_sequence(heapq.heappop(shelf.ready)))
                 if row is not None and row.place is Place.READY:
                     rows.append(row)
+                    size += len(row.body)
             deliveries = self._lock(shelf, rows, now + lock)
-            return Claim(deliveries, None if len(rows) == limit else _due_in(shelf, now))
+            return Claim(
+                deliveries, None if len(rows) == limit else 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
+            )
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -351,9 +374,8 @@ class MemoryBroker(Client):
     def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
         if verdict.remember:
             inbox = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).inbox
-            for old in [one for one, until in inbox.items() if until <= now]:
-                del inbox[old]
-            inbox[row.id] = now + verdict.remember
+            inbox.forget(now)
+            inbox.note(row.id, now + verdict.remember)
         for queue, message in verdict.sends:
             self._send(queue, [message], now)
         return [queue for queue, _ in verdict.sends]
@@ -404,12 +426,15 @@ class MemoryBroker(Client):
                 return LAPSED
             shelf = self._queue(held.queue).live
             rows: list[Row] = []
-            while len(rows) < limit and (sequence := _next_of(shelf, session)) is not None:
+            size = 0
+            while len(rows) < limit and size < CLAIM_BYTES and (sequence := _next_of(shelf, session)) is not None:
                 heapq.heappop(session.ready)
                 rows.append(shelf.rows[sequence])
+                size += len(rows[-1].body)
             session.locked.update((row.sequence, row) for row in rows)
             deliveries = self._lock(shelf, rows, session.locked_until, session.token)
-            return Claim(deliveries, None if len(rows) == limit else _due_in(shelf, now))
+            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
+            return Claim(deliveries, None if len(rows) == limit else due_in)
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -514,8 +539,7 @@ class MemoryBroker(Client):
         with self._memory.lock:
             now = self._clock.now()
             known = self._memory.queues.get(queue)
-            inbox = known.inbox if known else {}
-            return [inbox.get(one, -NEVER) > now for one in ids]
+            return [known is not None and known.inbox.knows(one, now) for one in ids]
 
     def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
         now = self._clock.now()
@@ -538,6 +562,12 @@ class MemoryBroker(Client):
         if queue is None:
             queue = self._memory.queues[name] = Queue(name)
         return queue
+
+    def _forget(self, name: str, now: float) -> None:
+        """Forget the ids that are over, also where nothing is sent any more."""
+        home = self._memory.queues[name.removesuffix(DEAD_SUFFIX)]
+        home.sent.forget(now)
+        home.inbox.forget(now)
 
     def _shelf(self, name: str, now: float) -> Shelf | None:
         """Return the messages of a queue, or its dead letters, as they are *now*; None if it was never used."""
@@ -595,7 +625,10 @@ class MemoryBroker(Client):
                 row.session.retrying.add(row.sequence)
         else:
             self._move(shelf, row, Place.READY)
-            heapq.heappush(shelf.oldest, row.sequence)
+            if len(shelf.oldest) > 2 * len(shelf.rows):  # nobody has asked for the oldest for long
+                shelf.oldest = sorted(one.sequence for one in shelf.rows.values() if one.place is Place.READY)
+            else:
+                heapq.heappush(shelf.oldest, row.sequence)
             if row.session is not None and row.death is None:
                 heapq.heappush(row.session.ready, row.sequence)
             else:
@@ -614,6 +647,9 @@ class MemoryBroker(Client):
     # --- time ---
 
     def _set_alarm(self, shelf: Shelf, at: float, what: Row | Session | Locks) -> None:
+        if len(shelf.alarms) > 3 * (len(shelf.rows) + len(shelf.sessions)) + 64:  # most are for what is settled by now
+            shelf.alarms = [alarm for alarm in shelf.alarms if _is_awaited(shelf, alarm[2])]
+            heapq.heapify(shelf.alarms)
         heapq.heappush(shelf.alarms, (at, next(shelf.numbers), what))
 
     def _alarm(self, shelf: Shelf, what: Row | Session | Locks, now: float) -> None:

@@ -172,6 +172,9 @@ DECLARE
     v_fresh boolean[];
 BEGIN
     SELECT dedupe_window INTO v_window FROM {schema}.queue WHERE id = p_queue;
+    IF v_window = 0 THEN
+        RETURN array_fill(true, ARRAY[cardinality(p_ids)]);
+    END IF;
     WITH asked AS MATERIALIZED (
         SELECT id, min(place) AS place
         FROM unnest(p_ids) WITH ORDINALITY AS a (id, place)

@@ -7,6 +7,9 @@ House rules:
 - A row that another boot has stamped (the machine was started anew, or the file came from elsewhere) can't be compared
   with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
   that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
+- A clock may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the file was
+  not. Then a row ends later than its ttl from now, which none can, and counts as another boot's.
+- A lease never ends sooner for being renewed, whatever the ttl is now.
 - Where two boots are alive at once (containers in several time namespaces), each would find the row stamped by the
   other, for ever. So each remembers when it first saw it: if its holder has not renewed it (``renewals`` tells, which
   a mere stamp does not change) for a whole ttl of our own clock since, it has expired, whoever stamped it.
@@ -42,6 +45,9 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=True,
 )
+
+SLACK = 0.001
+"""Seconds by which a lease may end later than its ttl from now, and is still believed: for rounding."""
 
 _SQL = statements("leases.sql")
 
@@ -153,7 +159,7 @@ class SqliteLeases:
         self._agree(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
-        if row is not None and self._is_ours(row) and self._is_live(row, now) and row.holder != holder:
+        if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
             return _held(row, row.expires_at - now)
         answer, won = database.write(lambda connection: self._claim(connection, name, holder, ttl, metadata))
         if won and isinstance(answer, Granted):
@@ -177,7 +183,7 @@ class SqliteLeases:
         """Give the name, if it is free now that nobody else can write; and tell whether the claim is a new one."""
         row = _find(connection, name)
         now = self._clock.now()
-        asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, "now": now, "boot": self._boot}
+        asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
         if row is None or not self._is_live(row, now) or (row.holder != holder and self._is_outwaited(row, now)):
             self._foreign.pop(name, None)
             (token,) = connection.execute(_SQL["claim"], asked).fetchone()
@@ -185,7 +191,7 @@ class SqliteLeases:
         if row.holder == holder:
             connection.execute(_SQL["stamp"], {**asked, "by_holder": 1})
             return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
-        if self._is_ours(row):
+        if self._is_ours(row, now):
             return _held(row, row.expires_at - now), False
         if not self._is_remembered(row):
             self._foreign[name] = (row.token, row.renewals, now + row.ttl)
@@ -222,19 +228,19 @@ class SqliteLeases:
         now = self._clock.now()
         if row is None or not self._is_live(row, now):
             return Vacant(name, row.token if row else 0)
-        return _held(row, row.expires_at - now if self._is_ours(row) else row.ttl)
+        return _held(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
 
     # --- time ---
 
-    def _present(self) -> dict[str, object]:
-        return {"now": self._clock.now(), "boot": self._boot}
+    def _present(self, now: float | None = None) -> dict[str, object]:
+        return {"now": self._clock.now() if now is None else now, "boot": self._boot, "slack": SLACK}
 
-    def _is_ours(self, row: _Row) -> bool:
+    def _is_ours(self, row: _Row, now: float) -> bool:
         """Whether the row's times can be compared with our clock."""
-        return row.boot == self._boot
+        return row.boot == self._boot and row.expires_at <= now + row.ttl + SLACK
 
     def _is_live(self, row: _Row, now: float) -> bool:
-        return row.holder is not None and (not self._is_ours(row) or now < row.expires_at)
+        return row.holder is not None and (not self._is_ours(row, now) or now < row.expires_at)
 
     def _is_remembered(self, row: _Row) -> bool:
         return self._foreign.get(row.name, ())[:2] == (row.token, row.renewals)

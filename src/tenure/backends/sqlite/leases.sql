@@ -1,5 +1,8 @@
 -- What is asked of tenure_lease. "Live" is holder IS NOT NULL AND (boot <> :boot OR expires_at > :now): what another
--- boot has stamped can't be compared with our clock, and is taken as live until it is stamped anew.
+-- boot has stamped can't be compared with our clock, and is taken as live until it is stamped anew. So is what ends later
+-- than its ttl from now (:slack is for rounding): then the clock went back under the same name of the boot.
+--
+-- A lease that can be compared never ends sooner for being stamped anew, and its ttl is always that of its end.
 
 -- name: find
 SELECT name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals
@@ -25,12 +28,18 @@ RETURNING token;
 
 -- name: stamp
 UPDATE tenure_lease
-SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot, renewals = renewals + :by_holder
+SET expires_at = max(:now + :ttl, iif(boot = :boot AND expires_at <= :now + ttl + :slack, expires_at, 0)),
+    ttl = max(:ttl, iif(boot = :boot AND expires_at <= :now + ttl + :slack, expires_at - :now, 0)),
+    boot = :boot,
+    renewals = renewals + :by_holder
 WHERE name = :name;
 
 -- name: renew
 UPDATE tenure_lease
-SET expires_at = :now + :ttl, ttl = :ttl, boot = :boot, renewals = renewals + 1
+SET expires_at = max(:now + :ttl, iif(boot = :boot AND expires_at <= :now + ttl + :slack, expires_at, 0)),
+    ttl = max(:ttl, iif(boot = :boot AND expires_at <= :now + ttl + :slack, expires_at - :now, 0)),
+    boot = :boot,
+    renewals = renewals + 1
 FROM (
     SELECT json_extract(value, '$[0]') AS name,
            json_extract(value, '$[1]') AS holder,

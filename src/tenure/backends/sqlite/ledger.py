@@ -13,7 +13,7 @@ from tenure.backends.sqlite.client import Part, statements
 from tenure.backends.sqlite.places import Places
 from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of
 from tenure.backends.sqlite.view import Hold, Queue
-from tenure.queue.broker import Claim, NoSession, QueueSettings, Selection, SettingChanges
+from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -36,6 +36,12 @@ from tenure.queue.message import (
     Verdict,
     dead_letters_of,
 )
+
+CLAIM_MAX = 1_000
+"""So many messages make one claim: what is left of it is written anew with each verdict."""
+
+FORGET_MAX = 100
+"""So many ids are forgotten by a claim that finds nothing."""
 
 QUEUES = Part("queues", version=1, script="queue_schema.sql")
 
@@ -131,7 +137,17 @@ class Ledger(Places):
         since = self._at.wall - queue.dedupe_window
         # Two at a time, for one that is added: so what is remembered doesn't grow for ever, and no sweep is needed.
         self._run(_SQL["forget_sent"], (queue.number, since, 2))
+        if not queue.dedupe_window:
+            return True
         return self._run(_SQL["sent"], (queue.number, name, self._at.wall, since)).rowcount > 0
+
+    def _forget(self, queue: Queue) -> None:
+        """Forget ids that are over, of this queue and of another one: there, nobody may send or receive any more."""
+        other = self._run(_SQL["any_queue"]).fetchone()
+        for number in {queue.number & ~1, *(other or ())}:
+            one = self._numbered(number)
+            self._run(_SQL["forget_sent"], (number, self._at.wall - one.dedupe_window, FORGET_MAX))
+            self._run(_SQL["forget_remembered"], (number, self._at.wall, FORGET_MAX))
 
     # --- claiming ---
 
@@ -144,6 +160,7 @@ class Ledger(Places):
         due_in = self.ripen(queue)
         rows, due_in = self._claimable(queue, "", limit, due_in)
         if not rows:
+            self._forget(queue)
             return Claim((), due_in)
         last = rows[-1]
         self._run(_SQL["take_ready"], (queue.number, "", last[11], last[0]))
@@ -156,11 +173,16 @@ class Ledger(Places):
         self, queue: Queue, session: str, limit: int, due_in: float | None
     ) -> tuple[Sequence[Meta], float | None]:
         """Return what may be claimed, up to what has expired and is not entered yet: there is too much for one step."""
-        rows: list[Meta] = self._run(_SQL["claimable"], (queue.number, session, limit)).fetchall()
-        for place, row in enumerate(rows):
+        rows: list[Meta] = []
+        size = 0
+        for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
             if row[10] is not None and row[10] <= self._at.wall:
-                return rows[:place], 0.0
-        return rows, due_in
+                return rows, 0.0
+            rows.append(row)
+            size += len(row[2])
+            if size >= CLAIM_BYTES:
+                return rows, 0.0
+        return rows, 0.0 if len(rows) == CLAIM_MAX else due_in
 
     def receive_deferred(self, name: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -417,7 +439,7 @@ class Ledger(Places):
     def remember(self, name: str, id_: str, seconds: float) -> None:
         """Note *id_* in the inbox of a queue."""
         queue = self.open(name.removesuffix(DEAD_SUFFIX))
-        self._run(_SQL["forget_remembered"], (queue.number, self._at.wall))
+        self._run(_SQL["forget_remembered"], (queue.number, self._at.wall, 4))
         self._run(_SQL["remember"], (queue.number, id_, self._at.wall + seconds))
 
 

@@ -8,7 +8,8 @@ House rules:
   ripe, found by the first entries of three indexes. Each message is moved once by what ripens it, so to claim and to
   count take a time that doesn't grow with the number of messages.
 - A lock is judged by the time since boot, which nobody sets. What another boot has stamped can't be compared with that,
-  and may be live: it is stamped anew, with its whole length from now, as leases are.
+  and may be live: it is stamped anew, with its whole length from now, as leases are. So is one that ends later than
+  its length from now, if the clock went back under the same name of the boot.
 - Delays, ttls and windows must outlive a boot, so they are judged by the wall clock, which never goes back here: if it
   was set back, it goes on from where it was, at the pace of the time since boot.
 - The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
@@ -50,6 +51,7 @@ class Places(View):
     def close(self) -> None:
         """Write what was put off."""
         self._flush()
+        self._believe_no_end()
         self._refresh_sessions()
         for queue in self._queues.values():
             if queue.ready or queue.locked or queue.delayed or queue.deferred:
@@ -199,6 +201,7 @@ class Places(View):
         it never will.
         """
         at = self._at
+        self._believe_no_end()
         due_at, until, expires_at, has_foreign = self._run(_SQL["alarms"], (queue.number, at.boot)).fetchone()
         if has_foreign:
             self._run(_SQL["stamp_foreign_holds"], (queue.number, at.boot, at.now))
@@ -220,6 +223,12 @@ class Places(View):
         if until is not None:
             waits.append(max(0.0, until - at.now))
         return min(waits) if waits else None
+
+    def _believe_no_end(self) -> None:
+        """Stamp all locks anew that end later than they can, as the clock went back. They are few, and that is rare."""
+        if self._at.went_back:
+            self._run(_SQL["stamp_late_holds"], (self._at.boot, self._at.now))
+            self._at.went_back = False
 
     def _end_locks(self, queue: Queue) -> None:
         done = 0

@@ -30,6 +30,11 @@ INSERT INTO tenure_queue (queue, name, lock, max_deliveries, dedupe_window, body
 -- name: newest_queue
 SELECT coalesce(max(queue), -1) FROM tenure_queue;
 
+-- name: any_queue
+SELECT queue FROM tenure_queue
+WHERE queue >= (SELECT abs(random() % (max(queue) + 1)) FROM tenure_queue) AND queue % 2 = 0
+ORDER BY queue LIMIT 1;
+
 -- name: count
 UPDATE tenure_queue
 SET ready = ready + ?2, locked = locked + ?3, delayed = delayed + ?4, deferred = deferred + ?5
@@ -67,6 +72,9 @@ ORDER BY until LIMIT 1;
 
 -- name: stamp_foreign_holds
 UPDATE tenure_hold SET until = ?3 + lock, boot = ?2 WHERE queue = ?1 AND boot <> ?2;
+
+-- name: stamp_late_holds
+UPDATE tenure_hold SET until = ?2 + lock WHERE boot = ?1 AND until > ?2 + lock;
 
 -- name: due
 SELECT sequence, due_at FROM tenure_delayed WHERE queue = ?1 AND due_at <= ?2 ORDER BY due_at, sequence LIMIT ?3;
@@ -252,7 +260,7 @@ ON CONFLICT (queue, id) DO UPDATE SET until = max(until, excluded.until);
 
 -- name: forget_remembered
 DELETE FROM tenure_inbox
-WHERE (queue, id) IN (SELECT queue, id FROM tenure_inbox WHERE queue = ?1 AND until <= ?2 LIMIT 4);
+WHERE (queue, id) IN (SELECT queue, id FROM tenure_inbox WHERE queue = ?1 AND until <= ?2 LIMIT ?3);
 
 -- name: remembered
 SELECT 1 FROM tenure_inbox WHERE queue = ?1 AND id = ?2 AND until > ?3;

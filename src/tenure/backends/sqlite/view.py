@@ -67,6 +67,8 @@ class View:
         if queue is None:
             return False
         at = self._at
+        if at.went_back:
+            return True
         for number in {queue.number, queue.number | 1}:
             due_at, until, expires_at, has_foreign = self._run(_SQL["alarms"], (number, at.boot)).fetchone()
             if has_foreign or _is_past(due_at, at.wall) or _is_past(until, at.now) or _is_past(expires_at, at.wall):

@@ -132,6 +132,8 @@ class QueueHarness(ABC):
     """How many real seconds a question may take at most, the broker being out of reach."""
     backlog: ClassVar[int] = 3_000
     """More messages than the broker deals with in one step when time has come for all of them."""
+    counts_bytes: ClassVar[bool] = False
+    """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
 

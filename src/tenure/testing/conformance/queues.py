@@ -16,8 +16,17 @@ import pytest_asyncio
 from tenure.clock import SystemClock
 from tenure.errors import ConfigError
 from tenure.keeper import Keeper
-from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession, QueueSettings, Selection, SettingChanges
-from tenure.queue.desk import Desk
+from tenure.queue.broker import (
+    CLAIM_BYTES,
+    EVERYTHING,
+    Broker,
+    Claim,
+    NoSession,
+    QueueSettings,
+    Selection,
+    SettingChanges,
+)
+from tenure.queue.desk import Desk, Message
 from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
@@ -40,6 +49,7 @@ from tenure.queue.message import (
     Verdict,
     dead_letters_of,
 )
+from tenure.queue.queue import Queue
 from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
 
@@ -146,6 +156,31 @@ class BrokerSuite(QueueSuite):
         await send(broker, name, *[b"%d" % number for number in range(25)])
         assert [len(await receive(broker, name, house, limit=10)) for _ in range(4)] == [10, 10, 5, 0]
 
+    @pytest.mark.parametrize("session", [None, "s"])
+    async def test_a_claim_ends_with_the_body_that_makes_it_large(
+        self, house: QueueHarness, name: str, session: str | None
+    ) -> None:
+        needs(house.traits.sessions if session else "native")
+        if not house.counts_bytes:
+            pytest.skip("this broker counts no bytes")
+        broker = await house.open()
+        large = bytes(CLAIM_BYTES // 3 + 1)
+        sent = [large, large, large, b"small", bytes(CLAIM_BYTES), b"last"]
+        for body in sent:
+            await broker.send(name, [Outgoing(body, session=session)])
+        claims: list[list[int]] = []
+        held = await broker.accept(name, session, house.lock) if session else None
+        for _ in range(3):
+            if isinstance(held, SessionLock):
+                claim = await broker.receive_session(held, 100)
+            else:
+                claim = await broker.receive(name, 100, house.lock)
+            assert isinstance(claim, Claim)
+            claims.append([len(one.body) for one in claim.deliveries])
+            assert all(isinstance(answer, Settled) for answer in await settle(broker, claim.deliveries, COMPLETE))
+        sizes = [len(body) for body in sent]
+        assert claims == [sizes[:3], sizes[3:5], sizes[5:]]
+
     async def test_a_claim_has_a_token_of_its_own(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         await send(broker, name, b"a", b"b", b"c")
@@ -250,6 +285,24 @@ class BrokerSuite(QueueSuite):
         if house.traits.exact_stats:
             assert await broker.stats(name) == Stats(locked=1, dead=house.backlog)
 
+    async def test_an_expired_backlog_in_front_is_not_the_end_of_a_queue(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"short", ttl=house.lock / 2)] * house.backlog)
+        await house.pass_time(house.lock * LATE)
+        await send(broker, name, b"0", b"1", b"2")
+        settings = QueueSettings(lock=house.lock)
+        queue = Queue(Desk(name, broker, Keeper.here(), SystemClock(), settings, "", given={"lock": house.lock}))
+        handled: list[bytes] = []
+
+        async def handle(message: Message) -> None:
+            handled.append(message.body)
+
+        async with asyncio.timeout(60):
+            await queue.consume(handle, until_empty=True, concurrency=1, sigterm=False)
+        assert sorted(handled) == [b"0", b"1", b"2"]
+        if house.traits.exact_stats:
+            assert await broker.stats(name) == Stats(dead=house.backlog)
+
     async def test_a_received_message_does_not_expire(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         await broker.send(name, [Outgoing(b"a", ttl=house.lock * 1.2), Outgoing(b"b", ttl=house.lock * 1.2)])
@@ -281,6 +334,14 @@ class BrokerSuite(QueueSuite):
         await house.pass_time(house.lock * 3 * LATE)
         await broker.send(name, [Outgoing(b"7", id="a")])
         assert bodies(await receive(broker, name, house)) == [b"7"]
+
+    async def test_a_window_of_nothing_remembers_nothing(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dedupe)
+        broker = await house.open()
+        await broker.declare(name, {"dedupe_window": 0.0})
+        for _ in range(2):
+            assert list(await broker.send(name, [Outgoing(b"1", id="a"), Outgoing(b"2", id="a")])) == ["a", "a"]
+        assert Counter(bodies(await receive(broker, name, house))) == {b"1": 2, b"2": 2}
 
     # --- locks ---
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tenure.backends.memory.queue import Ids, Place, Queue, Row, Shelf
 from tenure.backends.memory.queue import Locks as LockedRows
-from tenure.backends.memory.queue import Place, Queue, Row, Shelf
 from tenure.pacing import Dice
 from tenure.queue.machine import (
     NEVER,
@@ -361,8 +361,7 @@ class _KeepsTwice(SimulatedBroker):
     """Knows no ids: what is sent again is kept again."""
 
     def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
-        self._queue(name).sent.clear()
-        self._queue(name).sent_order.clear()
+        self._queue(name).sent = Ids()
         return super()._send(name, messages, now)
 
 
