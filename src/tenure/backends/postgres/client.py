@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -41,6 +43,10 @@ VERSION = 4
 """The version of the schema that this code works with."""
 
 _CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again
+_NOT_SENT = (
+    "cannot switch to state",
+    "connection is closed",
+)  # what the driver says of one that was dropped while idle
 _DROPPED = {"25006", "26000", "42P05"}  # the connection is of no use: a standby, or mixed up by a pooler
 
 _REFUSED = {
@@ -62,6 +68,8 @@ _NOT_NOW = {
     "it is asked again once it is the primary, or name all hosts in the URL",
 }
 _LOCKED = "55P03"
+_CALLED_OFF = "57014"
+_UNKNOWN_PARAMETER = "08P01"
 _MISSING = {"3F000", "42P01", "42883", "42703"}
 _POOLED = {"26000", "42P05"}
 
@@ -98,6 +106,8 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
                 f"{url} gave no answer within {waited:.2g} s: another transaction holds the row; "
                 "pg_stat_activity shows it, and pg_locks"
             )
+        case asyncpg.PostgresError() if code == _CALLED_OFF:
+            return Unavailable(f"{url} gave no answer within {waited:.2g} s, and called the question off")
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case asyncpg.PostgresError() if code in _MISSING:
@@ -143,6 +153,7 @@ class Options:
         listen: Whether to hear of changes on one more connection. It can't stand behind a transaction pooler.
         prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't follow them.
         timeout: For how many seconds at most to wait for an answer, and for a connection.
+        connect_timeout: After how many seconds an attempt to connect is given up; ``timeout``, and at least 5, if None.
     """
 
     schema: str = "tenure"
@@ -260,6 +271,19 @@ def milliseconds(seconds: float) -> str:
 
 # --- connections -------------------------------------------------------------------------------------------------
 
+CONNECT_MIN = 5.0
+"""Seconds that an attempt to connect may take, however short the questions: it takes more round trips than they do."""
+
+OPEN_PAUSE_MAX = 0.5
+"""Seconds at most between two attempts to connect, of which the first has failed."""
+
+SURE_WITHIN = 3.0
+"""Seconds within which a connection whose question was given up must be of use again."""
+
+# Types of arrays and of their elements, by their numbers, which never change. The driver would ask about them on each
+# new connection, in six round trips.
+_ARRAYS = {1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 701, 1231: 1700, 1185: 1184, 3807: 3802}
+
 
 class Client:
     """A database in use: lines of connections, for each loop that asks one, and one for what is urgent."""
@@ -273,6 +297,7 @@ class Client:
         self._checked = False
         self._worked = False
         self._closed = False
+        self._takes_settings = True  # until something in between has refused them
 
     async def ask(
         self,
@@ -307,11 +332,12 @@ class Client:
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> T:
-        """Return what *work* does on a connection; it must leave no transaction open. May raise as :meth:`ask`."""
+        """Return what *work* does on a connection; it must leave no transaction open. May raise as :meth:`ask`.
+
+        It may be done a second time, if the first had no effect for certain.
+        """
         if not self._checked:
-            async with self._line().checking:  # one finds out for all
-                if not self._checked:
-                    await self._check()
+            within = await self._check_first(self.bound(within))
         answer = await self._unchecked(work, within, queue_for, urgent)
         self._worked = True
         return answer
@@ -337,7 +363,7 @@ class Client:
                     error, ValueError
                 ):  # the driver can't encode what we gave it: a bug of ours, let it fly
                     raise
-                if attempt == 1 and getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE:
+                if attempt == 1 and _is_certainly_not_done(error):
                     continue
                 raise self.translate(error, asked_at, within) from error
         raise AssertionError("the second attempt neither answered nor failed")
@@ -346,17 +372,17 @@ class Client:
         """Return for how many seconds a question may take, given that its asker would wait for *within*."""
         return self.options.timeout if within is None else min(within, self.options.timeout)
 
-    async def connect(self) -> Connection:
-        """Open a connection. The caller translates what is raised."""
+    async def connect(self, **settings: str) -> Connection:
+        """Open a connection, with *settings* of the server for it. The caller translates what is raised."""
         options = self.options
         try:
-            return await asyncpg.connect(
+            connection = await asyncpg.connect(
                 self._dsn,
-                timeout=options.connect_timeout or options.timeout,
+                timeout=options.connect_timeout or max(options.timeout, CONNECT_MIN),
                 statement_cache_size=200 if options.prepared else 0,
                 max_cached_statement_lifetime=0,
                 target_session_attrs=SessionAttribute(options.target_session_attrs),
-                server_settings={"application_name": options.application_name},
+                server_settings={"application_name": options.application_name, **settings},
             )
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
@@ -364,6 +390,22 @@ class Client:
             # The driver may quote the URL, password and all, so what it said is not passed on.
             kind = type(error).__name__
             raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
+        connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
+        return connection
+
+    async def _open(self) -> Connection:
+        """Open a connection for questions, on which the server gives up what nobody can wait for any longer.
+
+        A pooler may refuse to set that, and is not asked again. Then the client has to call each question off.
+        """
+        if self._takes_settings:
+            try:
+                return await self.connect(statement_timeout=str(max(1, round(self.options.timeout * 1000))))
+            except asyncpg.PostgresError as error:
+                if error.sqlstate != _UNKNOWN_PARAMETER:
+                    raise
+            self._takes_settings = False
+        return await self.connect()
 
     def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
         """Turn the driver's *error* into one of ours: asked when time.monotonic() told *asked_at*, *within* seconds."""
@@ -383,22 +425,32 @@ class Client:
         if line is None:
             for old in [one for one in self._lines if one[0].is_closed()]:
                 del self._lines[old]
-            line = self._lines[key] = Line(self.connect, 1 if urgent else self.options.pool)
+            line = self._lines[key] = Line(self._open, 1 if urgent else self.options.pool)
         return line
 
+    async def _check_first(self, within: float) -> float:
+        """Find the schema as this code knows it, once for all who ask meanwhile; return what is left of *within*."""
+        line, asked_at = self._line(), time.monotonic()
+        if line.checking is None:
+            line.checking = asyncio.get_running_loop().create_task(self._check(), name="tenure-postgres-check")
+            line.checking.add_done_callback(line.checked)
+        try:
+            async with asyncio.timeout(within):
+                await asyncio.shield(line.checking)
+        except TimeoutError as error:
+            raise self.translate(error, asked_at, within) from error
+        return max(0.001, within - (time.monotonic() - asked_at))
+
     async def _check(self) -> None:
-        """Find the schema as this code knows it, once."""
-        schema = self.options.schema
-        rows = await self._unchecked(
-            lambda connection: connection.fetch(f"SELECT max(version), ({works_with(schema)}) FROM {schema}.migration")
-        )
+        table = f"{self.options.schema}.migration"
+        rows = await self._unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
         found: int = rows[0][0] or 0
         if found < VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, and this tenure needs "
                 f"{VERSION}; run: tenure migrate URL"
             )
-        if found > VERSION and rows[0][1] > VERSION:
+        if found > VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, made by a newer tenure than "
                 f"this one, which knows {VERSION}; install that newer one here (tenure migrate doesn't go back)"
@@ -406,105 +458,240 @@ class Client:
         self._checked = True
 
 
+def _is_certainly_not_done(error: Exception) -> bool:
+    if isinstance(error, InterfaceError | InternalClientError):
+        return any(said in str(error) for said in _NOT_SENT)
+    return getattr(error, "sqlstate", None) in _CERTAINLY_NOT_DONE
+
+
+def _array(number: int, element: int) -> dict[str, object]:
+    """Describe an array type as the driver's own question about it would."""
+    nothing = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "elemtype_name"))
+    return nothing | {
+        "oid": number,
+        "ns": "pg_catalog",
+        "name": f"_{element}",
+        "kind": b"b",
+        "elemtype": element,
+        "elemdelim": ",",
+    }
+
+
+@asynccontextmanager
+async def transaction(connection: Connection, within: float) -> AsyncIterator[None]:
+    """Make one step of several statements, each of which waits for locks no longer than *within*.
+
+    The driver's own transaction, when called off, waits until the server has rolled back; this one leaves that to the
+    line, which doubts the connection.
+    """
+    await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {milliseconds(within)}")
+    try:
+        yield
+    except Exception:
+        with suppress(*DRIVER_ERRORS):
+            await connection.execute("ROLLBACK")
+        raise
+    await connection.execute("COMMIT")
+
+
 class Line:
-    """The connections of one loop."""
+    """The connections of one loop.
+
+    A question neither opens a connection nor closes one. Those who find none wait in turn, while one attempt to connect
+    is made for all of them, and more once it has succeeded; it goes on when they have given up. A connection whose
+    question was given up is doubted: the server is told to call the question off, and if it answers, the connection is
+    of use again. So a slow server, or a slow way to it, is not burdened with new connections.
+    """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
         self._connect = connect
         self._size = size
         self._is_closed = False
-        self.checking = asyncio.Lock()
-        self._free = asyncio.Semaphore(size)
+        self.checking: asyncio.Task[None] | None = None
+        """Finds out whether the schema fits, for all who ask."""
         self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
         self._busy: set[Connection] = set()
-        self._opening: set[asyncio.Task[Connection]] = set()
-        self._awaited: set[asyncio.Task[Connection]] = set()  # those whose question has not been called off
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._doubted: dict[asyncio.Task[None], Connection] = {}  # which may be as many again as the size
+        self._is_reached = False  # whether the newest attempt to connect has succeeded, and nothing broke since
+        self._failures = 0
+        self._open_from = 0.0
+        self._took = 0.0  # the newest answer
+
+    def checked(self, checking: asyncio.Task[None]) -> None:
+        """Take note that the schema was looked at, or could not be."""
+        self.checking = None
+        if not checking.cancelled():
+            checking.exception()  # those who wait have it; if nobody does, asyncio need not complain
 
     async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
-        """Do *work* on a connection; waiting for one and opening one count, too."""
-        limit = asyncio.timeout(within)
-        async with limit:
-            await self._turn(queue_for)
-            try:
-                return await self._work(work, limit)
-            finally:
-                self._free.release()
+        """Do *work* on a connection; waiting for one counts, too."""
+        async with asyncio.timeout(within) as limit:
+            connection = self._next() or await self._turn(limit, within, queue_for)
+            return await self._work(connection, work, limit)
 
-    async def _turn(self, queue_for: float) -> None:
+    # --- waiting for a connection ---
+
+    def _next(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                self._busy.add(connection)
+                return connection
+            self._is_reached = False
+        return None
+
+    async def _turn(self, limit: asyncio.Timeout, within: float, queue_for: float) -> Connection:
         """Wait for a turn. Where there is more to do than can be done, giving up here costs the server nothing."""
+        if self._is_closed:
+            raise Unavailable("the backend was closed; connect again")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        turn: asyncio.Future[Connection] = loop.create_future()
+        self._waiting.append(turn)
+        self._open_more()
         try:
-            async with asyncio.timeout(queue_for):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise Unavailable(
-                f"all connections were busy for {queue_for:g} s, so it was not even asked; if that happens often, "
-                "use a larger pool (option pool), a longer ttl, or a faster server"
-            ) from error
+            await asyncio.wait({turn}, timeout=min(queue_for, 0.95 * within))
+            if not turn.done() and self._busy:
+                raise _too_busy(loop.time() - began)
+            connection = await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(turn.result())
+            turn.cancel()
+            raise
+        ends_at = limit.when()
+        if ends_at is not None and ends_at - loop.time() < min(self._took, within / 4):
+            self._give_back(connection)  # there is no time left for an answer
+            raise _too_busy(loop.time() - began)
+        return connection
 
-    async def _work(self, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout) -> T:
-        connection = self._next() or await self._open(limit)
-        self._busy.add(connection)
+    def _give_back(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        self._offer(connection)
+
+    def _offer(self, connection: Connection) -> None:
+        """Give a connection to the first who waits, or keep it."""
+        if connection.is_closed():
+            return
+        if self._is_closed or self._room() <= 0:
+            connection.terminate()
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._busy.add(connection)
+                turn.set_result(connection)
+                return
+        self._idle.append(connection)
+
+    def _room(self) -> int:
+        return self._size - len(self._busy) - len(self._idle)
+
+    # --- at work ---
+
+    async def _work(
+        self, connection: Connection, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            return await work(connection)
+            answer = await work(connection)
         except asyncpg.PostgresError as error:
-            if error.sqlstate in _DROPPED:
+            if error.sqlstate in _DROPPED or (not connection.is_closed() and connection.is_in_transaction()):
                 connection.terminate()
+            elif connection.is_closed():
+                self._doubt_all()
+            self._give_back(connection)
             raise
         except BaseException as error:
             # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
-            connection.terminate()
-            if limit.expired() or not isinstance(error, asyncio.CancelledError):
-                self._drop_idle()
-            raise
-        finally:
             self._busy.discard(connection)
-            if not connection.is_closed():
-                self._idle.append(connection)
-
-    async def _open(self, limit: asyncio.Timeout) -> Connection:
-        """Open a connection. It is left to the next if its question was called off meanwhile, and not timed out.
-
-        For the driver, called off itself, may leave a future behind that asyncio complains of; and to begin anew for
-        every question would burden a server that is slow already.
-        """
-        left = (one for one in self._opening if one not in self._awaited and not one.cancelling())
-        opening = next(left, None) or self._begin_to_open()
-        self._awaited.add(opening)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            if limit.expired():
-                opening.cancel()
-            if opening.done():
-                self._take_in(opening)
+            self._doubt(connection)
+            if limit.expired() or not isinstance(error, asyncio.CancelledError):
+                self._doubt_all()
             raise
+        else:
+            self._took = loop.time() - began
+            self._give_back(connection)
+            return answer
         finally:
-            self._awaited.discard(opening)
+            if self._waiting:
+                self._open_more()
 
-    def _begin_to_open(self) -> asyncio.Task[Connection]:
-        opening = asyncio.get_running_loop().create_task(self._connect(), name="tenure-postgres-connect")
-        self._opening.add(opening)
-        opening.add_done_callback(self._opened)
-        return opening
+    def _doubt_all(self) -> None:
+        self._is_reached = False
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            self._doubt(connection)
 
-    def _opened(self, opening: asyncio.Task[Connection]) -> None:
-        self._opening.discard(opening)
-        if opening not in self._awaited:
-            self._take_in(opening)
-
-    def _take_in(self, opening: asyncio.Task[Connection]) -> None:
-        """Keep a connection that nobody waits for, if there is room for it."""
-        if opening.cancelled() or opening.exception() is not None:
+    def _doubt(self, connection: Connection) -> None:
+        if connection.is_closed() or len(self._doubted) >= self._size or self._is_closed:
+            connection.terminate()
             return
-        connection = opening.result()
-        if self._is_closed or len(self._idle) + len(self._busy) >= self._size:
+        doubting = asyncio.get_running_loop().create_task(self._make_sure(connection), name="tenure-postgres-doubt")
+        self._doubted[doubting] = connection
+        doubting.add_done_callback(self._doubted.pop)
+
+    async def _make_sure(self, connection: Connection) -> None:
+        """Use *connection* again if it answers. The driver has told the server to call off what was asked on it."""
+        try:
+            async with asyncio.timeout(SURE_WITHIN):
+                await connection.execute("SELECT 1")  # after the answer to what was called off
+        except DRIVER_ERRORS:
             connection.terminate()
         else:
-            self._idle.append(connection)
+            if not connection.is_closed() and connection.is_in_transaction():
+                connection.terminate()
+            self._offer(connection)
+
+    # --- opening ---
+
+    def _open_more(self) -> None:
+        """Open connections for those who wait: one attempt, and as many as there is room for once it has succeeded."""
+        most = min(self._room(), self._size if self._is_reached else 1) - len(self._opening)
+        if most <= 0 or self._is_closed:
+            return
+        waiting = sum(not turn.done() for turn in self._waiting) - len(self._opening)
+        for _ in range(min(most, waiting)):
+            opening = asyncio.get_running_loop().create_task(self._open(), name="tenure-postgres-connect")
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+
+    async def _open(self) -> None:
+        if (pause := self._open_from - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(pause)
+        if self._is_closed:
+            return
+        connection = await self._connect()
+        self._is_reached, self._failures, self._open_from = True, 0, 0.0
+        self._offer(connection)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._is_reached = False
+            pause = min(OPEN_PAUSE_MAX, 0.02 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+            self._failures += 1
+            self._open_from = asyncio.get_running_loop().time() + pause
+            if not self._busy:  # otherwise those who wait may be served all the same
+                self._fail(error)
+        self._open_more()
+
+    def _fail(self, error: BaseException) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            if not turn.done():
+                turn.set_exception(error)
 
     async def close(self) -> None:
         """Close the connections: politely if they are idle."""
         self._is_closed = True
+        self._fail(Unavailable("the backend was closed meanwhile; connect again"))
+        for doubting, connection in list(self._doubted.items()):
+            doubting.cancel()
+            connection.terminate()
         for connection in list(self._busy):
             connection.terminate()
         idle, self._idle = self._idle, []
@@ -514,17 +701,12 @@ class Line:
             for opening in late:
                 opening.cancel()
 
-    def _next(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-        return None
 
-    def _drop_idle(self) -> None:
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.terminate()
+def _too_busy(waited: float) -> Unavailable:
+    return Unavailable(
+        f"all connections were busy for {waited:.2g} s, so it was not even asked; if that happens often, "
+        "use a larger pool (option pool), a longer ttl, or a faster server"
+    )
 
 
 async def _farewell(connection: Connection) -> None:

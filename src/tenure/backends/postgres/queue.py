@@ -17,7 +17,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from tenure.backends.postgres.client import Client, Connection, on_loop
+from tenure.backends.postgres.client import Client, Connection, on_loop, transaction
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
@@ -164,8 +164,10 @@ class PostgresBroker:
             groups.setdefault((kind, one.queue.removesuffix(DEAD_SUFFIX)), []).append(place)
         answers: list[Renewed | Lapsed] = [LAPSED] * len(held)
 
+        bound = self._client.bound(max(1.0, lock / 3))
+
         async def renew(connection: Connection) -> None:
-            async with connection.transaction() if len(groups) > 1 else nullcontext():
+            async with transaction(connection, bound) if len(groups) > 1 else nullcontext():
                 for (kind, queue), places in sorted(groups.items()):
                     some = [held[place] for place in places]
                     rows = await connection.fetch(
@@ -179,7 +181,7 @@ class PostgresBroker:
                         answers[place] = LAPSED if until is None else Renewed(until)
 
         if held:
-            await self._client.work(renew, within=max(1.0, lock / 3), urgent=True)  # renew_many builds on this
+            await self._client.work(renew, within=bound, urgent=True)  # renew_many builds on this
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
@@ -217,7 +219,7 @@ class PostgresBroker:
         several = len(groups) > 1 or any(type(verdict) is Complete and verdict.sends for _, verdict in settlements)
 
         async def settle(connection: Connection) -> set[str]:
-            async with connection.transaction() if several else nullcontext():
+            async with transaction(connection, self._client.bound()) if several else nullcontext():
                 for queue, places in sorted(groups.items()):
                     places.sort(key=lambda place: settlements[place].delivery.sequence)
                     result = await self._pass(connection, queue, [settlements[place] for place in places])

@@ -1,0 +1,325 @@
+"""The connections to a PostgreSQL: what is given up is called off, and a slow or broken way to the server heals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from tenure.backends import postgres
+from tenure.backends.postgres.client import Client
+from tenure.errors import Unavailable
+from tenure.lease import Grant, Granted
+from tenure.queue.message import Abandon, Complete, Delivery, Outgoing, Settlement
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Postgres, private, shared
+from tests.servers.pgbouncer import PgBouncer
+
+TTL = 60.0
+Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def server() -> Postgres:
+    server = shared(Postgres)
+    await postgres.migrate(server.url)
+    return server
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{time.time_ns()}"
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
+    backend = postgres.open(Url.parse(url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
+async def native(server: Postgres) -> AsyncIterator[Native]:
+    connection = await asyncpg.connect(server.url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def through(server: Postgres, proxy: FaultProxy, options: str) -> str:
+    return server.url.replace(f":{server.port}/", f":{proxy.port}/") + options
+
+
+async def waiting(connection: Native) -> int:
+    """Count the questions that wait for locks."""
+    count: int = await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    return count
+
+
+class Blocked:
+    """What a stranger holds in an open transaction: the rows of a lease and of a message, and an id that is sent."""
+
+    grant: Grant
+    free: Grant
+    delivery: Delivery
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def prepare(self, backend: postgres.PostgresBackend, stranger: Native) -> None:
+        for which in ("grant", "free"):
+            answer = await backend.leases.acquire(f"{self.name}-{which}", "ann#1", TTL)
+            assert isinstance(answer, Granted)
+            setattr(self, which, answer.grant)
+        await backend.leases.release(self.free)
+        await backend.broker.send(self.name, [Outgoing(b"a")])
+        [self.delivery] = (await backend.broker.receive(self.name, 1, TTL)).deliveries
+        await stranger.execute("BEGIN")
+        names = [self.grant.name, self.free.name]
+        await stranger.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
+        await stranger.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", self.delivery.sequence)
+        await stranger.execute("SELECT tenure.send($1, 'b', id => 'one')", self.name)
+
+    async def ask(self, backend: postgres.PostgresBackend, question: str) -> None:
+        done = Settlement(self.delivery, Complete(sends=((self.name, Outgoing(b"c")),)))
+        questions: dict[str, Callable[[], Awaitable[object]]] = {
+            "acquire": lambda: backend.leases.acquire(self.free.name, "bob#1", TTL),
+            "renew": lambda: backend.leases.renew([self.grant], TTL),
+            "release": lambda: backend.leases.release(self.grant),
+            "ask to resign": lambda: backend.leases.ask_to_resign(self.grant.name),
+            "send": lambda: backend.broker.send(self.name, [Outgoing(b"b", id="one")]),
+            "settle": lambda: backend.broker.settle([Settlement(self.delivery, Abandon())]),
+            "settle and send": lambda: backend.broker.settle([done]),
+        }
+        await questions[question]()
+
+
+QUESTIONS = ("acquire", "renew", "release", "ask to resign", "send", "settle", "settle and send")
+
+
+# --- what is given up --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["direct", "pooled"])
+async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name: str, way: str) -> None:
+    async with AsyncExitStack() as stack:
+        url = server.url + "?timeout=0.2&listen=false"
+        if way == "pooled":
+            pooler = stack.enter_context(private(PgBouncer, of=server, size=20))
+            url = pooler.url + "?timeout=0.2&listen=false&prepared=false"
+        patient = await stack.enter_async_context(opened(server.url))
+        backend = await stack.enter_async_context(opened(url))
+        watch = await stack.enter_async_context(native(server))
+        stranger = await stack.enter_async_context(native(server))
+        blocked = Blocked(name)
+        await blocked.prepare(patient, stranger)
+        await until(lambda: answers(backend))
+        for question in QUESTIONS:
+            asked = [asyncio.ensure_future(blocked.ask(backend, question)) for _ in range(3)]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(answer, Unavailable), (question, answer)
+            given_up = time.monotonic()
+            await until(lambda: nobody_waits(watch))
+            assert time.monotonic() - given_up < 2.0, question
+        await stranger.execute("ROLLBACK")
+        await until(lambda: answers(backend))
+
+
+async def nobody_waits(watch: Native) -> bool:
+    return await waiting(watch) == 0
+
+
+async def answers(backend: postgres.PostgresBackend) -> bool:
+    try:
+        await backend.leases.inspect("name")
+    except Unavailable:
+        return False
+    return True
+
+
+async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(server: Postgres, name: str) -> None:
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(server.url) as patient,
+        opened(through(server, proxy, "?timeout=1&listen=false")) as backend,
+        native(server) as watch,
+        native(server) as stranger,
+    ):
+        blocked = Blocked(name)
+        await blocked.prepare(patient, stranger)
+        await asyncio.gather(*(backend.leases.inspect(name) for _ in range(4)))
+        asked = [asyncio.ensure_future(blocked.ask(backend, question)) for question in ("acquire", "send", "settle")]
+
+        async def all_wait() -> bool:
+            return await waiting(watch) == len(asked)
+
+        await until(all_wait)
+        proxy.stall()  # so that nothing can be called off
+        await until(lambda: nobody_waits(watch))
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(answer, Unavailable)
+
+
+async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres, name: str) -> None:
+    async with (
+        opened(server.url) as patient,
+        opened(server.url + "?timeout=0.2&pool=1&listen=false") as backend,
+        native(server) as stranger,
+    ):
+        client = backend.leases._client
+        blocked = Blocked(name)
+        await blocked.prepare(patient, stranger)
+        [[before]] = await client.ask("SELECT pg_backend_pid()")
+
+        async def is_back() -> bool:
+            [line] = [line for (_, urgent), line in client._lines.items() if not urgent]
+            return bool(line._idle)
+
+        for question in ("acquire", "send", "settle"):
+            with pytest.raises(Unavailable):
+                await blocked.ask(backend, question)
+            await until(is_back)
+            asking = asyncio.ensure_future(blocked.ask(backend, question))
+            await until(lambda: has_begun(client))
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await until(is_back)
+        [[after]] = await client.ask("SELECT pg_backend_pid()")
+        assert after == before
+
+
+def has_begun(client: Client) -> bool:
+    return any(line._busy for line in client._lines.values())
+
+
+async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing_behind(
+    server: Postgres, name: str
+) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with opened(server.url + "?pool=2&listen=false") as backend:
+        await backend.leases.inspect(name)
+
+        async def settle() -> object:
+            await backend.broker.send(name, [Outgoing(b"a")])
+            [got] = (await backend.broker.receive(name, 1, TTL)).deliveries
+            return await backend.broker.settle([Settlement(got, Complete(sends=((f"{name}-2", Outgoing(b"b")),)))])
+
+        questions: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
+            lambda: backend.leases.inspect(name),
+            settle,
+        )
+        for turns in range(30):
+            for question in questions:
+                asking = asyncio.ensure_future(question())
+                for _ in range(turns):
+                    await asyncio.sleep(0 if turns % 2 else 0.0001)
+                asking.cancel()
+                await asyncio.wait({asking})
+                assert asking.cancelled() or asking.exception() is None, asking
+                await backend.leases.inspect(name)
+    gc.collect()
+    assert complaints == []
+
+
+# --- connections that break --------------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: Postgres, name: str) -> None:
+    async with opened(server.url + "?pool=1&listen=false") as backend, native(server) as stranger:
+        client = backend.leases._client
+        [[pid]] = await client.ask("SELECT pg_backend_pid()")
+        [line] = client._lines.values()
+        connection: Any = line._idle[0]
+        told = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+        connection._protocol.data_received(
+            b"E" + struct.pack("!i", len(told) + 4) + told
+        )  # the end is still on its way
+        assert not connection.is_closed()
+        [[other]] = await client.ask("SELECT pg_backend_pid()")
+        assert other != pid
+        await stranger.execute("SELECT pg_terminate_backend($1)", other)
+        [connection] = line._idle
+        await until(connection.is_closed)
+        assert [tuple(row) for row in await client.ask("SELECT 7")] == [(7,)]
+
+
+async def test_a_new_connection_answers_after_few_round_trips(server: Postgres, name: str) -> None:
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(through(server, proxy, "?pool=1&listen=false")) as backend,
+    ):
+        await backend.broker.send(name, [Outgoing(b"a", id="a", delay=1.0)])
+        proxy.reset()
+        await until(lambda: proxy.open == 0)
+        proxy.delay(0.05)
+        began = time.monotonic()
+        await backend.broker.send(name, [Outgoing(b"b", id="b", delay=1.0)])
+        assert time.monotonic() - began < 0.1 * 6  # TLS or not, login, prepare, ask; without help they are eleven
+
+
+async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name: str) -> None:
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(through(server, proxy, "?pool=4&timeout=0.3&listen=false")) as backend,
+    ):
+        await asyncio.gather(*(backend.leases.inspect(name) for _ in range(20)))
+        await until(lambda: sum(len(line._idle) for line in backend.leases._client._lines.values()) == 4)
+        proxy.stall()
+        proxy.reset()
+        let_in = proxy.accepted
+        for _ in range(2):
+            asked = (backend.leases.inspect(name) for _ in range(20))
+            got = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(answer, Unavailable) for answer in got)
+        assert proxy.accepted == let_in + 1
+        proxy.heal()
+        await until(lambda: answers(backend))
+
+
+async def test_a_slow_way_comes_back_after_all_connections_were_cut(server: Postgres, name: str) -> None:
+    """What the round trip is to the time-out is as in 0.4 s to 5 s; there, ten seconds are two time-outs."""
+    round_trip, timeout = 0.1, 1.25
+    sent: list[float] = []
+    async with (
+        FaultProxy("127.0.0.1", server.port) as proxy,
+        opened(through(server, proxy, f"?timeout={timeout}&listen=false")) as backend,
+    ):
+        await backend.broker.send(name, [Outgoing(b"a")])
+
+        async def send() -> None:
+            while True:
+                try:
+                    await backend.broker.send(name, [Outgoing(b"a")])
+                except Unavailable:
+                    continue
+                sent.append(time.monotonic())
+
+        proxy.delay(round_trip / 2)
+        senders = [asyncio.ensure_future(send()) for _ in range(20)]
+
+        async def is_steady() -> bool:
+            return sum(one > time.monotonic() - 0.5 for one in sent) >= 0.7 * 4 * 0.5 / round_trip
+
+        await until(is_steady)
+        proxy.reset()
+        cut_at = time.monotonic()
+        sent.clear()
+        await until(is_steady)
+        assert time.monotonic() - cut_at < 2 * timeout
+        for sender in senders:
+            sender.cancel()
+        await asyncio.gather(*senders, return_exceptions=True)
