@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
     from tenure.errors import ConfigError as ConfigError
     from tenure.errors import LockLost as LockLost
+    from tenure.errors import QueueNotEmpty as QueueNotEmpty
     from tenure.errors import TenureError as TenureError
     from tenure.errors import TermLost as TermLost
     from tenure.errors import Unavailable as Unavailable
@@ -46,7 +47,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "tenure.backend": ("Backend", "Diagnosis", "connect"),
     "tenure.election.elector": ("Election", "Term"),
-    "tenure.errors": ("BackendNotInstalled", "ConfigError", "LockLost", "TenureError", "TermLost", "Unavailable"),
+    "tenure.errors": (
+        "BackendNotInstalled",
+        "ConfigError",
+        "LockLost",
+        "QueueNotEmpty",
+        "TenureError",
+        "TermLost",
+        "Unavailable",
+    ),
     "tenure.events": ("Event",),
     "tenure.lease": ("Leader",),
     "tenure.pacing": ("Timing",),

@@ -6,6 +6,7 @@
     ├── ConfigError            can never work as asked: a setting, a URL, a file that is no database
     │   └── BackendNotInstalled    the URL's driver is missing; the message names the pip command
     ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
+    ├── QueueNotEmpty          a queue was not deleted, as there are messages in it
     ├── TermLost               this term is over, or can no longer be trusted
     └── LockLost               this delivery's lock is over; somebody else may have the message
 
@@ -29,6 +30,10 @@ class BackendNotInstalled(ConfigError):
 
 class Unavailable(TenureError):
     """Say that the store could not be asked, or gave no answer: neither a yes nor a no."""
+
+
+class QueueNotEmpty(TenureError):
+    """Say that a queue was not deleted, as there are messages in it: nothing has changed."""
 
 
 class TermLost(TenureError):

@@ -27,6 +27,7 @@ from tenure.queue.message import (
     COMPLETE,
     LAPSED,
     Abandon,
+    Deleted,
     Delivery,
     Outgoing,
     Renewed,
@@ -683,6 +684,39 @@ async def test_senders_to_queues_that_were_declared_wait_for_nobody(url: str, na
         assert (await backend.broker.stats(name)).ready == 3
         with pytest.raises(asyncpg.InvalidParameterValueError):
             await connection.execute("SELECT tenure.declare('a$b')")
+
+
+async def test_what_a_transaction_has_sent_survives_the_deletion_of_its_queue(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection, native(url) as late:
+        broker = backend.broker
+        await connection.execute("SELECT tenure.declare($1)", name)
+        async with late.transaction(isolation="repeatable_read"):
+            await late.execute("SELECT 1 FROM tenure.queue LIMIT 1")  # this is what it sees from now on
+            async with connection.transaction():
+                await connection.execute("SELECT tenure.send($1, 'a')", name)
+                assert await asyncio.wait_for(broker.delete(name), 5.0) == Deleted(Stats())  # it sees nothing of that
+                assert name not in await broker.names()
+            await late.execute("SELECT tenure.send($1, 'b')", name)
+        assert name in await broker.names()
+        assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"a", b"b"]
+
+
+async def test_a_deleted_queue_goes_for_good_a_day_later(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker, names = backend.broker, [name, f"{name}-2", f"{name}-3"]
+        for queue in names:
+            await connection.execute("SELECT tenure.declare($1)", queue)
+            assert await broker.delete(queue) == Deleted(Stats())
+        await broker.send(names[1], [Outgoing(b"used again")])
+        for queue, ago in zip(names, (86_500, 86_500, 86_300), strict=True):
+            await connection.execute(
+                "UPDATE tenure.queue SET deleted_at = deleted_at - $2 WHERE name = $1", queue, float(ago)
+            )
+        await broker.idle()
+        rows = await connection.fetch("SELECT name FROM tenure.queue WHERE name = ANY ($1) ORDER BY name", names)
+        assert [row[0] for row in rows] == names[1:]
+        await broker.send(name, [Outgoing(b"anew")])
+        assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"anew"]
 
 
 async def test_a_message_is_completed_with_the_callers_transaction(url: str, name: str) -> None:

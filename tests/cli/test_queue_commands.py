@@ -245,6 +245,25 @@ def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Ca
     assert (code, len(out.splitlines()), err) == (0, 3, NEVER)
 
 
+def test_delete_a_queue(url: str, capsys: Captured) -> None:
+    tell(capsys, "send", "orders", "x")
+    assert tell(capsys, "queue", "ordres", "--delete")[0] == 3
+    code, out, err = tell(capsys, "queue", "orders", "--delete")
+    assert (code, out) == (1, "")
+    assert err == (
+        "tenure: could not delete 'orders': it holds 1 ready; consume, redrive or purge them, or delete it by force "
+        "(--force)\n"
+    )
+    assert tell(capsys, "queue", "orders", "--delete", "--force") == (0, "deleted orders; it held 1 ready\n", "")
+    assert tell(capsys, "queue", "--json")[1] == "[]\n"
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders").send(b"x")
+        backend.queue("orders").receive()[0].complete()
+    assert json.loads(tell(capsys, "queue", "orders", "--delete", "--json")[1])["deleted"]["ready"] == 0
+    assert tell(capsys, "queue", "--delete")[0] == 2
+    assert tell(capsys, "queue", "orders", "--force")[0] == 2
+
+
 def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend:
         queue = backend.queue("orders")

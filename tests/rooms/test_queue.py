@@ -15,13 +15,13 @@ import pytest
 
 import tenure
 from tenure.backends.memory.queue import MemoryBroker
-from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.errors import ConfigError, LockLost, QueueNotEmpty, Unavailable
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
 from tenure.keeper import Keeper
 from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
-from tenure.queue.producer import Producer, Requests
+from tenure.queue.producer import IDLE, Producer, Requests
 from tenure.queue.queue import Queue
 from tenure.queue.retry import Reject, Retry, RetryPolicy
 from tenure.testing import until
@@ -1153,6 +1153,57 @@ async def test_an_answer_that_comes_at_the_last_moment_is_not_lost(town: Town) -
 async def _claimed(town: Town, body: bytes) -> Claim:
     await town.road.send("elsewhere", [Outgoing(body)])
     return await town.road.receive("elsewhere", 1, LOCK)
+
+
+@in_town
+async def test_a_reply_queue_goes_with_its_process(town: Town) -> None:
+    queue = town.queue()
+
+    async def answer(message: Message) -> None:
+        await message.reply(b"yes")
+
+    async def replies() -> list[str]:
+        return [one for one in await town.road.names() if "replies" in one]
+
+    async with town.consuming(queue, answer):
+        await queue.request(b"?", timeout=20.0)
+        assert len(await replies()) == 1
+        await asyncio.sleep(3 * IDLE)  # it lives, and so does its queue
+        assert len(await replies()) == 1
+        await queue.request(b"?", timeout=20.0)
+        await queue.close()
+        assert await replies() == []
+
+
+@in_town
+async def test_the_reply_queue_of_a_process_that_died_is_deleted_by_the_next(town: Town) -> None:
+    queue = town.queue()
+    dead, letter, alive = (Requests(queue._desk) for _ in range(3))
+    for one in (dead, letter):
+        await town.road.delete_when_idle(one.reply_to, IDLE)  # as it does when it begins
+    await town.road.send(letter.reply_to, [Outgoing(b"late")])
+    await town.road.delete_when_idle("orders.replies.of.a.user", 1.0)
+    listening = asyncio.ensure_future(alive._listen())
+    await asyncio.sleep(IDLE * 1.5)
+    names = await town.road.names()
+    assert dead.reply_to not in names
+    assert letter.reply_to in names  # not with a message in it
+    assert alive.reply_to in names
+    assert "orders.replies.of.a.user" in names
+    listening.cancel()
+
+
+@in_town
+async def test_a_queue_that_was_deleted_is_made_anew_as_it_was_asked_for(town: Town) -> None:
+    queue = town.queue(max_deliveries=3)
+    await queue.send(b"a")
+    with pytest.raises(QueueNotEmpty, match="could not delete 'orders': it holds 1 ready; consume, redrive or purge"):
+        await queue.delete()
+    assert (await queue.delete(force=True)).ready == 1
+    assert (await town.road.settings("orders")).max_deliveries == 10
+    await queue.send(b"b")
+    assert (await town.road.settings("orders")).max_deliveries == 3
+    assert [message.body for message in await queue.receive(max=2)] == [b"b"]
 
 
 def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:

@@ -1,4 +1,4 @@
-"""``tenure queue``: how many messages a queue holds, and in which state."""
+"""``tenure queue``: how many messages a queue holds, and in which state; and the deletion of a queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, duration, json_option, never_used, on_option
-from tenure.cli.output import complain, say_json, say_table, seconds, timestamp
+from tenure.cli.output import clean, complain, say, say_json, say_table, seconds, timestamp
 
 if TYPE_CHECKING:
     from tenure import Backend, Stats
@@ -29,14 +29,32 @@ EVERY, EVERY_LEAST = 2.0, 0.01
 @click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")
 @click.option("--every", type=duration, metavar="S", help="With --watch: how often. [default: 2]")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N looks.")
-def command(name: str | None, url: str, as_json: bool, watch: bool, every: float | None, count: int | None) -> int:
-    """Count the messages of the queue NAME, or of every queue of the store.
+@click.option("--delete", is_flag=True, help="Delete the queue NAME, if there are no messages or dead letters in it.")
+@click.option("--force", is_flag=True, help="With --delete: also with what is in it.")
+def command(
+    name: str | None,
+    url: str,
+    as_json: bool,
+    watch: bool,
+    every: float | None,
+    count: int | None,
+    delete: bool,
+    force: bool,
+) -> int:
+    """Count the messages of the queue NAME, or of every queue of the store; or delete a queue.
 
     READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
     could not be handled. OLDEST is how long ago the oldest ready one was sent.
 
-    Ends with 3 if nobody has ever used a queue NAME. --watch says so, and waits for it.
+    Ends with 3 if nobody has ever used a queue NAME. --watch says so, and waits for it. --delete ends with 1 if there
+    are messages or dead letters in the queue: then nothing has changed.
     """
+    if delete:
+        if name is None or watch:
+            raise click.UsageError("--delete deletes one queue; give its NAME, and no --watch")
+        return complete(_delete(name, url, as_json, force=force))
+    if force:
+        raise click.UsageError("--force says how to delete; give --delete, too")
     if not watch and (every is not None or count is not None):
         raise click.UsageError("--every and --count tell how to watch; give --watch, too")
     if every is None:
@@ -66,6 +84,28 @@ async def _look(name: str | None, url: str, as_json: bool, every: float | None, 
             if every is None or looks == count:
                 return
             await asyncio.sleep(every)
+
+
+async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
+    from tenure import QueueNotEmpty
+
+    async with connect_to_look(url) as backend:
+        if unused := await never_used(backend, name):
+            raise Failure(Exit.VACANT, unused)
+        try:
+            held = await backend.queue(name).delete(force=force)
+        except QueueNotEmpty as error:
+            raise Failure(Exit.BROKEN, f"{error} (--force)") from error
+    if as_json:
+        say_json({"queue": name, "deleted": dataclasses.asdict(held)})
+    else:
+        say(f"deleted {clean(name)}; it held {_in_words(held)}")
+    return Exit.DONE
+
+
+def _in_words(stats: Stats) -> str:
+    counts = {state: getattr(stats, state) for state in ("ready", "locked", "delayed", "deferred", "dead")}
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing"
 
 
 async def _stats(backend: Backend, name: str | None) -> dict[str, Stats]:

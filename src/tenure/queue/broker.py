@@ -30,8 +30,10 @@ from tenure.errors import ConfigError
 from tenure.pacing import check_seconds
 from tenure.queue.message import (
     DeadMessage,
+    Deleted,
     Delivery,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
@@ -291,6 +293,23 @@ class Broker(Protocol):
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
+        ...
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty, with its settings, its sessions' states and the ids remembered for it.
+
+        A queue is empty when it holds no message in any state, and no dead letter. With *force*, what it holds is
+        deleted first, perhaps in several steps; locks on it lapse. The queue comes into being anew when it is next
+        used, and its sequences go on from where they were: what belonged to the old one never fits the new one.
+        """
+        ...
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* once *seconds* have passed in which nobody has said so again."""
+        ...
+
+    async def idle(self) -> Sequence[str]:
+        """List up to 100 queues whose time, as given to ``delete_when_idle``, has run out by the store's clock."""
         ...
 
     async def names(self) -> Sequence[str]:

@@ -458,6 +458,11 @@ class Stats:
     """Seconds since the oldest ready message was sent; 0 if none is ready."""
 
 
+def count_of(stats: Stats) -> int:
+    """Return how many messages *stats* counts, dead letters included."""
+    return stats.ready + stats.locked + stats.delayed + stats.deferred + stats.dead
+
+
 # --- verdicts ----------------------------------------------------------------------------------------------------
 
 
@@ -544,6 +549,20 @@ class Settled:
 @dataclass(frozen=True, slots=True)
 class Lapsed:
     """No: this lock is over, for certain and for ever. The message may be with another, settled, or waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Yes: the queue is gone, and with it the messages that are counted here."""
+
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class NotEmpty:
+    """No: the queue holds the messages that are counted here, and nothing was changed."""
+
+    stats: Stats
 
 
 SETTLED = Settled()

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.pacing import check_seconds
 from tenure.queue.desk import POLL, Desk, Received, listen
 from tenure.queue.message import (
@@ -25,6 +25,9 @@ NOBODY_WAITS = "nobody_waits"
 """The reason of an answer that died because its request had been given up."""
 
 REPLIES = ".replies."
+
+IDLE = 600.0
+"""Seconds after which a reply queue may be deleted if its process has not said that it lives, as it often does."""
 
 
 def is_reply_queue(name: str) -> bool:
@@ -56,7 +59,9 @@ class Producer:
 class Requests:
     """The requests of one process that wait for an answer, and the queue that brings the answers.
 
-    An answer that nobody waits for any more goes to that queue's dead letters, with the reason ``nobody_waits``.
+    An answer that nobody waits for any more goes to that queue's dead letters, with the reason ``nobody_waits``. The
+    queue is deleted when the process has no more use for it; if the process has died, by another that makes requests.
+    Both only if it is empty.
     """
 
     def __init__(self, desk: Desk) -> None:
@@ -109,9 +114,11 @@ class Requests:
         self._listener = None
         with suppress(Unavailable):
             await self._take_in()
+            await self._desk.broker.delete(self.reply_to)  # not if there are letters that nobody waited for
 
     async def _listen(self) -> None:
         hearing = asyncio.ensure_future(listen(self._desk, self.reply_to, self._woken.set))
+        staying = asyncio.ensure_future(self._stay())
         try:
             while True:
                 self._woken.clear()
@@ -126,6 +133,18 @@ class Requests:
                         await self._woken.wait()
         finally:
             hearing.cancel()
+            staying.cancel()
+
+    async def _stay(self) -> None:
+        """Keep the reply queue for as long as we live, and delete those of processes that have died."""
+        broker = self._desk.broker
+        while True:
+            with suppress(TenureError):  # the next time comes soon enough
+                await broker.delete_when_idle(self.reply_to, IDLE)
+                for name in await broker.idle():
+                    if is_reply_queue(name) and name != self.reply_to:
+                        await broker.delete(name)
+            await asyncio.sleep(IDLE / 4)
 
     def _pause(self) -> float:
         return 0.05 if self._waiting and not self._desk.broker.traits.hints else POLL

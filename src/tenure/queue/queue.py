@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Unpack
 
+from tenure.errors import QueueNotEmpty
 from tenure.pacing import check_seconds
 from tenure.queue.broker import Claim
 from tenure.queue.consumer import Consumer
@@ -20,6 +21,7 @@ from tenure.queue.message import (
     NO_HEADERS,
     NOT_GIVEN,
     Headers,
+    NotEmpty,
     Outgoing,
     SendOptions,
     Stats,
@@ -48,6 +50,7 @@ class Queue:
         self.name = desk.name
         self.dead_letters = DeadLetters(desk)
         self._desk = desk
+        self._given = desk.given  # what is to be declared again if the queue is deleted
         self._producer = Producer(desk)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
         self._at_work: list[AtWork] = []
@@ -304,11 +307,38 @@ class Queue:
         """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
         return list(await self._desk.broker.handled(self.name, _ids(ids)))
 
+    async def delete(self, *, force: bool = False) -> Stats:
+        """Delete the queue with its settings, its sessions' states and the ids remembered for it; return what it held.
+
+        It comes into being anew when it is next used: then, what was given to ``backend.queue`` here holds again.
+
+        Args:
+            force: Whether to delete it with the messages and dead letters in it. Locks on them lapse.
+
+        Raises:
+            QueueNotEmpty: There are messages or dead letters in it, and *force* is not set. Nothing has changed.
+            Unavailable: There was no answer: it may be deleted or not; with *force*, in part.
+        """
+        answer = await self._desk.broker.delete(self.name, force=force)
+        if isinstance(answer, NotEmpty):
+            raise QueueNotEmpty(
+                f"could not delete {self.name!r}: it holds {in_words(answer.stats)}; consume, redrive or purge "
+                "them, or delete it by force"
+            )
+        self._desk.given = self._given
+        return answer.stats
+
     async def close(self) -> None:
         """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
         await _ends(self.drain_soon(grace=0.0))
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
+
+
+def in_words(stats: Stats) -> str:
+    """Say how many messages there are, and in which state."""
+    counts = {name: getattr(stats, name) for name in ("ready", "locked", "delayed", "deferred", "dead")}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
 
 
 async def _ends(at_work: Sequence[AtWork]) -> None:

@@ -39,6 +39,7 @@ class Queue:
     send_batch = blocking(tenure.queue.queue.Queue.send_batch)
     peek_deferred = blocking(tenure.queue.queue.Queue.peek_deferred)
     stats = blocking(tenure.queue.queue.Queue.stats)
+    delete = blocking(tenure.queue.queue.Queue.delete)
     handled = blocking(tenure.queue.queue.Queue.handled)
 
     def request(

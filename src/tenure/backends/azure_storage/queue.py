@@ -64,8 +64,10 @@ from tenure.queue.message import (
     DeadLetter,
     DeadMessage,
     Defer,
+    Deleted,
     Delivery,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
@@ -73,6 +75,7 @@ from tenure.queue.message import (
     Settlement,
     Stats,
     Verdict,
+    count_of,
     dead_letters_of,
 )
 
@@ -186,6 +189,57 @@ class AzureBroker:
         found = await self._account.ask(names)
         dead = {one for one in found if one.endswith(DEAD) and one.removesuffix(DEAD) in found}
         return sorted(name for one, name in found.items() if one not in dead and not name.endswith(DEAD_SUFFIX))
+
+    # --- the end of a queue ---
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue* and the place for its dead letters, if both are empty or by *force*.
+
+        Azure has no condition for that: what is sent between our look and the deletion is lost with the queue.
+        """
+        found = await self.stats(queue)
+        if count_of(found) and not force:
+            return NotEmpty(found)
+
+        async def delete(line: Line) -> None:
+            for name in (queue, dead_letters_of(queue)):
+                await said(_client(line, name).delete_queue(), *_MISSING)
+
+        await self._account.ask(delete)
+        return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*: the moment stands in its metadata."""
+        if self._wall is None:
+            await self._account.ask(partial(self._ask_the_time, queue=queue))
+        idle_at = self._now() + seconds
+
+        async def note(line: Line) -> None:
+            client = _client(line, queue)
+            metadata = {"tenure_name": told(queue), "tenure_idle_at": f"{idle_at:.0f}"}
+            answer = await said(client.get_queue_properties(), *_MISSING)
+            if isinstance(answer, Said):
+                await _create(client, queue, metadata)
+            else:
+                await said(client.set_queue_metadata({**(answer.metadata or {}), **metadata}), *_MISSING)
+
+        await self._account.ask(note)
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+
+        async def look(line: Line) -> list[str]:
+            found = []
+            async for one in line.queues.list_queues(include_metadata=True):
+                metadata = one.metadata or {}
+                idle_at = metadata.get("tenure_idle_at", "")
+                if idle_at.isdecimal() and int(idle_at) <= self._now():
+                    found.append(untold(metadata.get("tenure_name", str(one.name))))
+            return found[:100]
+
+        if self._wall is None:
+            await self._account.ask(partial(self._ask_the_time, queue="tenure"))  # which need not be there
+        return await self._account.ask(look)
 
     # --- sending ---
 

@@ -35,6 +35,7 @@ class Memory:
         self.bell: Bell = Bell()
         self.claims: dict[str, Claim] = {}
         self.queues: dict[str, Queue] = {}
+        self.sequence = 0  # no less than any of a queue that was deleted
         self.tokens = 0  # of deliveries and sessions; the newest
         self.epoch: float | None = None  # the wall clock's time when the clock of its first user began
 

@@ -30,17 +30,20 @@ from tenure.queue.message import (
     DeadMessage,
     Death,
     Defer,
+    Deleted,
     Delivery,
     Failure,
     GiveBack,
     Headers,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
     Stats,
+    count_of,
     dead_letters_of,
 )
 
@@ -157,6 +160,7 @@ class Queue:
         self.sequence = 0
         self.sent: Ids = Ids()
         self.inbox: Ids = Ids()
+        self.idle_at: float = NEVER
 
 
 class MemoryBroker(Client):
@@ -471,28 +475,30 @@ class MemoryBroker(Client):
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
         with self._memory.lock:
-            now = self._clock.now()
-            live = self._shelf(queue, now)
-            if live is None:
-                return Stats()
-            if live.is_dead:
-                return Stats(dead=len(live.rows))
-            age = 0.0
-            while live.oldest:
-                row = live.rows.get(live.oldest[0])
-                if row is not None and row.place is Place.READY:
-                    age = max(0.0, now + self._wall - row.enqueued_at)
-                    break
-                heapq.heappop(live.oldest)
-            count = live.count
-            return Stats(
-                count[Place.READY],
-                count[Place.LOCKED],
-                count[Place.DELAYED],
-                count[Place.DEFERRED],
-                len(self._memory.queues[queue].dead.rows),
-                age,
-            )
+            return self._count(queue, self._clock.now())
+
+    def _count(self, queue: str, now: float) -> Stats:
+        live = self._shelf(queue, now)
+        if live is None:
+            return Stats()
+        if live.is_dead:
+            return Stats(dead=len(live.rows))
+        age = 0.0
+        while live.oldest:
+            row = live.rows.get(live.oldest[0])
+            if row is not None and row.place is Place.READY:
+                age = max(0.0, now + self._wall - row.enqueued_at)
+                break
+            heapq.heappop(live.oldest)
+        count = live.count
+        return Stats(
+            count[Place.READY],
+            count[Place.LOCKED],
+            count[Place.DELAYED],
+            count[Place.DEFERRED],
+            len(self._memory.queues[queue].dead.rows),
+            age,
+        )
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
@@ -541,6 +547,31 @@ class MemoryBroker(Client):
             known = self._memory.queues.get(queue)
             return [known is not None and known.inbox.knows(one, now) for one in ids]
 
+    # --- the end of a queue ---
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty or by *force*."""
+        with self._memory.lock:
+            found = self._count(queue, self._clock.now())
+            if count_of(found) and not force:
+                return NotEmpty(found)
+            gone = self._memory.queues.pop(queue, None)
+            if gone is not None:
+                self._memory.sequence = max(self._memory.sequence, gone.sequence)
+            return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*."""
+        with self._memory.lock:
+            self._queue(queue).idle_at = self._clock.now() + seconds
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+        with self._memory.lock:
+            now = self._clock.now()
+            found = sorted((one.idle_at, name) for name, one in self._memory.queues.items() if one.idle_at <= now)
+            return [name for _, name in found[:100]]
+
     def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
         now = self._clock.now()
         shelf = self._shelf(dead_letters_of(name), now) if self._shelf(name, now) else None
@@ -561,6 +592,7 @@ class MemoryBroker(Client):
         queue = self._memory.queues.get(name)
         if queue is None:
             queue = self._memory.queues[name] = Queue(name)
+            queue.sequence = self._memory.sequence  # one of this name may have been deleted
         return queue
 
     def _forget(self, name: str, now: float) -> None:

@@ -35,11 +35,13 @@ from tenure.queue.message import (
     DeadMessage,
     Death,
     Defer,
+    Deleted,
     Delivery,
     Failure,
     GiveBack,
     Headers,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
@@ -94,7 +96,7 @@ class PostgresBroker:
         written = ", ".join(f"{name} = excluded.{name}" for name in sorted(changes))
         [row] = await self._client.ask(
             f"INSERT INTO {self._schema}.queue (name, {_SETTINGS}) VALUES ($1, $2, $3, $4, $5) "
-            f"ON CONFLICT (name) DO UPDATE SET {written} RETURNING {_SETTINGS}",
+            f"ON CONFLICT (name) DO UPDATE SET {written}, deleted_at = NULL RETURNING {_SETTINGS}",
             queue,
             float(new.lock),
             new.max_deliveries,
@@ -110,7 +112,12 @@ class PostgresBroker:
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
-        return [name for (name,) in await self._client.ask(f"SELECT name FROM {self._schema}.queue ORDER BY name")]
+        rows = await self._client.ask(
+            f"SELECT name FROM {self._schema}.queue AS q WHERE deleted_at IS NULL OR EXISTS ("
+            f"SELECT FROM {self._schema}.tally AS t WHERE t.queue = q.id GROUP BY t.queue "
+            "HAVING sum(ready + locked + delayed + deferred + dead) <> 0) ORDER BY name"
+        )
+        return [name for (name,) in rows]
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when messages of *queue* may have become claimable."""
@@ -339,6 +346,24 @@ class PostgresBroker:
         )
         known = {row[0] for row in rows}
         return [one in known for one in ids]
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty or by *force*."""
+        rows = await self._rows("delete_queue", queue, force)
+        if not rows:
+            return Deleted(Stats())
+        is_deleted, *counts, age = rows[0]
+        ready, locked, delayed, deferred, dead = (int(count or 0) for count in counts)
+        found = Stats(ready, locked, delayed, deferred, dead, age or 0.0)
+        return Deleted(found) if is_deleted else NotEmpty(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*."""
+        await self._call("delete_when_idle", queue, float(seconds))
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+        return [name for (name,) in await self._rows("idle")]
 
     async def close(self) -> None:
         """Let the housework that was begun come to an end."""

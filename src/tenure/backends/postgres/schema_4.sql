@@ -42,3 +42,8 @@ CREATE INDEX session_locked ON {schema}.session (queue, until) WHERE token IS NO
 
 -- The oldest version of this code that works with the schema as it is now.
 ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
+
+-- When a queue may be deleted if it is empty, and when it was: its row stays for a day, and is its again if it is used.
+ALTER TABLE {schema}.queue ADD COLUMN idle_at double precision, ADD COLUMN deleted_at double precision;
+CREATE INDEX queue_idle ON {schema}.queue (idle_at) WHERE idle_at IS NOT NULL;
+CREATE INDEX queue_deleted ON {schema}.queue (deleted_at) WHERE deleted_at IS NOT NULL;

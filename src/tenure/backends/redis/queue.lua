@@ -3,6 +3,7 @@
 -- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and lie in one slot of a cluster:
 --   settings          hash    what was declared; a missing field has its default
 --   sequence          number  the newest sequence given out
+--   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
 --                             place: where an unlocked message belongs: q in the queue, f deferred, d dead
 --                             token: the lock's, empty if it is not locked
@@ -300,6 +301,20 @@ end
 
 -- --- sending ---
 
+local is_new = false  -- whether a queue has come into being
+
+-- Give out *size* sequences, and return the last of them. Those of a queue that was deleted are not given out again.
+local function next_sequences(base, size)
+    local last = redis.call('INCRBY', base .. 'sequence', size)
+    is_new = is_new or last == size
+    local before = last == size and redis.call('GET', base .. 'retired')
+    if before then
+        redis.call('DEL', base .. 'retired')
+        last = redis.call('INCRBY', base .. 'sequence', before)
+    end
+    return last
+end
+
 -- Keep a message; *control* is delay|at|ttl|priority|session, or nothing. Returns its sequence, or 0 for a duplicate.
 local function keep(base, control, id, head, body)
     if id ~= '' then
@@ -310,7 +325,7 @@ local function keep(base, control, id, head, body)
         end
         redis.call('ZADD', base .. 'ids', NOW, id)
     end
-    local sequence = redis.call('INCR', base .. 'sequence')
+    local sequence = next_sequences(base, 1)
     local row = {count = 0, sent = NOW, priority = 0, expires = 0, place = 'q', token = ''}
     local visible = NOW
     if control ~= '' then
@@ -334,6 +349,7 @@ if #ARGV > 0 then
 end
 
 -- name: send (as keep wants them: control, id, head, body; and so on)
+-- Returns the sequences, and whether the queue is new: it may have been deleted, and must be listed again.
 local base = KEYS[1]
 local is_plain = true
 for i = 1, #ARGV, 4 do
@@ -345,7 +361,7 @@ end
 local sequences = {}
 if is_plain then  -- many at once
     local size = #ARGV / 4
-    local last = redis.call('INCRBY', base .. 'sequence', size)
+    local last = next_sequences(base, size)
     local states, heads, bodies, ranks = {}, {}, {}, {}
     local state = '0|' .. NOW .. '|0|0|q||'
     for i = 1, size do
@@ -369,7 +385,7 @@ else
     end
 end
 ring(base, false)
-return sequences
+return {sequences, is_new and 1 or 0}
 
 -- name: receive (limit, lock in ms, token, whether they are dead letters)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
@@ -759,3 +775,62 @@ for i, ends in ipairs(fetch('ZMSCORE', KEYS[1] .. 'inbox', ARGV)) do
     answers[i] = ends and tonumber(ends) > NOW and 1 or 0
 end
 return answers
+
+-- name: delete (whether to delete it with what it holds)
+-- Returns whether it is gone (1), not empty (0), or too much for one step (2).
+local base, force = KEYS[1], ARGV[1] == '1'
+catch_up(base)
+local rooms = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
+local found, names = {}, {}
+for _, key in ipairs(rooms) do
+    for _, sequence in ipairs(redis.call('ZRANGE', base .. key, 0, DUE - 1)) do
+        if #found < DUE then
+            found[#found + 1] = sequence
+        end
+    end
+end
+if #found > 0 and not force then
+    return 0
+end
+local function forget_session(name)
+    redis.call('DEL', base .. 'session:' .. name, base .. 'late:' .. name, base .. 'held:' .. name)
+end
+for i, text in ipairs(fetch('HMGET', base .. 'state', found)) do
+    local row = text and read(text)
+    if row and row.session then
+        redis.call('ZREM', base .. 'session:' .. row.session, found[i])
+        redis.call('ZREM', base .. 'late:' .. row.session, found[i])
+        redis.call('SREM', base .. 'held:' .. row.session, found[i])
+        refresh(base, row.session)
+    end
+end
+for _, key in ipairs({'dead:ready', 'dead:delayed', 'dead:locked', 'expiry', unpack(rooms)}) do
+    many('ZREM', base .. key, found)
+end
+for _, key in ipairs({'state', 'head', 'body', 'history', 'death'}) do
+    many('HDEL', base .. key, found)
+end
+if #found == DUE then
+    return 2
+end
+for _, key in ipairs({'session_token', 'session_state'}) do
+    for _, name in ipairs(redis.call('HKEYS', base .. key)) do
+        forget_session(name)
+    end
+end
+if redis.call('EXISTS', base .. 'sequence') == 1 then
+    redis.call('SET', base .. 'retired', redis.call('GET', base .. 'sequence'), 'EX', 8 * 86400)
+end
+for _, key in ipairs({
+    'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', unpack(rooms),
+}) do
+    redis.call('UNLINK', base .. key)
+end
+return 1
+
+-- name: delete_when_idle (name, ms)
+return redis.call('ZADD', KEYS[1], NOW + ARGV[2], ARGV[1])
+
+-- name: idle
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', NOW, 'LIMIT', 0, 100)

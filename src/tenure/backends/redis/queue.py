@@ -24,6 +24,7 @@ import asyncio
 import json
 import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import repeat
@@ -59,11 +60,13 @@ from tenure.queue.message import (
     DeadMessage,
     Death,
     Defer,
+    Deleted,
     Delivery,
     Failure,
     GiveBack,
     Headers,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
@@ -71,12 +74,16 @@ from tenure.queue.message import (
     Settlement,
     Stats,
     Verdict,
+    count_of,
 )
 
 T = TypeVar("T")
 A = TypeVar("A")
 
 QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
+
+LIST_EVERY = 60.0
+"""Seconds after which a queue in use is listed again: another process may have deleted it."""
 
 _LUA = scripts("queue.lua")
 _ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
@@ -92,7 +99,8 @@ class RedisBroker:
         self._wake = wake
         self._prefix = client.options.prefix
         self._names = f"{self._prefix}queues"
-        self._listed: set[str] = set()
+        self._idle = f"{self._prefix}idle"
+        self._listed: dict[str, float] = {}  # when we have noted a queue among all names
 
     @property
     def traits(self) -> QueueTraits:
@@ -137,7 +145,9 @@ class RedisBroker:
         for message in messages:
             arguments += _packed(message)
         call = Call(_LUA["send"], [self._base(queue)], arguments)
-        sequences = await self._noting({queue}, NOTE_GROWING, call)
+        sequences, is_new = await self._noting({queue}, NOTE_GROWING, call)
+        if is_new:
+            await self._list(queue)
         return [message.id or f"{queue}${sequence}" for message, sequence in zip(messages, sequences, strict=True)]
 
     # --- receiving ---
@@ -338,6 +348,33 @@ class RedisBroker:
             return []
         return [bool(one) for one in await self._client.run(_LUA["handled"], [self._base(queue)], *ids)]
 
+    # --- the end of a queue ---
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty; by *force*, its messages go first, some hundreds in one step."""
+        found = await self.stats(queue)
+        if count_of(found) and not force:
+            return NotEmpty(found)
+        # First off the list, which lies in another slot: what is used again meanwhile is listed again by that use.
+        await self._client.command("SREM", self._names, queue)
+        gone = 2
+        while gone == 2:
+            gone = await self._client.run(_LUA["delete"], [self._base(queue)], int(force))
+        self._listed.pop(queue, None)
+        if not gone:
+            await self._list(queue)
+            return NotEmpty(await self.stats(queue))
+        await self._client.command("ZREM", self._idle, queue)
+        return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*."""
+        await self._client.run(_LUA["delete_when_idle"], [self._idle], queue, _milliseconds(seconds))
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+        return [name.decode() for name in await self._client.run(_LUA["idle"], [self._idle])]
+
     # --- names ---
 
     def _base(self, queue: str) -> str:
@@ -346,14 +383,18 @@ class RedisBroker:
 
     async def _noting(self, queues: set[str], note: Script, call: Call) -> Answer:
         """Run *call*; before it, note *queues* among all names, where there is need of it."""
-        new = queues - self._listed
+        since = time.monotonic() - LIST_EVERY
+        new = {queue for queue in queues if self._listed.get(queue, -math.inf) <= since}
         if not new:
             return await self._client.run(call.script, call.keys, *call.arguments)
         # The list lies in another slot, so it can't be part of the script; before it, so that none is missing.
         answer, is_noted = await self._client.run_noted(Call(note, [self._names], sorted(new)), call)
         if is_noted:
-            self._listed |= new
+            self._listed.update(dict.fromkeys(new, time.monotonic()))
         return answer
+
+    async def _list(self, queue: str) -> None:
+        await self._client.run(NOTE, [self._names], queue)
 
 
 class _Keys:

@@ -11,7 +11,7 @@ from tenure.backends import Fact
 from tenure.backends.sqlite.client import Database, Options, Worker, path_of
 from tenure.backends.sqlite.fence import Fence
 from tenure.backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
-from tenure.backends.sqlite.ledger import QUEUES
+from tenure.backends.sqlite.ledger import IDLE, QUEUES
 from tenure.backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
 from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.transaction import Within, transact
@@ -55,11 +55,11 @@ class SqliteBackend:
         self.leases = SqliteLeases(self._worker, self._wake, clock)
         times = FileClock(clock)
         self._writer = Writer(
-            lambda: Database(path, options, [QUEUES], syncs_apart=True),
+            lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True),
             times,
             lambda queue: self._wake.ring(topic_of(queue)),
         )
-        self._reader = Worker(lambda: Database(path, options, [QUEUES], reads_only=True))
+        self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True))
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
 
     async def describe(self) -> Sequence[Fact]:

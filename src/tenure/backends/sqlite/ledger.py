@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tenure.backends.sqlite.client import Part, statements
 from tenure.backends.sqlite.places import Places
-from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of
+from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of, unpack
 from tenure.backends.sqlite.view import Hold, Queue
 from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
@@ -44,6 +44,10 @@ FORGET_MAX = 100
 """So many ids are forgotten by a claim that finds nothing."""
 
 QUEUES = Part("queues", version=1, script="queue_schema.sql")
+IDLE = Part("idle queues", version=1, script="idle_schema.sql")
+
+STEP = 1_000
+"""So many messages are deleted with their queue in one transaction."""
 
 _SQL = statements("queue.sql")
 
@@ -441,6 +445,55 @@ class Ledger(Places):
         queue = self.open(name.removesuffix(DEAD_SUFFIX))
         self._run(_SQL["forget_remembered"], (queue.number, self._at.wall, 4))
         self._run(_SQL["remember"], (queue.number, id_, self._at.wall + seconds))
+
+    # --- the end of a queue ---
+
+    def delete_when_idle(self, name: str, seconds: float) -> None:
+        """Note when a queue may be deleted."""
+        self._run(_SQL["set_idle"], (self.open(name).number, self._at.wall + seconds))
+
+    def delete(self, name: str) -> bool:
+        """Delete a queue; tell whether that is so: it isn't if something is in it."""
+        self._flush()
+        queue = self.find(name)
+        if queue is None:
+            return True
+        (size,) = self._run(_SQL["size"], (queue.number,)).fetchone()
+        if size:
+            return False
+        for number in (queue.number, queue.number + 1):
+            for statement in ("forget_holds", "forget_sessions", "forget_ids", "forget_inbox", "forget_idle"):
+                self._run(_SQL[statement], (number,))
+            self._run(_SQL["delete_queue"], (number,))
+        self._queues.clear()
+        return True
+
+    def empty(self, name: str) -> bool:
+        """Delete some of the messages of a queue, in whatever state; tell whether there may be more."""
+        self._flush()
+        queue = self.find(name)
+        if queue is None:
+            return False
+        found = [self._empty(self._numbered(number)) for number in (queue.number, queue.number + 1)]
+        return any(found)
+
+    def _empty(self, queue: Queue) -> bool:
+        found: list[int] = []
+        for place in ("ready", "delayed", "deferred"):
+            taken = self._run(_SQL[f"empty_{place}"], (queue.number, STEP)).fetchall()
+            setattr(queue, place, getattr(queue, place) - len(taken))
+            found += [sequence for (sequence,) in taken]
+        for token, part, packed in self._run(_SQL["some_holds"], (queue.number, STEP)).fetchall():
+            sequences = unpack(packed)
+            self._run(_SQL["delete_hold"], (token, part))
+            queue.locked -= len(sequences)
+            found += sequences
+        for first, last in runs_of(found) if found else ():  # a run has no gaps, so nothing of other queues is in it
+            timed = self._run(_SQL["timed"], (queue.number, first, last)).fetchall()
+            self._run_many(_SQL["delete_expiry"], timed)
+            self._run(_SQL["delete_deaths"], (queue.number, first, last))
+            self._run(_SQL["delete_messages"], (first, last))
+        return bool(found)
 
 
 def _is_plain(message: Outgoing) -> bool:

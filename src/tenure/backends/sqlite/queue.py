@@ -34,14 +34,17 @@ from tenure.queue.message import (
     GIVE_BACK,
     DeadMessage,
     Defer,
+    Deleted,
     Delivery,
     Lapsed,
+    NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
     Stats,
+    count_of,
 )
 
 T = TypeVar("T")
@@ -180,6 +183,25 @@ class SqliteBroker:
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the inbox remembers."""
         return await self._read(lambda ledger: ledger.are_remembered(queue, ids))
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty; by *force*, its messages go first, some hundreds in one step."""
+        while True:
+            found = await self.stats(queue)
+            if count_of(found) and not force:
+                return NotEmpty(found)
+            while force and await self._writer.submit(lambda ledger: ledger.empty(queue)):
+                pass
+            if await self._writer.submit(lambda ledger: ledger.delete(queue)):
+                return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*."""
+        await self._writer.submit(lambda ledger: ledger.delete_when_idle(queue, seconds))
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+        return await self._read(Ledger.idle)
 
     async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, redrive: bool) -> int:
         await self._look(queue, lambda _: None)

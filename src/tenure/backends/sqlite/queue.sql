@@ -264,3 +264,55 @@ WHERE (queue, id) IN (SELECT queue, id FROM tenure_inbox WHERE queue = ?1 AND un
 
 -- name: remembered
 SELECT 1 FROM tenure_inbox WHERE queue = ?1 AND id = ?2 AND until > ?3;
+
+-- What a queue and its dead letters hold.
+-- name: size
+SELECT coalesce(sum(ready + locked + delayed + deferred), 0) FROM tenure_queue WHERE queue IN (?1, ?1 + 1);
+
+-- name: delete_queue
+DELETE FROM tenure_queue WHERE queue = ?1;
+
+-- name: forget_holds
+DELETE FROM tenure_hold WHERE queue = ?1;
+
+-- name: forget_sessions
+DELETE FROM tenure_session WHERE queue = ?1;
+
+-- name: forget_ids
+DELETE FROM tenure_dedupe WHERE queue = ?1;
+
+-- name: forget_inbox
+DELETE FROM tenure_inbox WHERE queue = ?1;
+
+-- name: forget_idle
+DELETE FROM tenure_idle WHERE queue = ?1;
+
+-- name: set_idle
+INSERT INTO tenure_idle (queue, idle_at) VALUES (?1, ?2)
+ON CONFLICT (queue) DO UPDATE SET idle_at = excluded.idle_at;
+
+-- name: idle
+SELECT name FROM tenure_idle JOIN tenure_queue USING (queue) WHERE idle_at <= ?1 ORDER BY idle_at LIMIT 100;
+
+-- name: empty_ready
+DELETE FROM tenure_ready
+WHERE (queue, session, rank, sequence) IN (
+    SELECT queue, session, rank, sequence FROM tenure_ready WHERE queue = ?1 LIMIT ?2
+)
+RETURNING sequence;
+
+-- name: empty_delayed
+DELETE FROM tenure_delayed
+WHERE (queue, due_at, sequence) IN (SELECT queue, due_at, sequence FROM tenure_delayed WHERE queue = ?1 LIMIT ?2)
+RETURNING sequence;
+
+-- name: empty_deferred
+DELETE FROM tenure_deferred
+WHERE (queue, sequence) IN (SELECT queue, sequence FROM tenure_deferred WHERE queue = ?1 LIMIT ?2)
+RETURNING sequence;
+
+-- name: some_holds
+SELECT token, part, sequences FROM tenure_hold WHERE queue = ?1 LIMIT ?2;
+
+-- name: timed
+SELECT ?1, expires_at, sequence FROM tenure_message WHERE sequence BETWEEN ?2 AND ?3 AND expires_at IS NOT NULL;

@@ -96,6 +96,10 @@ class View:
         row = self._run(_SQL["settings"], (name,)).fetchone()
         return QueueSettings(*row) if row else QueueSettings()
 
+    def idle(self) -> list[str]:
+        """List the queues that may be deleted if they are empty."""
+        return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,))]
+
     def are_remembered(self, name: str, ids: Sequence[str]) -> list[bool]:
         """Tell which *ids* the inbox of a queue knows."""
         queue = self.find(name)

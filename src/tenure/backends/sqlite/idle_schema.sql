@@ -1,0 +1,5 @@
+-- When a queue may be deleted if it is empty, by the file's wall clock; without a row, never.
+CREATE TABLE IF NOT EXISTS tenure_idle (
+    queue   INTEGER PRIMARY KEY NOT NULL,
+    idle_at REAL NOT NULL
+);
