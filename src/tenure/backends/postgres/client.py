@@ -442,15 +442,17 @@ class Client:
         return max(0.001, within - (time.monotonic() - asked_at))
 
     async def _check(self) -> None:
-        table = f"{self.options.schema}.migration"
-        rows = await self._unchecked(lambda connection: connection.fetch(f"SELECT max(version) FROM {table}"))
+        schema = self.options.schema
+        rows = await self._unchecked(
+            lambda connection: connection.fetch(f"SELECT max(version), ({works_with(schema)}) FROM {schema}.migration")
+        )
         found: int = rows[0][0] or 0
         if found < VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, and this tenure needs "
                 f"{VERSION}; run: tenure migrate URL"
             )
-        if found > VERSION:
+        if found > VERSION and rows[0][1] > VERSION:
             raise ConfigError(
                 f"the schema {self.options.schema!r} of {self.url} has version {found}, made by a newer tenure than "
                 f"this one, which knows {VERSION}; install that newer one here (tenure migrate doesn't go back)"
