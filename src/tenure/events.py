@@ -138,8 +138,20 @@ class MessageDied(MessageEvent):
 class LockEnded(MessageEvent):
     """A lock was lost, or is about to be: the handler is cancelled and its result thrown away.
 
-    *why* is ``denied`` (the broker said so), ``unanswered`` (renewals got no answer in time) or ``max_hold`` (the
-    handler took longer than it may).
+    *why* is ``denied`` (the broker said so), ``unanswered`` (renewals got no answer in time), ``stalled`` (this process
+    did not run when it was to renew: it was stopped, or a handler held the GIL) or ``max_hold`` (the handler took
+    longer than it may).
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResultDiscarded(MessageEvent):
+    """A handler ended after its lock had, unnoticed: its result is thrown away, and the message is not settled by it.
+
+    *why* is as of :class:`LockEnded`; ``unanswered`` if consuming ended before the broker had answered to the verdict,
+    which may stand or not. For each result that is thrown away there is one ``LockEnded`` or one of these.
     """
 
     why: str

@@ -7,12 +7,14 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import tenure
 from tenure.backend import connect
 from tenure.events import Event, HandlerNotBegun
 from tenure.queue.desk import Received
-from tenure.queue.processes import NotBegun
+from tenure.queue.processes import CLOCK, HandlerDied, Lock, NotBegun, Processes
 from tenure.testing import until
 
 pytestmark = pytest.mark.process
@@ -268,6 +270,34 @@ def test_a_process_that_has_ended_leaves_nothing_open() -> None:
             assert failures[-1] <= failures[0]
 
     asyncio.run(main())
+
+
+def test_a_process_that_dies_of_a_body_while_it_reads_it_is_counted() -> None:
+    processes = Processes(len)
+    lock = Lock(lambda: CLOCK.now() + PATIENCE, 1.0)
+    assert processes.task(b"small", lock)() is None  # what it returns is of no use here
+    [process] = processes._idle
+    pid, pipe = process._process.pid, process._pipe
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it reads no more
+    outcome: Future[object] = Future()
+    task = processes.task(bytes(50_000_000), lock)
+
+    def call() -> None:
+        try:
+            outcome.set_result(task())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    began = time.monotonic()
+    while select.select([], [pipe], [], 0)[1]:  # until no more of the body fits into the pipe
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(HandlerDied, match="SIGKILL"):
+        outcome.result(PATIENCE)
+    processes.close()
 
 
 LONELY = """

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,7 +17,16 @@ import pytest
 import tenure
 from tenure.backends.memory.queue import MemoryBroker
 from tenure.errors import ConfigError, LockLost, QueueNotEmpty, Unavailable
-from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied, MessageFailed
+from tenure.events import (
+    BrokerUnanswered,
+    Event,
+    GivenBack,
+    HandlerOverran,
+    LockEnded,
+    MessageDied,
+    MessageFailed,
+    ResultDiscarded,
+)
 from tenure.keeper import Keeper
 from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message, Received
@@ -1625,3 +1635,176 @@ async def test_a_handler_that_cancels_itself_has_failed(town: Town) -> None:
     [dead] = await queue.dead_letters.peek()
     assert dead.error is not None
     assert dead.error.type == "asyncio.exceptions.CancelledError"
+
+
+# --- what is told ---
+
+
+@in_town
+async def test_a_result_that_comes_too_late_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}")
+        await queue.send(b"a", session="s" if sessions else None)
+        counts: list[int] = []
+
+        async def handler(message: Message, counts: list[int] = counts) -> None:
+            counts.append(message.delivery_count)
+            if message.delivery_count == 1:
+                town.loop.block(2 * LOCK)  # this process does not run, and nobody has noticed
+
+        await queue.consume(handler, sessions=sessions, until_empty=True)
+        assert counts == [1, 2]
+        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+        if not sessions:
+            [told] = town.told(ResultDiscarded)
+            assert (told.why, told.delivery_count) == ("stalled", 1)
+
+
+@in_town
+async def test_a_verb_that_comes_too_late_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}")
+        await queue.send(b"a", session="s" if sessions else None)
+
+        async def handler(message: Message) -> None:
+            if message.delivery_count == 1:
+                town.loop.block(2 * LOCK)
+                with pytest.raises(LockLost):
+                    await message.complete()
+
+        await queue.consume(handler, sessions=sessions, until_empty=True)
+        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+
+
+@in_town
+async def test_a_verdict_without_an_answer_at_the_end_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 1)
+    town.road.settling = False
+    await asyncio.gather(queue.consume(Log(), grace=1.0), _drain_after(queue, 1.0))
+    [told] = town.told(ResultDiscarded)
+    assert told.why == "unanswered"
+    town.road.settling = True
+
+
+async def _drain_after(queue: Queue, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await queue.drain(grace=1.0)
+
+
+@in_town
+async def test_every_death_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}", max_deliveries=1)
+        one = "s" if sessions else None
+        for body in (b"rejected", b"failed", b"by hand", b"never", b"fine"):
+            await queue.send(body, session=one)
+        await queue.send(b"expired", session=one, ttl=1.0)
+
+        async def handler(message: Message) -> None:
+            match message.body:
+                case b"rejected":
+                    raise Reject("odd")
+                case b"failed":
+                    raise ValueError
+                case b"never":
+                    raise KeyError
+                case b"by hand":
+                    await message.dead_letter("by hand")
+
+        await asyncio.sleep(2.0)
+        await queue.consume(handler, sessions=sessions, until_empty=True, retry=RetryPolicy(never=(KeyError,)))
+        assert [event.reason for event in town.told(MessageDied)].count("max_deliveries") == 1
+        told = sorted((event.sequence, event.reason) for event in town.told(MessageDied))
+        dead = [(letter.sequence, letter.reason) for letter in await queue.dead_letters.peek()]
+        assert told == dead
+        assert len(dead) == 5
+
+
+@in_town
+async def test_the_death_of_a_message_whose_last_lock_ended_is_told_of(town: Town) -> None:
+    queue = town.queue(max_deliveries=1)
+    await fill(queue, 1)
+    await queue.receive()  # and never settled, as by a process that crashed
+    await asyncio.sleep(2 * LOCK)
+    await queue.stats()  # whoever looks on finds it dead
+    await queue.consume(Log(), until_empty=True)
+    [told] = town.told(MessageDied)
+    assert (told.reason, told.delivery_count) == ("max_deliveries", 1)
+
+
+# --- what a driver may do ---
+
+
+@in_town
+async def test_a_foreign_error_after_something_has_worked_ends_no_consumer(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}")
+        log = Log()
+        async with town.consuming(queue, log, sessions=sessions):
+            await queue.send(b"before", session="s" if sessions else None)
+            await until(partial(_has_ended, log, b"before"))
+            for verb in ("receive", "receive_session", "accept", "settle", "renew"):
+                broken = getattr(town.road, verb)
+
+                async def fails(*_: Any, verb: str = verb) -> Any:
+                    if verb == "settle":
+                        raise asyncio.CancelledError  # as a driver may, though nobody has cancelled anything
+                    raise RuntimeError("another operation is in progress")
+
+                setattr(town.road, verb, fails)
+                await queue.send(verb.encode(), session="t" if sessions else None)
+                await asyncio.sleep(3.0)
+                setattr(town.road, verb, broken)
+                await until(partial(_has_ended, log, verb.encode()))
+        assert await queue.stats() == Stats()
+        assert town.told(BrokerUnanswered)
+
+
+def _has_ended(log: Log, body: bytes) -> bool:
+    return body in log.ended
+
+
+@in_town
+async def test_a_foreign_error_before_anything_has_worked_ends_it(town: Town) -> None:
+    async def broken(queue: str, limit: int, lock: float) -> Claim:
+        raise RuntimeError("this is no queue")
+
+    town.road.receive = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no queue"):
+        await town.queue().consume(Log())
+
+
+@in_town
+async def test_an_unanswered_accept_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    town.road.loses_answers = True
+    async with town.consuming(queue, Log(), sessions=True, concurrency=1):
+        await asyncio.sleep(3.0)
+        town.road.loses_answers = False
+    assert {event.what for event in town.told(BrokerUnanswered)} == {"accept"}
+
+
+@in_town
+async def test_a_claim_that_is_too_much_is_halved_until_it_is_answered(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 40)
+    limits: list[int] = []
+    receive = town.road.receive
+
+    async def slow(queue: str, limit: int, lock: float) -> Claim:
+        limits.append(limit)
+        if limit > 2:
+            raise Unavailable("no answer within a second: too much")
+        return await receive(queue, limit, lock)
+
+    town.road.receive = slow  # type: ignore[method-assign]
+    log = Log()
+    await queue.consume(log, concurrency=16, until_empty=True)
+    assert len(log.ended) == 40
+    assert limits[:4] == [16, 8, 4, 2]
+    assert await queue.stats() == Stats()

@@ -20,6 +20,7 @@ from tenure.events import (
     Overrun,
     RenewalMissed,
     Renewed,
+    ResultDiscarded,
     TermBegan,
     TermEnded,
     TermEnding,
@@ -98,6 +99,8 @@ def _said_of_message(event: MessageEvent) -> tuple[int, str]:
             return logging.ERROR, f"put among the dead letters ({reason})"
         case LockEnded(why=why):
             return logging.WARNING, f"its lock is over ({why}); its handler is cancelled, the result thrown away"
+        case ResultDiscarded(why=why):
+            return logging.WARNING, f"its handler ended when its lock was over ({why}); its result is thrown away"
         case HandlerOverran():
             return logging.ERROR, "its lock is over and its handler still runs; somebody else may have the message"
     return logging.INFO, repr(event)

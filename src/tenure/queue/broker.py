@@ -32,6 +32,7 @@ from tenure.queue.message import (
     DeadMessage,
     Deleted,
     Delivery,
+    Died,
     Lapsed,
     NotEmpty,
     Outgoing,
@@ -74,6 +75,8 @@ class QueueTraits:
     exact_stats: bool = True
     hints: bool = True
     """Whether consumers are told of new messages; without, they look now and then."""
+    names_dead: bool = False
+    """Whether claims name the messages that died by time; see ``Claim.died``."""
     survives_restart: bool = True
     """Whether messages outlive the store's process."""
 
@@ -135,19 +138,26 @@ class Claim(NamedTuple):
     ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
     becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
     is more at once, or may be: with no deliveries, the store has not got through all that time has done.
+
+    ``died`` names messages of this queue that the broker buried by itself since it told the last time, to this process
+    or, where it can, to any: those whose ``ttl`` or last lock ended. Each is named once, so that its consumer can tell
+    of it; a broker that can't cheaply name them leaves it empty. (Those that die of a verdict are told in its answer.)
     """
 
     deliveries: Sequence[Delivery]
     due_in: float | None = None
+    died: Sequence[Died] = ()
 
 
 class NoSession(NamedTuple):
     """No session could be accepted: none is free and has messages waiting, or the named one is locked to another.
 
-    ``due_in`` is as in :class:`Claim`: when a session's lock or a delay ends that would change this.
+    ``due_in`` and ``died`` are as in :class:`Claim`; the first tells when a session's lock or a delay ends that would
+    change this.
     """
 
     due_in: float | None = None
+    died: Sequence[Died] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
-from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed
+from tenure.errors import ConfigError, LockLost, TenureError
+from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed, ResultDiscarded
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, listen, obituary
@@ -62,13 +62,14 @@ from tenure.queue.message import (
     Settlement,
     Token,
     Verdict,
+    name_of,
     text_of,
 )
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure.sigterm import sigterm_tells
 
-Why = Literal["denied", "unanswered", "max_hold", "drain", "leave"]
+Why = Literal["denied", "unanswered", "stalled", "max_hold", "drain", "leave"]
 
 _NO_RESULT = (BaseException, Retry, Reject)
 """What a handler may have raised, or returned in its place."""
@@ -82,6 +83,7 @@ TIMER_MAX = 1.0
 WHY = {
     "denied": "the broker says that it is over",
     "unanswered": "renewals got no answer in time",
+    "stalled": "this process did not run in time to renew it; work that holds the GIL belongs into run_in='process'",
     "max_hold": "the handler ran for longer than max_hold",
 }
 
@@ -258,8 +260,8 @@ class Consumer:
                 self._spawn(self._settle(ask, settlements))
             case Receive(ask, limit):
                 self._spawn(self._receive(ask, limit))
-            case Report(settlement, answer):
-                self._report(settlement, answer)
+            case Report(settlement, answer, lapsed_for):
+                self._report(settlement, answer, lapsed_for)
             case CancelAll():
                 for worker in self._workers:
                     worker.cancel("drain")
@@ -267,14 +269,15 @@ class Consumer:
                 self._desk.tell(event)
 
     async def _receive(self, ask: int, limit: int) -> None:
+        desk = self._desk
         try:
-            claim = await self._desk.broker.receive(self._desk.name, limit, self._habits.timing.ttl)
-        except Unavailable as error:
-            self._feed(Answered(ask, NoAnswer(str(error))))
+            claim = await desk.broker.receive(desk.name, limit, self._habits.timing.ttl)
+        except (Exception, asyncio.CancelledError) as error:
+            self._go_without(ask, error)
             return
-        except Exception as error:
-            self._fail(error)
-            return
+        desk.has_answered = True
+        if claim.died:
+            desk.tell_of_dead(claim.died)
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
         is_empty = not claim.deliveries and claim.due_in != 0
         if self._consuming.until_empty and is_empty and not self._pump.outstanding:
@@ -283,14 +286,22 @@ class Consumer:
     async def _settle(self, ask: int, settlements: Any) -> None:
         try:
             answers = await self._desk.broker.settle(settlements)
-        except Unavailable as error:
-            self._feed(Answered(ask, NoAnswer(str(error))))
-        except Exception as error:
-            self._fail(error)
+        except (Exception, asyncio.CancelledError) as error:
+            self._go_without(ask, error)
         else:
             self._feed(Answered(ask, answers))
             if self._consuming.until_empty and not self._pump.outstanding:
                 self._feed(Hint())  # look at once whether more has come
+
+    def _go_without(self, ask: int, error: BaseException) -> None:
+        """Take in that the question number *ask* brought no answer, if that is all that *error* says."""
+        why = self._desk.why_unanswered(error)
+        if why is None:
+            if isinstance(error, asyncio.CancelledError):  # by us, at the end
+                raise error
+            self._fail(error)
+        else:
+            self._feed(Answered(ask, NoAnswer(why)))
 
     def _fail(self, error: BaseException) -> None:
         """End at once: what was asked can never work, or tenure itself is broken. The locks are left to run out."""
@@ -299,9 +310,11 @@ class Consumer:
             self._failure = error
             self._ended.set_result(None)
 
-    def _report(self, settlement: Settlement, answer: Settled | Lapsed) -> None:
+    def _report(self, settlement: Settlement, answer: Settled | Lapsed, why: str | None) -> None:
         delivery, verdict = settlement
         if isinstance(answer, Lapsed):
+            if why is not None and verdict is not GIVE_BACK:
+                self._desk.tell(event_of(ResultDiscarded, self._desk, delivery, why))
             error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
             self._spawn(self._complain(Message(delivery, self._desk), error))
         else:
@@ -343,7 +356,7 @@ class Consumer:
                     return None
                 case "leave":
                     return GIVE_BACK
-                case "denied" | "unanswered" | "max_hold":
+                case "denied" | "unanswered" | "stalled" | "max_hold":
                     outcome = LockLost(obituary(delivery, f"its handler was cancelled, for {WHY[why]}"))
         if not isinstance(outcome, BaseException):
             return self._verdict
@@ -352,9 +365,11 @@ class Consumer:
         await self._complain(message, outcome)
         if why == "denied":
             return None
-        if why in ("unanswered", "max_hold") and self._pump.sure_until(delivery) <= self._desk.clock.now():
+        if why in ("unanswered", "stalled", "max_hold") and self._pump.sure_until(delivery) <= self._desk.clock.now():
             self._pump.settled(delivery)  # not ours to judge by now: that it is too late was told already
             return None
+        if why == "stalled":
+            return GIVE_BACK  # that this process did not run is no fault of the message
         if isinstance(outcome, NeverBegins):
             self._failure = self._failure or unusable(outcome)
             self.drain(grace=0.0)
@@ -385,8 +400,10 @@ class Consumer:
         """
         try:
             return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
-        except Unavailable as error:
-            tell_unanswered(self._desk, "look into the inbox", error)
+        except Exception as error:
+            if (why := self._desk.why_unanswered(error)) is None:
+                raise
+            tell_unanswered(self._desk, "look into the inbox", why)
             await asyncio.sleep(later(self._habits.timing.retry_every, self._desk.dice))
             raise InboxUnanswered from error
 
@@ -440,6 +457,9 @@ class Consumer:
         for worker in self._workers:
             if worker.task in left and worker.delivery is not None:
                 self._desk.tell(event_of(HandlerOverran, self._desk, worker.delivery))
+        for delivery, verdict in self._pump.unanswered:
+            if verdict is not GIVE_BACK:
+                self._desk.tell(event_of(ResultDiscarded, self._desk, delivery, "unanswered"))
         self._handlers.close()
 
 
@@ -598,8 +618,8 @@ class LockKeeper:
     async def _ask(self, ask: int, question: Awaitable[Any]) -> None:
         try:
             answers = await question
-        except TenureError as error:  # also one that can never work: the locks end when their time is up
-            answers = NoAnswer(str(error))
+        except Exception as error:  # also one that can never work: the locks end when their time is up
+            answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
         self._feed(Answered(ask, answers))
 
     def _at_home(self, call: Callable[..., object], *arguments: Any) -> None:
@@ -689,9 +709,9 @@ def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: Bas
     return verdict
 
 
-def tell_unanswered(desk: Desk, what: str, error: Unavailable) -> None:
+def tell_unanswered(desk: Desk, what: str, why: str) -> None:
     """Let the ears know that the broker did not answer when it was asked to do *what*."""
-    desk.tell(BrokerUnanswered(desk.clock.now(), desk.name, desk.holder, what, str(error)))
+    desk.tell(BrokerUnanswered(desk.clock.now(), desk.name, desk.holder, what, why))
 
 
 def event_of(kind: type[Any], desk: Desk, delivery: Delivery, *more: object) -> Event:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from tenure.clock import Clock
-from tenure.errors import ConfigError, LockLost, TenureError
-from tenure.events import Event, MessageDied
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.events import Event, MessageDied, ResultDiscarded
 from tenure.keeper import Keeper
 from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
@@ -22,6 +22,7 @@ from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
+    EXPIRED,
     GIVE_BACK,
     MAX_DELIVERIES,
     NOT_GIVEN,
@@ -31,6 +32,7 @@ from tenure.queue.message import (
     DeadLetter,
     Defer,
     Delivery,
+    Died,
     Failure,
     GiveBack,
     Headers,
@@ -43,7 +45,9 @@ from tenure.queue.message import (
     check_name,
     check_text,
     checked,
+    name_of,
     outgoing,
+    text_of,
 )
 from tenure.threads import in_thread
 
@@ -67,6 +71,8 @@ class Desk:
     given: SettingChanges | None = None
     """What is to hold for everybody from the first use on; None once it does."""
     dice: random.Random = field(default_factory=random.Random)
+    has_answered: bool = False
+    """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
 
     async def ready(self) -> None:
         """Make known what was given, and learn what others gave before; once."""
@@ -78,6 +84,27 @@ class Desk:
             holds = await self.broker.declare(self.name, given)  # only these: others may be declared elsewhere just now
         self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
         self.given = None
+
+    def why_unanswered(self, error: BaseException) -> str | None:
+        """Return why a question to the broker brought no answer, so that it is to be asked again; None if it is not to.
+
+        A driver may raise anything when its server fails. So once the broker has answered, only a ``ConfigError`` says
+        that asking is no use.
+        """
+        if isinstance(error, Unavailable):
+            return str(error)
+        if isinstance(error, TenureError) or not self.has_answered:
+            return None
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            return None  # meant for us
+        return f"{name_of(error)}: {text_of(error)}"
+
+    def tell_of_dead(self, died: Sequence[Died]) -> None:
+        """Let the ears know of what the broker has buried by itself."""
+        for one in died:
+            named = (one.id, one.sequence, one.delivery_count)
+            self.tell(MessageDied(self.clock.now(), self.name, self.holder, *named, one.reason))
 
     def tell(self, event: Event) -> None:
         """Let the ears know. Nothing that a log handler or a hook raises comes out of this."""
@@ -102,10 +129,13 @@ class Desk:
         """Ask for messages; if we are cancelled meanwhile, what comes is given back, and not left locked."""
         asking = asyncio.ensure_future(ask())
         try:
-            return await asyncio.shield(asking)
+            claim = await asyncio.shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(self._give_back)
             raise
+        if isinstance(claim, Claim) and claim.died:
+            self.tell_of_dead(claim.died)
+        return claim
 
     def _give_back(self, asked: asyncio.Future[Claim | Lapsed]) -> None:
         if asked.cancelled() or asked.exception() is not None:
@@ -133,7 +163,11 @@ class Desk:
     def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Let the ears know if *verdict*, that stands, was the death of the message."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
-            reason = verdict.reason if isinstance(verdict, DeadLetter) else MAX_DELIVERIES
+            if isinstance(verdict, DeadLetter):
+                reason = verdict.reason
+            else:  # a ttl that ended under the lock kills what is given back, and what is abandoned before its last try
+                is_tried = isinstance(verdict, Abandon) and delivery.delivery_count >= self.settings.max_deliveries
+                reason = MAX_DELIVERIES if is_tried else EXPIRED
             named = (delivery.id, delivery.sequence, delivery.delivery_count)
             self.tell(MessageDied(self.clock.now(), delivery.queue, self.holder, *named, reason))
 
@@ -233,8 +267,8 @@ class Unsettled(Protocol):
         """Note that it is answered, or given up."""
         ...
 
-    def settled(self, delivery: Delivery) -> None:
-        """Note that *delivery* is settled, or lost."""
+    def settled(self, delivery: Delivery) -> bool:
+        """Note that *delivery* is settled, or lost; tell whether that is news."""
         ...
 
 
@@ -413,7 +447,7 @@ class Message(Received):
         try:
             self._locked_until = await self._desk.renew(self._delivery)
         except LockLost:
-            self._gone()
+            self._lost()
             raise
         return self._locked_until
 
@@ -447,7 +481,7 @@ class Message(Received):
         try:
             await self._desk.settle(self._delivery, verdict)
         except LockLost:
-            self._gone()
+            self._lost()
             raise
         else:
             self._gone()
@@ -458,6 +492,12 @@ class Message(Received):
     def _gone(self) -> None:
         if self._keeper is not None:
             self._keeper.settled(self._delivery)
+
+    def _lost(self) -> None:
+        if self._keeper is not None and self._keeper.settled(self._delivery):  # so nobody has told of it yet
+            desk, one = self._desk, self._delivery
+            named = (one.id, one.sequence, one.delivery_count)
+            desk.tell(ResultDiscarded(desk.clock.now(), desk.name, desk.holder, *named, "denied"))
 
 
 class BlockingMessage(Received):

@@ -40,11 +40,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
 
-from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded
+from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied
 from tenure.lease import trusted_until
 from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, check_seconds, later, sooner
 from tenure.queue.message import (
     COMPLETE,
+    EXPIRED,
     GIVE_BACK,
     Delivery,
     Lapsed,
@@ -71,7 +72,8 @@ BEHIND_MAX = 4
 JUDGED = math.inf
 """Stands in place of the moment at which a handler began, once there is a verdict."""
 
-Why = Literal["denied", "unanswered", "max_hold"]
+Why = Literal["denied", "unanswered", "stalled", "max_hold"]
+"""Why a lock is over: see :class:`tenure.events.LockEnded`."""
 
 
 # --- holds: what one claim brought -------------------------------------------------------------------------------
@@ -108,6 +110,8 @@ class Hold:
     """How many the locks have lost, or given back and heard so. Only the locks write it."""
     over: bool = False
     """It can't be believed any more."""
+    stalled: bool = False
+    """Because this process did not run when it was to be renewed. Only the locks write it."""
 
     @property
     def done(self) -> bool:
@@ -257,10 +261,14 @@ class CancelAll:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the broker answered to a verdict, unless it is what one expects of a complete or a give-back."""
+    """What the broker answered to a verdict, unless it is what one expects of a complete or a give-back.
+
+    If it has lapsed, *why* tells the reason, unless a ``LockEnded`` has told of that before.
+    """
 
     settlement: Settlement
     answer: Settled | Lapsed
+    why: Why | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +343,7 @@ class Pump:
         self._claiming = 0  # number of the claim under way; 0 for none
         self._claim_asked_at = now
         self._claim_limit = 0
+        self._claim_most = NEVER  # not more than this in one claim: the broker could not answer one of twice as many
         self._claim_at = now  # when to claim next, if there is room
         self._nothing = 0  # claims in a row that brought nothing
         self._hinted = False
@@ -361,6 +370,11 @@ class Pump:
     def waiting(self) -> int:
         """How many messages wait in the buffer."""
         return sum(len(hold.waiting) for hold in self._line)
+
+    @property
+    def unanswered(self) -> list[Settlement]:
+        """The verdicts of which nobody knows yet whether they stand."""
+        return [*(one for batch in self._settling.values() for one in batch), *self._unsettled]
 
     @property
     def outstanding(self) -> int:
@@ -438,19 +452,24 @@ class Pump:
         if hold is not None:
             hold.asking.discard(delivery.sequence)
 
-    def settled(self, delivery: Delivery) -> None:
-        """Note that the broker has settled a message that was taken, or called its lock lost, without our asking."""
+    def settled(self, delivery: Delivery) -> bool:
+        """Note that the broker has settled a message that was taken, or called its lock lost, without our asking.
+
+        Returns whether it was with its handler until now, and that not told to stop.
+        """
         hold = self._holds.get(delivery.token)
         if hold is None:
-            return
+            return False
         if _withdraw(hold, delivery.sequence):
             self._close(hold)
-        elif delivery.sequence in hold.running:  # a drain would give it back, and hear that somebody was faster
+            return delivery.sequence not in hold.cancelled
+        if delivery.sequence in hold.running:  # a drain would give it back, and hear that somebody was faster
             left = [one for one in self._unsettled if one.delivery is not delivery]
             if len(left) < len(self._unsettled):
                 self._unsettled = left
                 del hold.running[delivery.sequence]
                 self._close(hold)
+        return False
 
     # --- the one way in for all else ---
 
@@ -469,7 +488,7 @@ class Pump:
                 if isinstance(answers, NoAnswer):
                     self._unanswered(ask, answers.why, now, effects)
                 else:
-                    self._answered(ask, answers, effects)
+                    self._answered(ask, answers, now, effects)
             case Pause():
                 if self.state is State.RUNNING:
                     self._move(State.PAUSED)
@@ -489,7 +508,7 @@ class Pump:
         if self.state is State.RUNNING and not self._claiming and now >= self._claim_at and self._room():
             self._set_target(now)
             if room := self._room():
-                self._claim(room, now, effects)
+                self._claim(int(min(room, self._claim_most)), now, effects)
         if self.state is State.DRAINING:
             self._wind_up(now, effects)
 
@@ -530,6 +549,7 @@ class Pump:
         if ask != self._claiming:
             return
         self._claiming = 0
+        self._claim_more()
         if deliveries:
             self._nothing = 0
             self._keep(deliveries, now, effects)
@@ -539,6 +559,16 @@ class Pump:
             self._claim_at = now
         else:
             self._claim_at = now + self._pause(due_in)
+
+    def _claim_less(self) -> None:
+        """Ask for half as many the next time: the answer may have been too much to arrive in time."""
+        self._claim_most = max(1, self._claim_limit // 2)
+
+    def _claim_more(self) -> None:
+        """Ask for twice as many again, as there was an answer; and for any number when that is more than is wanted."""
+        self._claim_most *= 2
+        if self._claim_most >= self.habits.concurrency + self.habits.prefetch:
+            self._claim_most = NEVER
 
     def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
         timing, asked_at = self.habits.timing, self._claim_asked_at
@@ -550,6 +580,8 @@ class Pump:
             self._line.append(hold)
             effects.append(Serve())
         else:  # the answer was too long on its way, or we are stopping
+            if now >= renew_at:
+                self._claim_less()
             effects.append(Tell(GivenBack(now, self.name, self._holder, len(deliveries))))
             self._put_back(hold)
 
@@ -573,7 +605,9 @@ class Pump:
             self._settling[self._asked] = batch
             effects.append(Settle(self._asked, batch))
 
-    def _answered(self, ask: int, answers: Sequence[Settled | Lapsed | Renewed], effects: list[Effect]) -> None:
+    def _answered(
+        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed], now: float, effects: list[Effect]
+    ) -> None:
         settlements = self._settling.pop(ask, None)
         if settlements is None:
             return
@@ -585,8 +619,9 @@ class Pump:
             if hold is not None:
                 hold.running.pop(delivery.sequence, None)
                 self._close(hold)
-            if type(answer) is not Settled or (verdict is not COMPLETE and verdict is not GIVE_BACK):
-                assert not isinstance(answer, Renewed)
+            if type(answer) is Lapsed:
+                effects.append(Report(settlement, answer, _why_lapsed(hold, delivery, now)))
+            elif type(answer) is Settled and (answer.dead or (verdict is not COMPLETE and verdict is not GIVE_BACK)):
                 effects.append(Report(settlement, answer))
 
     def _close(self, hold: Hold) -> None:
@@ -600,6 +635,7 @@ class Pump:
             self._claiming = 0
             self._misses += 1
             self._claim_at = now + retry
+            self._claim_less()
             effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "receive", why)))
             return
         settlements = self._settling.pop(ask, None)
@@ -698,10 +734,12 @@ class Locks:
         self._return_at = now
         self._returns: dict[int, list[tuple[Settlement, float]]] = {}
         self._has_dropped = False
+        self._overslept = 0.0  # how much later than we had asked for we were called
 
     def handle(self, event: LocksInput, now: float) -> list[Effect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
         effects: list[Effect] = []
+        self._overslept = now - self.wake_at
         match event:
             case Answered(ask, answers) if ask in self._questions:
                 self._take(self._questions.pop(ask), answers, now, effects)
@@ -727,8 +765,11 @@ class Locks:
     # --- time ---
 
     def _look_at(self, hold: Hold, now: float, effects: list[Effect]) -> None:
-        if not hold.over and now >= hold.sure_until - self.habits.timing.grace:
-            self._end(hold, "unanswered", now, effects)
+        end = hold.sure_until - self.habits.timing.grace
+        if not hold.over and now >= end:
+            # We were to be called before that, to renew it: nobody refused to answer, this process did not run.
+            hold.stalled = self._overslept >= self.habits.timing.retry_every and now - self._overslept < end
+            self._end(hold, "stalled" if hold.stalled else "unanswered", now, effects)
         if hold.waiting and (hold.over or now >= hold.renew_at):
             self._take_out(hold, now, effects)
         for delivery, began in list(hold.running.values()):
@@ -869,9 +910,26 @@ class Locks:
             self._returning[:0] = [one for one in batch if now < one[1]]
             over = [one for one in batch if now >= one[1]]  # their locks have ended anyway
             self._return_at = now + later(self.habits.timing.retry_every, self._dice)
+        else:
+            for (settlement, _), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Settled) and answer.dead:  # its ttl had ended under the lock
+                    effects.append(
+                        Tell(MessageDied(now, self.name, self._holder, *_named(settlement.delivery), EXPIRED))
+                    )
         for settlement, _ in over:
             if (hold := self._holds.get(settlement.delivery.token)) is not None:
                 self._drop(hold)
+
+
+def _why_lapsed(hold: Hold | None, delivery: Delivery, now: float) -> Why | None:
+    """Return why a verdict came too late; None if that the lock is over was told before."""
+    if hold is None:
+        return "denied"
+    if delivery.sequence in hold.cancelled:
+        return None
+    # The locks note in time when a lock is over: unless they have not run.
+    is_late = now >= hold.sure_until > -NEVER and not hold.over
+    return "stalled" if hold.stalled or is_late else "denied"
 
 
 def _withdraw(hold: Hold, sequence: int) -> bool:

@@ -385,6 +385,15 @@ class Death:
 # --- handed out --------------------------------------------------------------------------------------------------
 
 
+class Died(NamedTuple):
+    """A message whose death the broker decided by itself: its ``ttl`` ended, or its last lock did."""
+
+    sequence: int
+    id: str
+    delivery_count: int
+    reason: str
+
+
 class Delivery(NamedTuple):
     """A message locked to us. A tuple, so that a broker can make thousands out of rows: ``Delivery._make(row)``."""
 

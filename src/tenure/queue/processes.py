@@ -200,14 +200,14 @@ class _Process:
             if not self._is_ready:
                 self._receive()
                 self._is_ready = True
-            until = lock.until()
-            if until <= CLOCK.now():
-                self.is_usable = True
-                raise NotBegun("its lock was over before a process was ready")
-            self._pipe.send_bytes(_MOMENT.pack(until) + work)
         except (EOFError, OSError) as error:
             raise self._died_early() from error
-        try:
+        until = lock.until()
+        if until <= CLOCK.now():
+            self.is_usable = True
+            raise NotBegun("its lock was over before a process was ready")
+        try:  # from here on it has the message: a body may be what it dies of, and an uncounted try would be endless
+            self._pipe.send_bytes(_MOMENT.pack(until) + work)
             answer = self._receive(lock, until)
         except (EOFError, OSError) as error:
             how = self._end(with_group=True)

@@ -199,7 +199,11 @@ class Session:
             except asyncio.CancelledError:
                 asking.add_done_callback(self._release)  # what comes is let go, and not left locked
                 raise
-            return (None, answer.due_in) if isinstance(answer, NoSession) else (answer, None)
+            if isinstance(answer, NoSession):
+                desk.tell_of_dead(answer.died)
+                desk.has_answered = True
+                return None, answer.due_in
+            return answer, None
 
         held = await desk.wait_for(look, self._wait)
         if held is None:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tenure.errors import LockLost, Unavailable
-from tenure.events import HandlerOverran, LockEnded
+from tenure.errors import LockLost
+from tenure.events import HandlerOverran, LockEnded, ResultDiscarded
 from tenure.pacing import Timing, later
 from tenure.queue.consumer import (
     Why,
@@ -189,10 +189,11 @@ class SessionConsumer:
         while True:
             try:
                 return await question()
-            except Unavailable as error:
-                if session.lost.is_set():
+            except (Exception, asyncio.CancelledError) as error:
+                why = self._desk.why_unanswered(error)
+                if why is None or session.lost.is_set():
                     raise
-                tell_unanswered(self._desk, what, error)
+                tell_unanswered(self._desk, what, why)
                 await asyncio.sleep(later(self._habits.timing.retry_every / 4, self._desk.dice))
 
 
@@ -215,6 +216,7 @@ class _Worker:
         self._has_expired = False  # it was told so for max_hold
         self._is_left = False
         self._is_settled = False  # by the handler
+        self._is_told = False  # that the lock is over
         self._timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] = self._loop.create_task(self._work())
         self.task.add_done_callback(self._ended)
@@ -225,15 +227,20 @@ class _Worker:
         try:
             while not consumer._stopping.is_set():
                 await consumer._may_go_on.wait()
+                self.session = None
                 try:
                     async with Session(desk, None, 0.0 if consumer._consuming.until_empty else None, self) as session:
                         self.session = session
+                        desk.has_answered = True
                         await self._serve(session)
                 except TimeoutError:
                     return  # nothing is waiting, and until_empty was asked for
                 except LockLost:
                     continue  # the session is with another by now, or free
-                except Unavailable:
+                except Exception as error:
+                    if (why := desk.why_unanswered(error)) is None:
+                        raise
+                    tell_unanswered(desk, "accept" if self.session is None else "receive", why)
                     await asyncio.sleep(later(min(1.0, POLL), desk.dice))
         except asyncio.CancelledError:
             if not consumer._stopping.is_set():
@@ -247,7 +254,7 @@ class _Worker:
             if not messages:
                 return
             self.delivery = messages[0].delivery
-            self._is_settled = self._is_left = False
+            self._is_settled = self._is_left = self._is_told = False
             try:
                 await self._handle(session, messages[0])
             finally:
@@ -280,12 +287,22 @@ class _Worker:
         except LockLost as error:  # if the session is lost, the next receive says so
             lost = error
         except asyncio.CancelledError:
+            if session.is_interrupted and not self._is_settled:
+                self._tell_discarded("unanswered")
             if session.is_interrupted and not self._is_settled and not is_told:
                 why = f"{session.name!r} was lost before there was an answer to its verdict, which may stand or not"
                 await consumer._complain(message, LockLost(why))
             raise
+        if lost is not None and not self._is_settled:
+            self._tell_discarded("denied")
         if lost is not None and not self._is_settled and not is_told:
             await consumer._complain(message, lost)
+
+    def _tell_discarded(self, why: Why) -> None:
+        """Let the ears know that a result is thrown away, if they have not heard that the lock is over."""
+        if not self._is_told and self.delivery is not None:
+            self._is_told = True
+            self._desk.tell(event_of(ResultDiscarded, self._desk, self.delivery, why))
 
     async def _call(self, session: Session, message: Message) -> BaseException | None:
         """Call the handler; return what it raised, or returned in its place."""
@@ -375,6 +392,7 @@ class _Worker:
         elif self._loop.time() >= self._limit:
             self._has_expired = True
             self.task.cancel()
+            self._tell_ended("max_hold")
             self._be_late_at(self._consumer.timing.grace)
         elif self._limit < math.inf:
             self._set_timer(self._limit)
@@ -389,9 +407,18 @@ class _Worker:
         """Note that the session is lost, and we are being cancelled."""
         if not self._runs or self.delivery is None:
             return
-        left = max(0.0, until - self._desk.clock.now()) if why == "unanswered" else self._consumer.timing.grace
+        left = (
+            max(0.0, until - self._desk.clock.now())
+            if why in ("unanswered", "stalled")
+            else self._consumer.timing.grace
+        )
         self._be_late_at(left)
-        self._desk.tell(event_of(LockEnded, self._desk, self.delivery, why))
+        self._tell_ended(why)
+
+    def _tell_ended(self, why: Why) -> None:
+        if not self._is_told and self.delivery is not None:
+            self._is_told = True
+            self._desk.tell(event_of(LockEnded, self._desk, self.delivery, why))
 
     def asks(self, delivery: Delivery) -> None:
         """Note that the handler passes a verdict by itself."""
@@ -399,6 +426,10 @@ class _Worker:
     def heard(self, delivery: Delivery) -> None:
         """Note that it is answered, or given up."""
 
-    def settled(self, delivery: Delivery) -> None:
-        """Note that the handler has settled *delivery*, or heard that it is lost."""
-        self._is_settled = self._is_settled or delivery == self.delivery
+    def settled(self, delivery: Delivery) -> bool:
+        """Note that the handler has settled *delivery*, or heard that it is lost; tell whether that is news."""
+        if delivery != self.delivery:
+            return False
+        is_news = not self._is_settled and not self._is_told
+        self._is_settled = True
+        return is_news

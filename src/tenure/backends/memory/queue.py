@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -32,6 +33,7 @@ from tenure.queue.message import (
     Defer,
     Deleted,
     Delivery,
+    Died,
     Failure,
     GiveBack,
     Headers,
@@ -47,9 +49,12 @@ from tenure.queue.message import (
     dead_letters_of,
 )
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, survives_restart=False)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, names_dead=True, survives_restart=False)
 
 NEVER = math.inf
+
+DIED_MAX = 1_000
+"""So many deaths are remembered to be told of, the newest."""
 
 
 class Place(IntEnum):
@@ -161,6 +166,7 @@ class Queue:
         self.sent: Ids = Ids()
         self.inbox: Ids = Ids()
         self.idle_at: float = NEVER
+        self.died: deque[Died] = deque(maxlen=DIED_MAX)  # of what time did, and nobody was told yet
 
 
 class MemoryBroker(Client):
@@ -278,9 +284,8 @@ class MemoryBroker(Client):
                     rows.append(row)
                     size += len(row.body)
             deliveries = self._lock(shelf, rows, now + lock)
-            return Claim(
-                deliveries, None if len(rows) == limit else 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
-            )
+            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
+            return Claim(deliveries, None if len(rows) == limit else due_in, self._died(shelf))
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -414,7 +419,7 @@ class MemoryBroker(Client):
             else:
                 found = None
             if found is None or found.token:
-                return NoSession(_due_in(shelf, now) if shelf else None)
+                return NoSession(_due_in(shelf, now), self._died(shelf)) if shelf else NoSession()
             assert shelf is not None
             found.token = self._new_token()
             found.locked_until = now + lock
@@ -438,7 +443,7 @@ class MemoryBroker(Client):
             session.locked.update((row.sequence, row) for row in rows)
             deliveries = self._lock(shelf, rows, session.locked_until, session.token)
             due_in = 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
-            return Claim(deliveries, None if len(rows) == limit else due_in)
+            return Claim(deliveries, None if len(rows) == limit else due_in, self._died(shelf))
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -452,6 +457,7 @@ class MemoryBroker(Client):
             for row in list(session.locked.values()):
                 self._unlock(row)
                 self._return(shelf, row, GiveBack(), now)
+                self._tell_dead(shelf, row)
         self._ring(held.queue)
         return SETTLED
 
@@ -666,6 +672,21 @@ class MemoryBroker(Client):
             else:
                 heapq.heappush(shelf.ready, _rank(row))
 
+    def _died(self, shelf: Shelf) -> Sequence[Died]:
+        """Return what time has buried since this was last asked."""
+        died = self._memory.queues[shelf.name.removesuffix(DEAD_SUFFIX)].died
+        if shelf.is_dead or not died:
+            return ()
+        told = tuple(died)
+        died.clear()
+        return told
+
+    def _tell_dead(self, shelf: Shelf, row: Row) -> None:
+        """Remember to tell of the death of *row*, if it is dead: it died by time, and of no verdict."""
+        if row.death is not None and not shelf.is_dead:
+            home = self._memory.queues[shelf.name]
+            home.died.append(Died(row.sequence, row.id, row.delivery_count, row.death.reason))
+
     def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
         self._move(shelf, row, Place.GONE)
         dead = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).dead
@@ -698,6 +719,7 @@ class MemoryBroker(Client):
             return  # it is gone, or among the dead
         elif what.place in (Place.READY, Place.DELAYED) and what.expires_at <= now:
             self._bury(shelf, what, EXPIRED, _expired(what), now)
+            self._tell_dead(shelf, what)
         elif what.place is Place.DELAYED and what.visible_at <= now:
             self._put(shelf, what, what.visible_at, now)
 
@@ -717,8 +739,12 @@ class MemoryBroker(Client):
             self._remember(row, "expired", None, now)
             if row.delivery_count >= self._queue(shelf.name).settings.max_deliveries:
                 self._bury(shelf, row, MAX_DELIVERIES, _tried(row), now)
+                self._tell_dead(shelf, row)
                 return
+        was_dead = row.death is not None
         self._put(shelf, row, now, now)
+        if not was_dead:
+            self._tell_dead(shelf, row)
 
     def _remember(self, row: Row, outcome: str, error: Failure | None, now: float) -> None:
         attempt = Attempt(row.delivery_count, now + self._wall, outcome, error)  # type: ignore[arg-type]

@@ -401,7 +401,8 @@ class Ledger(Places):
         self._run(_SQL["delete_hold"], (hold.token, hold.part))
         queue.locked -= len(hold.sequences)
         for sequence in hold.sequences:
-            self._put_back(queue, hold, sequence)
+            if self._put_back(queue, hold, sequence).dead:
+                self._tell_dead(queue, sequence)
         self._touched[queue.number, held.session] = None
         self.rung[queue.name] = None
         return SETTLED

@@ -24,7 +24,7 @@ from tenure.backends.sqlite.client import statements
 from tenure.backends.sqlite.rows import history_with, pack, unpack
 from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.view import Hold, Queue, View
-from tenure.queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Failure, Settled
+from tenure.queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Died, Failure, Settled
 
 RIPEN_MAX = 1_000
 """So many messages ripen in one transaction, so that none takes long."""
@@ -47,6 +47,8 @@ class Places(View):
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
         self.rung: dict[str, None] = {}
         """Queues in which something may have become claimable, now or later."""
+        self.died: dict[str, list[Died]] = {}
+        """By queue: what time has buried."""
 
     def close(self) -> None:
         """Write what was put off."""
@@ -180,6 +182,12 @@ class Places(View):
         dead.ready += 1
         self.rung[dead.name] = None
 
+    def _tell_dead(self, queue: Queue, sequence: int) -> None:
+        """Note that a message died by what time did, and of no verdict, whose answer would tell."""
+        named, deliveries, reason = self._run(_SQL["died"], (queue.number | 1, sequence)).fetchone()
+        died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
+        self.died.setdefault(queue.name, []).append(died)
+
     def _take(self, place: str, *key: object) -> bool:
         """Take a message out of *place*; False if it isn't there."""
         return self._run(_SQL[f"delete_{place}"], key).rowcount > 0
@@ -244,7 +252,8 @@ class Places(View):
                 self.rung[queue.name] = None
             queue.locked -= len(hold.sequences)
             for sequence in hold.sequences:
-                self._put_back(queue, hold, sequence, "expired")
+                if self._put_back(queue, hold, sequence, "expired").dead:
+                    self._tell_dead(queue, sequence)
             done += len(hold.sequences) + 1
 
     def _end_ttls(self, queue: Queue) -> None:
@@ -261,6 +270,7 @@ class Places(View):
             if session is not None:
                 self._touched[queue.number, session] = None
             self._bury(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._tell_dead(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:
         for sequence, due_at in self._run(_SQL["due"], (queue.number, self._at.wall, RIPEN_MAX)).fetchall():

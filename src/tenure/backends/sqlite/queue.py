@@ -49,7 +49,7 @@ from tenure.queue.message import (
 
 T = TypeVar("T")
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 TAKE_MAX = 500
 """So many dead letters are redriven or purged in one transaction."""
@@ -102,9 +102,11 @@ class SqliteBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        return await self._writer.submit(
+        claim = await self._writer.submit(
             lambda ledger: ledger.receive(queue, limit, lock), self._give_back, lasting=False
         )
+        died = self._writer.died(queue)
+        return claim._replace(died=died) if died else claim
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -132,13 +134,16 @@ class SqliteBroker:
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        return await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), self._leave, lasting=False)
+        held = await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), self._leave, lasting=False)
+        return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        return await self._writer.submit(
+        claim = await self._writer.submit(
             lambda ledger: ledger.receive_session(held, limit), self._give_back, lasting=False
         )
+        died = self._writer.died(held.queue)
+        return claim._replace(died=died) if died and isinstance(claim, Claim) else claim
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""

@@ -243,6 +243,11 @@ SELECT message.sequence, id, body, headers, deliveries, enqueued_at, session, pr
 FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = death.sequence
 WHERE death.queue = ?1 AND death.sequence = ?2;
 
+-- name: died
+SELECT id, deliveries, reason
+FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = death.sequence
+WHERE death.queue = ?1 AND death.sequence = ?2;
+
 -- name: deferred
 SELECT sequence FROM tenure_deferred WHERE queue = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3;
 

@@ -24,7 +24,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -35,11 +35,15 @@ from tenure.backends.sqlite.client import PATIENCE, Database
 from tenure.backends.sqlite.ledger import Ledger
 from tenure.backends.sqlite.times import FileClock
 from tenure.errors import ConfigError, Unavailable
+from tenure.queue.message import Died
 
 T = TypeVar("T")
 
 GROUP_SECONDS = 0.02
 """A transaction that took so long takes in no further request: those who wait for it, and other processes, want on."""
+
+DIED_MAX = 10_000
+"""So many deaths in a queue are remembered to be told of, the newest."""
 
 RING_EVERY = 0.001
 """Seconds from one ring for a queue to the next: a busy sender wakes others no more often."""
@@ -130,6 +134,7 @@ class Writer:
         self._guard = threading.Lock()
         self._shift: _Shift | None = None
         self._closed = False
+        self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
 
     def submit(
         self,
@@ -162,6 +167,21 @@ class Writer:
         shift.take(request, urgent=urgent)
         return request.answer
 
+    def died(self, queue: str) -> Sequence[Died]:
+        """Return what time has buried in *queue*, as this process found it, since this was last asked."""
+        died = self._died.get(queue)
+        if not died:
+            return ()
+        told = []
+        with suppress(IndexError):  # the thread may add to it meanwhile
+            while True:
+                told.append(died.popleft())
+        return told
+
+    def _note_died(self, died: dict[str, list[Died]]) -> None:
+        for queue, found in died.items():
+            self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(found)
+
     async def close(self) -> None:
         """Do what was asked for, then close the connection and end the thread."""
         self._closed = True
@@ -182,7 +202,7 @@ class Writer:
             if self._closed:
                 raise ConfigError("this backend was closed; connect again")
             if self._shift is None:
-                self._shift = _Shift(self._make(), self._clock, self._ring)
+                self._shift = _Shift(self._make(), self._clock, self._ring, self._note_died)
             return self._shift
 
 
@@ -202,7 +222,14 @@ _END, _NUDGE = _Word.END, _Word.NUDGE
 class _Shift:
     """A thread at work."""
 
-    def __init__(self, database: Database, clock: FileClock, ring: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: FileClock,
+        ring: Callable[[str], None],
+        note_died: Callable[[dict[str, list[Died]]], None],
+    ) -> None:
+        self._note_died = note_died
         self.patience = database.options.busy + PATIENCE
         self._database = database
         self._clock = clock
@@ -304,7 +331,7 @@ class _Shift:
             for request in group:
                 request.error = error
         else:
-            self._to_ring.update(ledger.rung)
+            self._committed(ledger)
         if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
             self._ring_now()
         self._answer(group)
@@ -340,7 +367,12 @@ class _Shift:
             except Exception as error:
                 request.error = error
             else:
-                self._to_ring.update(ledger.rung)
+                self._committed(ledger)
+
+    def _committed(self, ledger: Ledger) -> None:
+        self._to_ring.update(ledger.rung)
+        if ledger.died:
+            self._note_died(ledger.died)
 
 
 class _FaultyRequestError(Exception):

@@ -39,6 +39,7 @@ from tenure.queue.message import (
     Defer,
     Deleted,
     Delivery,
+    Died,
     Failure,
     Lapsed,
     NotEmpty,
@@ -510,6 +511,23 @@ class BrokerSuite(QueueSuite):
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.reason, dead.delivery_count, dead.error) == (MAX_DELIVERIES, 2, None)
         assert [one.outcome for one in dead.history] == ["expired", "expired"]
+
+    async def test_who_claims_is_told_once_of_what_time_has_buried(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        broker = await house.open()
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+        await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
+        crashed, stands = await receive(broker, name, house)
+        await broker.send(name, [Outgoing(b"expires", id="b", ttl=house.lock / 2)])
+        await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # and its answer has told of that
+        await house.pass_time(house.lock * LATE)
+        await broker.stats(name)  # whoever sees to it that they die
+        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        assert sorted(told) == [
+            Died(crashed.sequence, "a", 1, MAX_DELIVERIES),
+            Died(stands.sequence + 1, "b", 0, EXPIRED),
+        ]
 
     async def test_a_lower_limit_meets_old_messages(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)

@@ -430,6 +430,8 @@ class Consumer(Process):
             return COMPLETE
         if work.why == "denied":
             return None
+        if work.why == "stalled":
+            return GIVE_BACK
         return verdict_on_failure(error, work.delivery.delivery_count, self.plan.retry, self.world.dice)
 
     def _cancel_handler(self, held: Delivery | SessionLock, why: str) -> None:
