@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,10 +14,22 @@ import asyncpg
 import pytest
 
 from tenure.backends import postgres
-from tenure.backends.postgres.client import VERSION
+from tenure.backends.postgres import queue
+from tenure.backends.postgres.client import VERSION, Connection
 from tenure.errors import ConfigError
-from tenure.queue.broker import Broker, Claim, NoSession
-from tenure.queue.message import COMPLETE, LAPSED, Abandon, Outgoing, SessionLock, Settled, Settlement
+from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    Abandon,
+    DeadLetter,
+    Outgoing,
+    SessionLock,
+    Settled,
+    Settlement,
+    Verdict,
+)
 from tenure.testing import until
 from tenure.url import Url
 from tests.servers import Postgres, private, shared
@@ -325,6 +338,174 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
                 )
                 == 0
             )
+
+
+# --- marks -------------------------------------------------------------------------------------------------------
+
+
+class Raising:
+    """Raises the marks of a queue by hand, step by step."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    async def propose(self, number: int) -> None:
+        self._proposal = await self._connection.fetchval("SELECT tenure.propose($1, $2)", self._name, number)
+        self._writers = await self._connection.fetchval("SELECT tenure.writers()")
+
+    async def complete(self) -> bool:
+        asked = "SELECT tenure.raise_marks($1, $2, $3)"
+        return bool(await self._connection.fetchval(asked, self._name, self._proposal, self._writers))
+
+    async def marks(self) -> list[float]:
+        asked = "SELECT tenure._marks(id) FROM tenure.queue WHERE name = $1"
+        found: list[float] = await self._connection.fetchval(asked, self._name)
+        return found
+
+
+async def consumed(broker: Broker, name: str, limit: int = 100) -> list[bytes]:
+    claim = await broker.receive(name, limit, LOCK)
+    await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+    return [one.body for one in claim.deliveries]
+
+
+async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    async with opened(url) as backend, native(url) as reader, native(url) as connection:
+        broker = backend.broker
+        async with reader.transaction(isolation="repeatable_read"):
+            await reader.execute("SELECT FROM tenure.queue")
+            costs: dict[str, list[int]] = {}
+            for count in (600, 3000):
+                for _ in range(0, count, 100):
+                    await broker.send(name, [Outgoing(b"x", ttl=3600)] * 50 + [Outgoing(b"x", priority=4)] * 50)
+                    while await consumed(broker, name):
+                        await backend.broker._rest()
+                await broker.stats(name)  # which makes one row of the tally
+                for what, asked in {
+                    "receive": "SELECT FROM tenure.receive($1, 10, 60, 7)",
+                    "stats": "SELECT FROM tenure.stats($1)",
+                }.items():
+                    costs.setdefault(what, []).append(await cost(connection, asked, name))
+    for what, (few, many) in costs.items():
+        assert many < 1.5 * few + 300, (what, few, many)
+
+
+async def test_marks_pass_over_nothing_that_is_committed_later(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as late, native(url) as connection:
+        broker, raising = backend.broker, Raising(connection, name)
+        await broker.send(name, [Outgoing(b"0")])
+        async with late.transaction():
+            await late.execute("SELECT tenure.send($1, 'late')", name)
+            await late.execute("SELECT tenure.send($1, 'soon', delay => 5)", name)
+            await broker.send(name, [Outgoing(b"1")])
+            claim = await broker.receive(name, 10, LOCK)
+            await broker.settle([Settlement(one, COMPLETE) for one in claim.deliveries])
+            await raising.propose(claim.deliveries[-1].sequence)
+            assert not await raising.complete()
+            assert await consumed(broker, name) == []
+        assert await raising.complete()
+        assert (await raising.marks())[0] == claim.deliveries[0].sequence + 1
+        assert await consumed(broker, name) == [b"late"]
+        due_in = (await broker.receive(name, 10, LOCK)).due_in
+        assert due_in is not None
+        assert due_in < 5.0
+
+
+@pytest.mark.parametrize("at", ["before", "proposed", "raised"])
+async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name: str, at: str) -> None:
+    """Whatever makes it claimable, and whenever that is: it stands below what is proposed, or raised already."""
+    async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
+        broker, raising = backend.broker, Raising(connection, name)
+        batch = [Outgoing(b"%d" % number, ttl=LOCK * 99) for number in range(9)]
+        await broker.send(name, [*batch, Outgoing(b"urgent", priority=9), Outgoing(b"a"), Outgoing(b"z")])
+        claim = await broker.receive(name, 100, LOCK)
+        urgent, *some = claim.deliveries
+        one, two, three, dead, *orphans = some[:9]
+        await broker.settle([Settlement(gone, COMPLETE) for gone in (*some[9:], *orphans[:-1])])
+        await broker.settle([Settlement(dead, DeadLetter("because"))])
+        if at == "proposed":
+            await raising.propose(some[-1].sequence)
+        elif at == "raised":
+            await raising.propose(some[-1].sequence)
+            assert await raising.complete()
+        async with other.transaction():  # who has begun before, and ends after
+            await other.fetch(
+                "SELECT tenure.settle_many($1, $2, $3, '{abandon}', '{0}', '{NULL}', '{NULL}', '{NULL}', '{0}')",
+                name,
+                [one.sequence],
+                [one.token],
+            )
+            if at == "before":
+                await raising.propose(some[-1].sequence)
+                assert not await raising.complete()
+        await broker.settle(
+            [Settlement(two, GIVE_BACK), Settlement(urgent, Abandon()), Settlement(three, Abandon(delay=5))]
+        )
+        await broker.redrive(name, EVERYTHING, None)
+        assert await raising.complete()
+        waiting = await broker.receive(name, 100, 1.0)  # a lock shorter than all others
+        assert [each.body for each in waiting.deliveries] == [b"urgent", b"0", b"1", b"3"]
+        assert waiting.due_in is not None
+        assert waiting.due_in <= 1.0
+        turnable.turn(6)
+        again = await broker.receive(name, 100, LOCK)
+        assert [each.body for each in again.deliveries] == [b"urgent", b"0", b"1", b"2", b"3"]
+        turnable.turn(LOCK * 1.05)
+        assert len((await broker.receive(name, 100, LOCK)).deliveries) == 6  # the orphan, too
+        turnable.turn(LOCK * 99)
+        stats = await broker.stats(name)
+        assert (stats.ready, stats.dead) == (2, 4)  # those that have no ttl, as it was urgent or dead, and the rest
+
+
+async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "RAISE_AFTER", 1)
+    dice = random.Random(7)
+    sent = 0
+    handled: list[bytes] = []
+    async with opened(f"{url}?pool=8") as backend, opened(url) as other:
+        await backend.broker.declare(name, {"max_deliveries": 1000})
+
+        async def send(connection: Connection, broker: Broker) -> None:
+            nonlocal sent
+            for _ in range(25):
+                async with connection.transaction():  # numbers are given out in another order than they are committed
+                    for _ in range(dice.randrange(1, 4)):
+                        body, sent = b"%d" % sent, sent + 1
+                        await connection.execute(
+                            "SELECT tenure.send($1, $2, delay => $3, priority => $4)",
+                            name,
+                            body,
+                            dice.choice([0.0, 0.0, 0.01, 0.05]),
+                            dice.choice([0, 0, 0, 5]),
+                        )
+                    await asyncio.sleep(dice.random() * 0.02)
+
+        async def work(broker: Broker) -> None:
+            while len(handled) < sent or not done:
+                is_left = dice.random() < 0.2  # to the end of its locks
+                claim = await broker.receive(name, dice.randrange(1, 8), 0.1 if is_left else LOCK)
+                kinds: list[Verdict] = [COMPLETE, Abandon(), Abandon(delay=0.02), GIVE_BACK]
+                verdicts = dice.choices(kinds, [6, 1, 1, 1], k=8)
+                passed = [] if is_left else [Settlement(*one) for one in zip(claim.deliveries, verdicts, strict=False)]
+                for one, answer in zip(passed, await broker.settle(passed), strict=True):
+                    assert answer == Settled()
+                    if one.verdict is COMPLETE:
+                        handled.append(one.delivery.body)
+                await asyncio.sleep(0)
+
+        done = False
+        async with native(url) as first, native(url) as second, asyncio.timeout(TTL):
+            working = [asyncio.ensure_future(work(one.broker)) for one in (backend, other) for _ in range(2)]
+            await asyncio.gather(*(send(connection, backend.broker) for connection in (first, second)))
+            done = True
+            await asyncio.gather(*working)
+        assert sorted(handled) == sorted(b"%d" % number for number in range(sent))
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ FUNCTIONS = "queue.sql"
 LOOK_AGAIN = 0.2
 """Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
 
-OFFER_AGAIN = 10.0
+CATCH_UP = 10.0
 """Seconds to wait for transactions that send while the schema is upgraded."""
 
-_WITHOUT_OFFERS = (2, 3)
-"""Versions whose functions didn't note which sessions can be accepted."""
+_WITHOUT_MARKS = (2, 3)
+"""Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
 
 LATE = 5.0
 """Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
@@ -110,8 +110,8 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
             connection = await client.connect()
             try:
                 done = await _in_one_step(connection, client.options.schema, to)
-                if done.before in _WITHOUT_OFFERS and done.after > max(_WITHOUT_OFFERS):
-                    await _offer_again(connection, client.options.schema)
+                if done.before in _WITHOUT_MARKS and done.after > max(_WITHOUT_MARKS):
+                    await _catch_up(connection, client.options.schema)
                 return done
             finally:
                 connection.terminate()
@@ -155,10 +155,10 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     return Migrated(schema, before, max(before, to), to == VERSION and await _write(connection, schema, before))
 
 
-async def _offer_again(connection: Connection, schema: str) -> None:
-    """Offer the sessions that there are, when those who sent while the functions were replaced have ended.
+async def _catch_up(connection: Connection, schema: str) -> None:
+    """Offer the sessions that there are and lower all marks, when those who sent during the upgrade have ended.
 
-    A call that had begun goes on with the function as it was, which offers nothing. To offer one twice does no harm.
+    A call that had begun goes on with the function as it was, which does neither. To do it twice does no harm.
     """
     writers = (
         "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
@@ -166,12 +166,16 @@ async def _offer_again(connection: Connection, schema: str) -> None:
     )
     begun = time.monotonic()
     left = {row[0] for row in await connection.fetch(writers)}
-    while left and time.monotonic() - begun < OFFER_AGAIN:
+    while left and time.monotonic() - begun < CATCH_UP:
         await asyncio.sleep(0.05)
         left &= {row[0] for row in await connection.fetch(writers)}
     await connection.execute(
         f"INSERT INTO {schema}.waiting (queue, seq, session) SELECT queue, min(seq), session FROM {schema}.message "
         "WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session"
+    )
+    await connection.execute(
+        f"INSERT INTO {schema}.mark (queue, kind, keys) "
+        f"SELECT id, 0, array_fill(0::double precision, '{{14}}') FROM {schema}.queue"
     )
 
 
@@ -200,6 +204,7 @@ def functions(schema: str) -> str:
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
         "look_again": LOOK_AGAIN,
+        "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "late": LATE,
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from operator import itemgetter
@@ -60,6 +60,12 @@ TIDY_EVERY = 10.0
 """Seconds after which it is tidied even if there were fewer."""
 
 _SETTINGS = "lock, max_deliveries, dedupe_window, body_max"
+RAISE_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between two looks whether those have ended who wrote when it was proposed; then it is given up."""
+
+RAISE_AFTER = 5_000
+"""So many messages after the last time, this process raises the marks from which claims begin."""
+
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
     Complete: "complete",
@@ -79,6 +85,8 @@ class PostgresBroker:
         self._schema = client.options.schema
         self._traits = replace(QUEUE_TRAITS, hints=client.options.listen)
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
+        self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
+        self._raising: set[str] = set()
         self._chores: set[asyncio.Task[None]] = set()
 
     @property
@@ -159,6 +167,7 @@ class PostgresBroker:
         if rows:
             self._note_use(queue)
             rows.sort(key=rank)
+            self._note_received(queue, len(rows), rows[-1][0])
         return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in)
 
     # --- under a lock ---
@@ -391,7 +400,33 @@ class PostgresBroker:
             self._used[queue] = count, since
             return
         self._used[queue] = 0, time.monotonic()
-        chore = asyncio.get_running_loop().create_task(self._tidy(queue), name="tenure-postgres-tidy")
+        self._begin(self._tidy(queue))
+
+    def _note_received(self, queue: str, count: int, number: int) -> None:
+        """Count what was received, and see to it that the queue's marks are raised now and then."""
+        before, highest = self._received.get(queue, (0, 0))
+        count, highest = before + count, max(highest, number)
+        if count >= RAISE_AFTER and queue not in self._raising:
+            count = 0
+            self._raising.add(queue)
+            self._begin(self._raise_marks(queue, highest))
+        self._received[queue] = count, highest
+
+    async def _raise_marks(self, queue: str, highest: int) -> None:
+        """Let claims begin behind what was consumed; see "marks" in queue.sql."""
+        try:
+            with suppress(TenureError):  # it can wait
+                proposal = await self._call("propose", queue, highest)
+                writers = await self._call("writers")
+                for pause in (0.0, *RAISE_PAUSES):
+                    await asyncio.sleep(pause)
+                    if await self._call("raise_marks", queue, proposal, writers):
+                        return
+        finally:
+            self._raising.discard(queue)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        chore = asyncio.get_running_loop().create_task(work, name="tenure-postgres-tidy")
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
 

@@ -67,16 +67,213 @@ LANGUAGE sql STABLE AS $$
     SELECT until FROM {schema}.extended WHERE seq = p_seq AND token = p_token AND until > p_now
 $$;
 
--- Do what time has done: end locks and delays, and bury what has died. Rows that somebody is at are left to them.
-CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
+-- --- marks -------------------------------------------------------------------------------------------------------
+
+-- Under an open snapshot, what was consumed stays in the indexes, and who looks for the first live entry walks all of it.
+-- So questions begin at a mark, below which nothing is live. There are 14 for each queue: the first ready message by
+-- priority (1 to 10), the first due_at by state (11 to 13), the first row of the tally (14).
+--
+-- Marks are raised in three steps, each a transaction: propose(), writers(), and raise_marks() when those writers have
+-- ended. The rules are:
+--
+-- 1. A statement that makes something live below a mark that is raised or proposed leaves a row with it (_lower), after it
+--    has written. Messages with new numbers and no priority need none: what is proposed is a number that was given out
+--    before. Infinity is a mark, too: nothing is live, and there is nothing to look for. A new queue begins with such.
+-- 2. A transaction that wrote before it could see the proposal is one of those writers. When they have ended,
+--    raise_marks() sees what they wrote, and raises no mark above it.
+
+-- Return where to begin.
+CREATE OR REPLACE FUNCTION {schema}._marks(p_queue integer) RETURNS double precision[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_raised bigint;
+    v_keys double precision[];
+BEGIN
+    SELECT m.n, m.keys INTO v_raised, v_keys
+    FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
+    IF NOT FOUND THEN
+        v_raised := 0;
+        v_keys := '{marks}';
+    END IF;
+    IF EXISTS (SELECT FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 0 AND m.n > v_raised) THEN
+        SELECT array_agg(least(v_keys[low.place], low.key) ORDER BY low.place) INTO v_keys
+        FROM (
+            SELECT a.place, min(a.key) AS key
+            FROM {schema}.mark AS m CROSS JOIN LATERAL unnest(m.keys) WITH ORDINALITY AS a (key, place)
+            WHERE m.queue = p_queue AND m.kind = 0 AND m.n > v_raised
+            GROUP BY a.place
+        ) AS low;
+    END IF;
+    RETURN v_keys;
+END
+$$;
+
+-- Return the marks of what was made ready, given by priority and number, or due. NULL is nothing.
+CREATE OR REPLACE FUNCTION {schema}._lows(
+    p_priorities smallint[], p_numbers bigint[], p_expires double precision, p_unlocks double precision,
+    p_appears double precision
+) RETURNS double precision[]
+LANGUAGE sql AS $$
+    SELECT array_agg(coalesce(a.first, 'Infinity') ORDER BY a.priority)
+        || ARRAY[coalesce(p_expires, 'Infinity'), coalesce(p_unlocks, 'Infinity'), coalesce(p_appears, 'Infinity')]
+        || 'Infinity'::double precision
+    FROM (
+        SELECT p.priority, min(m.seq)::double precision AS first
+        FROM generate_series(0, 9) AS p (priority)
+        LEFT JOIN unnest(p_priorities, p_numbers) AS m (priority, seq) USING (priority)
+        GROUP BY p.priority
+    ) AS a
+$$;
+
+-- Note that something is live at p_lows, if a mark is or may be raised above it. To be called when it was written.
+CREATE OR REPLACE FUNCTION {schema}._lower(p_queue integer, p_lows double precision[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_raised bigint;
+    v_newest bigint;
+BEGIN
+    IF current_setting('transaction_isolation') = 'read committed' THEN  -- else it doesn't see what is proposed
+        SELECT m.n INTO v_raised
+        FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
+        SELECT max(m.n) INTO v_newest
+        FROM (
+            SELECT m.n, m.keys FROM {schema}.mark AS m
+            WHERE m.queue = p_queue AND m.kind IN (1, 2) AND m.n >= coalesce(v_raised, 0)
+            UNION ALL
+            SELECT 0, '{marks}'::double precision[] WHERE v_raised IS NULL
+        ) AS m
+        WHERE EXISTS (SELECT FROM unnest(m.keys, p_lows) AS a (key, low) WHERE a.low < a.key);
+        IF v_newest IS NULL OR EXISTS (
+            SELECT FROM {schema}.mark AS m
+            WHERE m.queue = p_queue AND m.kind = 0 AND m.n > v_newest
+              AND NOT EXISTS (SELECT FROM unnest(m.keys, p_lows) AS a (key, low) WHERE a.low < a.key)
+        ) THEN
+            RETURN;
+        END IF;
+    END IF;
+    INSERT INTO {schema}.mark (queue, kind, keys) VALUES (p_queue, 0, p_lows);
+END
+$$;
+
+-- The same for one due_at of state p_state.
+CREATE OR REPLACE FUNCTION {schema}._lower_due(p_queue integer, p_state integer, p_due double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_raised bigint;
+    v_lows double precision[] := array_fill('Infinity'::double precision, '{14}');
+BEGIN
+    IF p_due IS NULL THEN
+        RETURN;
+    END IF;
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        SELECT m.n INTO v_raised
+        FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
+        IF NOT EXISTS (
+            SELECT FROM {schema}.mark AS m
+            WHERE m.queue = p_queue AND m.n >= coalesce(v_raised, 0) AND m.kind <> 0 AND m.keys[11 + p_state] > p_due
+        ) AND (v_raised IS NOT NULL OR p_state = 1) THEN
+            RETURN;
+        END IF;
+    END IF;
+    v_lows[11 + p_state] := p_due;
+    PERFORM {schema}._lower(p_queue, v_lows);
+END
+$$;
+
+-- Propose to raise the marks of a queue, of which messages up to p_number were received; return the proposal's number.
+CREATE OR REPLACE FUNCTION {schema}.propose(p_queue text, p_number bigint) RETURNS bigint
 LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_counted bigint;
+    v_proposal bigint;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    INSERT INTO {schema}.tally (queue) VALUES (v_queue) RETURNING n INTO v_counted;
+    INSERT INTO {schema}.mark (queue, kind, keys)
+    VALUES (v_queue, 1, p_number || array_fill('Infinity'::double precision, '{12}') || v_counted)
+    RETURNING n INTO v_proposal;
+    RETURN v_proposal;
+END
+$$;
+
+-- Return the transactions that write to queues just now.
+CREATE OR REPLACE FUNCTION {schema}.writers() RETURNS text[]
+LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(DISTINCT virtualtransaction), '{}')
+    FROM pg_locks
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND relation IN ('{schema}.message'::regclass, '{schema}.tally'::regclass)
+$$;
+
+-- Raise the marks as proposed, but above nothing that is live; false while one of the writers goes on.
+CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_queue text, p_proposal bigint, p_writers text[]) RETURNS boolean
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_keys double precision[];
+    v_live double precision[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' OR {schema}.writers() && p_writers THEN
+        RETURN false;
+    END IF;
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    v_keys := {schema}._marks(v_queue);
+    SELECT array_agg(coalesce(first.key, 'Infinity') ORDER BY p.priority) INTO v_live
+    FROM generate_series(0, 9) AS p (priority)
+    LEFT JOIN LATERAL (
+        SELECT m.seq::double precision AS key
+        FROM {schema}.message AS m
+        WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
+          AND m.seq + 0 >= CASE WHEN v_keys[1 + p.priority] < 'Infinity' THEN v_keys[1 + p.priority]::bigint ELSE {int_max} END
+        ORDER BY m.seq + 0
+        LIMIT 1
+    ) AS first ON true;
+    SELECT v_live || array_agg(coalesce(first.key, 'Infinity') ORDER BY s.state) INTO v_live
+    FROM generate_series(0, 2) AS s (state)
+    LEFT JOIN LATERAL (
+        SELECT m.due_at AS key
+        FROM {schema}.message AS m
+        WHERE m.queue = v_queue AND m.state = s.state::smallint AND m.due_at >= v_keys[11 + s.state]
+        ORDER BY m.due_at
+        LIMIT 1
+    ) AS first ON true;
+    v_live := v_live || coalesce((
+        SELECT t.n::double precision FROM {schema}.tally AS t
+        WHERE t.queue = v_queue AND t.n >= v_keys[14]::bigint ORDER BY t.n LIMIT 1
+    ), 'Infinity');
+    UPDATE {schema}.mark AS m
+    SET kind = 2,
+        keys = (SELECT array_agg(least(a.key, a.live) ORDER BY a.place)
+                FROM unnest(m.keys, v_live) WITH ORDINALITY AS a (key, live, place))
+    WHERE m.queue = v_queue AND m.n = p_proposal;
+    IF FOUND THEN
+        DELETE FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.n < p_proposal;
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- --- time --------------------------------------------------------------------------------------------------------
+
+-- Do what time has done: end locks and delays, and bury what has died. Rows that somebody is at are left to them. Return
+-- the marks, which are given.
+CREATE OR REPLACE FUNCTION {schema}._pass_time(
+    p_queue integer, p_now double precision, p_rounds integer, p_keys double precision[]
+) RETURNS double precision[]
+LANGUAGE plpgsql AS $$
 DECLARE
     v_most integer;
     v_found integer;
     v_ended double precision := p_now;
+    v_priorities smallint[];
+    v_numbers bigint[];
+    v_expires double precision;
+    v_unlocks double precision;
 BEGIN
-    IF NOT EXISTS (SELECT FROM {schema}.message WHERE queue = p_queue AND due_at <= p_now) THEN
-        RETURN;
+    IF NOT {schema}._is_overdue(p_queue, p_now, p_keys) THEN
+        RETURN p_keys;
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         -- It doesn't see what was extended since it began.
@@ -85,17 +282,24 @@ BEGIN
     SELECT max_deliveries INTO v_most FROM {schema}.queue WHERE id = p_queue;
     FOR v_round IN 1 .. p_rounds LOOP
         WITH due AS MATERIALIZED (
-            SELECT seq,
-                   state,
-                   session,
-                   state = 1 AND deliveries >= v_most AS is_tried,
-                   state = 1 AND deliveries >= v_most OR NOT is_deferred AND coalesce(expires_at <= p_now, false) AS dies,
-                   CASE WHEN state = 1 THEN {schema}._extended(seq, token, p_now) END AS until
-            FROM {schema}.message
-            WHERE queue = p_queue AND due_at <= p_now AND (state <> 1 OR due_at <= v_ended)
-            ORDER BY due_at
+            SELECT m.seq,
+                   m.state,
+                   m.session,
+                   m.state = 1 AND m.deliveries >= v_most AS is_tried,
+                   m.state = 1 AND m.deliveries >= v_most
+                       OR NOT m.is_deferred AND coalesce(m.expires_at <= p_now, false) AS dies,
+                   CASE WHEN m.state = 1 THEN {schema}._extended(m.seq, m.token, p_now) END AS until
+            FROM generate_series(0, 2) AS s (state)
+            CROSS JOIN LATERAL (
+                SELECT m.*
+                FROM {schema}.message AS m
+                WHERE m.queue = p_queue AND m.state = s.state::smallint AND m.due_at >= p_keys[11 + s.state]
+                  AND m.due_at <= CASE WHEN s.state = 1 THEN v_ended ELSE p_now END
+                ORDER BY m.due_at
+                LIMIT 1000
+                FOR UPDATE SKIP LOCKED
+            ) AS m
             LIMIT 1000
-            FOR UPDATE SKIP LOCKED
         ), held AS (
             UPDATE {schema}.message AS m SET due_at = due.until FROM due WHERE m.seq = due.seq AND due.until IS NOT NULL
         ), doomed AS (
@@ -123,7 +327,7 @@ BEGIN
                 END
             FROM due
             WHERE m.seq = due.seq AND due.until IS NULL AND NOT due.dies
-            RETURNING m.state
+            RETURNING m.state, m.seq, m.priority, m.session, m.due_at
         ), offered AS (
             INSERT INTO {schema}.waiting (queue, seq, session)
             SELECT p_queue, min(seq), session FROM due
@@ -140,27 +344,72 @@ BEGIN
             FROM due
             WHERE until IS NULL
             HAVING count(*) > 0
+        ), ready AS (
+            SELECT array_agg(priority) FILTER (WHERE session IS NULL) AS priorities,
+                   array_agg(seq) FILTER (WHERE session IS NULL) AS numbers,
+                   min(due_at) AS expires
+            FROM returned
+            WHERE state = 0
         )
-        SELECT count(*) INTO v_found FROM due;
+        SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires
+        INTO v_found, v_unlocks, v_priorities, v_numbers, v_expires
+        FROM ready AS r;
+        IF v_found > 0 THEN
+            PERFORM {schema}._lower(p_queue, {schema}._lows(v_priorities, v_numbers, v_expires, v_unlocks, NULL));
+        END IF;
         EXIT WHEN v_found < 1000;
     END LOOP;
+    RETURN {schema}._marks(p_queue);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
+LANGUAGE sql AS $$ SELECT {schema}._pass_time(p_queue, p_now, p_rounds, {schema}._marks(p_queue)) $$;
+
+-- Tell whether time has changed something that is not done yet.
+CREATE OR REPLACE FUNCTION {schema}._is_overdue(
+    p_queue integer, p_now double precision, p_keys double precision[]
+) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN p_keys[12] <= p_now AND EXISTS (
+        SELECT FROM {schema}.message
+        WHERE queue = p_queue AND state = 1 AND due_at >= p_keys[12] AND due_at <= p_now
+    ) OR p_keys[13] <= p_now AND EXISTS (
+        SELECT FROM {schema}.message
+        WHERE queue = p_queue AND state = 2 AND due_at >= p_keys[13] AND due_at <= p_now
+    ) OR p_keys[11] <= p_now AND EXISTS (
+        SELECT FROM {schema}.message
+        WHERE queue = p_queue AND state = 0 AND due_at >= p_keys[11] AND due_at <= p_now
+    );
 END
 $$;
 
 -- Return in how many seconds time alone will change something in a queue, or NULL if it won't. What is overdue was left
 -- to another transaction, whose end nobody is told of (or there was too much of it): then it is time to look again soon.
 CREATE OR REPLACE FUNCTION {schema}._due_in(p_queue integer, p_now double precision) RETURNS double precision
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
-    v_overdue boolean := EXISTS (SELECT FROM {schema}.message WHERE queue = p_queue AND due_at <= p_now);
+    v_keys double precision[] := {schema}._marks(p_queue);
 BEGIN
     RETURN least(
-        (SELECT due_at FROM {schema}.message WHERE queue = p_queue AND due_at > p_now ORDER BY due_at LIMIT 1),
+        (
+            SELECT min(first.due_at)
+            FROM generate_series(0, 2) AS s (state)
+            CROSS JOIN LATERAL (
+                SELECT m.due_at FROM {schema}.message AS m
+                WHERE m.queue = p_queue AND m.state = s.state::smallint
+                  AND m.due_at > p_now AND m.due_at >= v_keys[11 + s.state]
+                ORDER BY m.due_at
+                LIMIT 1
+            ) AS first
+            WHERE v_keys[11 + s.state] < 'Infinity'
+        ),
         (
             SELECT until FROM {schema}.session
             WHERE queue = p_queue AND token IS NOT NULL AND until > p_now ORDER BY until LIMIT 1
         ),
-        CASE WHEN v_overdue THEN p_now + {look_again} END
+        CASE WHEN {schema}._is_overdue(p_queue, p_now, v_keys) THEN p_now + {look_again} END
     ) - p_now;
 END
 $$;
@@ -215,6 +464,10 @@ DECLARE
     v_numbers bigint[];
     v_firsts bigint[];
     v_sessions text[];
+    v_expires double precision;
+    v_appears double precision;
+    v_preferred bigint[];
+    v_priorities smallint[];
     v_ready bigint;
     v_all bigint;
 BEGIN
@@ -247,15 +500,24 @@ BEGIN
                body
         FROM asked
         ORDER BY place
-        RETURNING seq, id, state, session
+        RETURNING seq, id, state, session, due_at, priority
     )
     SELECT array_agg(seq ORDER BY seq) FILTER (WHERE id IS NULL), count(*) FILTER (WHERE state = 0), count(*),
            array_agg(seq) FILTER (WHERE state = 0 AND session IS NOT NULL),
-           array_agg(session) FILTER (WHERE state = 0 AND session IS NOT NULL)
-    INTO v_numbers, v_ready, v_all, v_firsts, v_sessions
+           array_agg(session) FILTER (WHERE state = 0 AND session IS NOT NULL),
+           min(due_at) FILTER (WHERE state = 0), min(due_at) FILTER (WHERE state = 2),
+           array_agg(seq) FILTER (WHERE priority <> 0 AND state = 0 AND session IS NULL),
+           array_agg(priority) FILTER (WHERE priority <> 0 AND state = 0 AND session IS NULL)
+    INTO v_numbers, v_ready, v_all, v_firsts, v_sessions, v_expires, v_appears, v_preferred, v_priorities
     FROM kept;
     IF v_firsts IS NOT NULL THEN
         PERFORM {schema}._offer(v_queue, v_firsts, v_sessions);
+    END IF;
+    IF v_expires IS NOT NULL OR v_appears IS NOT NULL THEN
+        PERFORM {schema}._lower_due(v_queue, 0, v_expires), {schema}._lower_due(v_queue, 2, v_appears);
+    END IF;
+    IF v_preferred IS NOT NULL THEN
+        PERFORM {schema}._lower(v_queue, {schema}._lows(v_priorities, v_preferred, NULL, NULL, NULL));
     END IF;
     IF v_all > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, delayed) VALUES (v_queue, v_ready, v_all - v_ready);
@@ -335,30 +597,39 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
+    v_keys double precision[];
     v_found integer;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
     RETURN QUERY
     UPDATE {schema}.message AS m
     SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
     WHERE m.ctid = ANY (ARRAY(
         SELECT ready.ctid
-        FROM {schema}.message AS ready
-        WHERE ready.queue = v_queue AND ready.state = 0 AND ready.session IS NULL
-          AND (ready.expires_at IS NULL OR ready.expires_at > v_now)  -- there may be more than were buried just now
-        ORDER BY ready.priority DESC, ready.seq
+        FROM generate_series(9, 0, -1) AS p (priority)
+        CROSS JOIN LATERAL (
+            SELECT m.ctid
+            FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
+              AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+              AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+            ORDER BY m.seq + 0
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ) AS ready
+        WHERE v_keys[1 + p.priority] < 'Infinity'
         LIMIT p_most
-        FOR UPDATE SKIP LOCKED
     ))
     RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
         m.reply_to, m.correlation_id;
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
     END IF;
     IF v_found < p_most THEN
         locked_until := {schema}._due_in(v_queue, v_now);
@@ -401,6 +672,7 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, deferred, locked) VALUES (v_queue, -v_found, v_found);
+        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
     END IF;
 END
 $$;
@@ -467,6 +739,7 @@ BEGIN
     )
     UPDATE {schema}.message AS m SET due_at = v_until FROM held WHERE m.seq = held.seq;
     GET DIAGNOSTICS v_found = ROW_COUNT;
+    PERFORM {schema}._lower_due(v_queue, 1, v_until);
     IF v_found < cardinality(p_numbers) THEN
         INSERT INTO {schema}.extended (seq, token, until)
         SELECT DISTINCT m.seq, m.token, v_until
@@ -633,7 +906,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._put(
     p_message {schema}.message, p_delay double precision, p_now double precision
 ) RETURNS integer
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_state integer := CASE WHEN p_message.is_deferred THEN 3 WHEN p_delay > 0 THEN 2 ELSE 0 END;
 BEGIN
@@ -654,6 +927,15 @@ BEGIN
     WHERE seq = p_message.seq;
     INSERT INTO {schema}.tally (queue, locked, ready, delayed, deferred)
     VALUES (p_message.queue, -1, (v_state = 0)::integer, (v_state = 2)::integer, (v_state = 3)::integer);
+    IF v_state = 2 THEN
+        PERFORM {schema}._lower_due(p_message.queue, 2, least(p_now + p_delay, p_message.expires_at));
+    ELSIF v_state = 0 THEN
+        PERFORM {schema}._lower(p_message.queue, {schema}._lows(
+            CASE WHEN p_message.session IS NULL THEN ARRAY[p_message.priority] END,
+            CASE WHEN p_message.session IS NULL THEN ARRAY[p_message.seq] END,
+            p_message.expires_at, NULL, NULL
+        ));
+    END IF;
     RETURN 1;
 END
 $$;
@@ -721,7 +1003,7 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._offer_late(
     p_queue integer, p_numbers bigint[], p_sessions text[], p_now double precision
 ) RETURNS void
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM unnest(p_sessions) AS a (name)
@@ -736,7 +1018,7 @@ $$;
 -- Return the number of the first message of a session that can be claimed, or NULL: if none is ready, or one before it
 -- was delivered and is not settled.
 CREATE OR REPLACE FUNCTION {schema}._first(p_queue integer, p_session text) RETURNS bigint
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_first bigint;
     v_back bigint;
@@ -757,7 +1039,7 @@ $$;
 
 -- Let go of a session whose row is locked by this transaction, and offer it if it has a claimable message.
 CREATE OR REPLACE FUNCTION {schema}._let_go(p_queue integer, p_session text) RETURNS void
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_seen tid[];
     v_first bigint;
@@ -777,7 +1059,7 @@ $$;
 
 -- Let go of the sessions whose locks have ended.
 CREATE OR REPLACE FUNCTION {schema}._end_sessions(p_queue integer, p_now double precision) RETURNS void
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_session text;
 BEGIN
@@ -797,7 +1079,7 @@ $$;
 -- Find the next session to accept, the one whose message has waited longest; its row is then locked, if it has one.
 -- NULL if there is none. Sessions that another transaction is at are passed by.
 CREATE OR REPLACE FUNCTION {schema}._next_session(p_queue integer, p_now double precision) RETURNS text
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     v_after bigint := -1;
     v_session text;
@@ -930,6 +1212,7 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+        PERFORM {schema}._lower_due(v_queue, 1, v_until);
     END IF;
     deliveries := 1;
     locked_until := CASE WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now) END;
@@ -965,6 +1248,7 @@ BEGIN
             WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND due_at < v_until
               AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
             ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
+            PERFORM {schema}._lower_due(v_queue, 1, v_until);
             RETURN NEXT v_until;
         ELSE
             RETURN NEXT NULL;
@@ -1031,27 +1315,30 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
+    v_keys double precision[];
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = stats.queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}._pass_time(v_queue, v_now, 1000000);
+    v_keys := {schema}._pass_time(v_queue, v_now, 1000000, {schema}._marks(v_queue));
     PERFORM {schema}._sum_up(v_queue);
     SELECT sum(t.ready), sum(t.locked), sum(t.delayed), sum(t.deferred), sum(t.dead)
     INTO ready, locked, delayed, deferred, dead
     FROM {schema}.tally AS t
-    WHERE t.queue = v_queue;
+    WHERE t.queue = v_queue AND t.n >= v_keys[14]::bigint;
     SELECT greatest(0, v_now - m.enqueued_at) INTO oldest_age
     FROM (
         SELECT first.seq
         FROM generate_series(0, 9) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT m.seq FROM {schema}.message AS m
-            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NULL AND m.priority = p.priority
-            ORDER BY m.seq
+            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NULL AND m.priority = p.priority::smallint
+              AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+            ORDER BY m.seq + 0
             LIMIT 1
         ) AS first
+        WHERE v_keys[1 + p.priority] < 'Infinity'
         UNION ALL (
             SELECT m.seq FROM {schema}.message AS m
             WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
@@ -1068,15 +1355,19 @@ $$;
 
 -- Make one row of a queue's tally, if there are many. Rows that another is at are left to them.
 CREATE OR REPLACE FUNCTION {schema}._sum_up(p_queue integer) RETURNS void
-LANGUAGE plpgsql {plans} AS $$
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_first bigint := ({schema}._marks(p_queue))[14]::bigint;
 BEGIN
-    IF (SELECT count(*) FROM (SELECT FROM {schema}.tally WHERE queue = p_queue LIMIT 50) AS found) < 50 THEN
+    IF (
+        SELECT count(*) FROM (SELECT FROM {schema}.tally WHERE queue = p_queue AND n >= v_first LIMIT 50) AS found
+    ) < 50 THEN
         RETURN;
     END IF;
     WITH old AS (
         DELETE FROM {schema}.tally
         WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {schema}.tally WHERE queue = p_queue LIMIT 20000 FOR UPDATE SKIP LOCKED
+            SELECT ctid FROM {schema}.tally WHERE queue = p_queue AND n >= v_first LIMIT 20000 FOR UPDATE SKIP LOCKED
         ))
         RETURNING ready, locked, delayed, deferred, dead
     )
@@ -1193,6 +1484,8 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_found bigint;
+    v_priorities smallint[];
+    v_numbers bigint[];
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF p_dry THEN
@@ -1218,8 +1511,13 @@ BEGIN
         INSERT INTO {schema}.waiting (queue, seq, session)
         SELECT v_queue, min(seq), session FROM gone WHERE session IS NOT NULL AND NOT p_purge GROUP BY session
     )
-    SELECT count(*) INTO v_found FROM gone;
+    SELECT count(*), array_agg(priority) FILTER (WHERE session IS NULL), array_agg(seq) FILTER (WHERE session IS NULL)
+    INTO v_found, v_priorities, v_numbers
+    FROM gone;
     IF v_found > 0 THEN
+        IF NOT p_purge THEN
+            PERFORM {schema}._lower(v_queue, {schema}._lows(v_priorities, v_numbers, NULL, NULL, NULL));
+        END IF;
         INSERT INTO {schema}.tally (queue, ready, dead)
         VALUES (v_queue, CASE WHEN p_purge THEN 0 ELSE v_found END, -v_found);
     END IF;
@@ -1304,6 +1602,7 @@ BEGIN
     SELECT array_agg(id) INTO v_gone FROM gone;
     IF v_gone IS NOT NULL THEN
         DELETE FROM {schema}.tally WHERE queue = ANY (v_gone);
+        DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
     END IF;
     RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
 END

@@ -1,4 +1,5 @@
--- Version 4: which sessions to offer next, and indexes by which a session's depth is never walked.
+-- Version 4: which sessions to offer next, indexes by which a session's depth is never walked, and marks by which what was
+-- consumed is never walked again.
 
 -- A session that may be accepted, by the number of the message for which it may: a row for each statement that has made
 -- one claimable, or let go of a session. The rows of a session that turns out to be locked, empty or held up are removed:
@@ -11,7 +12,22 @@ CREATE TABLE {schema}.waiting (
 CREATE INDEX waiting_order ON {schema}.waiting (queue, seq);
 CREATE INDEX waiting_session ON {schema}.waiting (queue, session);
 
--- The users who may work with the messages may work with this, too.
+-- Where a queue's questions begin; see "marks" in queue.sql. kind: 0 lowered, 1 proposed, 2 raised.
+CREATE TABLE {schema}.mark (
+    queue integer NOT NULL,
+    n     bigint GENERATED ALWAYS AS IDENTITY,
+    kind  smallint NOT NULL,
+    keys  double precision[] NOT NULL,
+    PRIMARY KEY (queue, n)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX mark_lowered ON {schema}.mark (queue, n) WHERE kind = 0;
+CREATE INDEX mark_raised ON {schema}.mark (queue, n) WHERE kind = 2;
+
+INSERT INTO {schema}.mark (queue, kind, keys) SELECT id, 0, array_fill(0::double precision, '{14}') FROM {schema}.queue;
+INSERT INTO {schema}.waiting (queue, seq, session)
+SELECT queue, min(seq), session FROM {schema}.message WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session;
+
+-- The users who may work with the messages may work with these, too.
 DO $$
 DECLARE
     v_grant record;
@@ -21,7 +37,7 @@ BEGIN
         FROM pg_class AS c, aclexplode(c.relacl) AS a
         WHERE c.oid = '{schema}.message'::regclass
     LOOP
-        EXECUTE format('GRANT %s ON {schema}.waiting TO %s', v_grant.what, v_grant.who);
+        EXECUTE format('GRANT %s ON {schema}.waiting, {schema}.mark TO %s', v_grant.what, v_grant.who);
     END LOOP;
 END
 $$;
@@ -33,6 +49,15 @@ CREATE INDEX message_session_next ON {schema}.message (queue, session, (seq + 0)
 CREATE INDEX message_session_back ON {schema}.message (queue, session, (seq + 0))
     WHERE session IS NOT NULL AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred;
 DROP INDEX {schema}.message_session;
+
+-- In orders that have a mark, and that no other index has.
+DROP INDEX {schema}.message_ready;
+CREATE INDEX message_ready ON {schema}.message (queue, priority, (seq + 0)) WHERE state = 0 AND session IS NULL;
+DROP INDEX {schema}.message_due;
+CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
+ALTER TABLE {schema}.tally ADD COLUMN n bigint GENERATED ALWAYS AS IDENTITY;
+DROP INDEX {schema}.tally_queue;
+CREATE INDEX tally_order ON {schema}.tally (queue, n);
 
 -- For the age of the oldest only.
 DROP INDEX {schema}.message_session_ready;
