@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,14 @@ from tenure.clock import Clock, SystemClock
 from tenure.driver import Driver
 from tenure.election.elector import Election, Health, MakeTerm, Term, leader_of
 from tenure.election.store import LeaseTraits, require_ttl
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.events import Event
 from tenure.keeper import Keeper
 from tenure.lease import Leader
 from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
-from tenure.queue.message import Stats, check_name
+from tenure.queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_name
 from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
 from tenure.threads import in_thread
@@ -34,12 +35,16 @@ from tenure.url import Url
 TTL_USUAL = 15.0
 """Seconds of a lease if nothing else is said."""
 
+TRIAL = "tenure-doctor-"
+"""How the names of queues begin in which a message is tried."""
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What ``tenure doctor`` found out about a backend.
 
-    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none.
+    ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none. ``failure`` is
+    what prevented a message from being kept and removed again, if that was tried.
     """
 
     url: str
@@ -47,6 +52,7 @@ class Diagnosis:
     traits: LeaseTraits
     facts: Sequence[Fact]
     queues: QueueTraits | None = None
+    failure: TenureError | None = None
 
 
 class Backend:
@@ -258,8 +264,11 @@ class Backend:
 
         return await keeper.call(look)
 
-    async def diagnose(self) -> Diagnosis:
+    async def diagnose(self, *, write: bool = False) -> Diagnosis:
         """Reach the store and tell what it is, how far away, and what to mind.
+
+        Args:
+            write: Whether to try a message, too: it is sent, received and completed, in a queue that is then deleted.
 
         Raises:
             Unavailable: The store could not be asked.
@@ -279,7 +288,14 @@ class Backend:
             ]
             broker: Broker | None = getattr(opened, "broker", None)
             queues = broker.traits if broker is not None else None
-            return Diagnosis(str(self.url), sorted(trips)[len(trips) // 2], driver.store.traits, facts, queues)
+            failure = None
+            if broker is not None and write:
+                asked_at = time.perf_counter()
+                failure = await _tried(broker)
+                took = f"works: a message went through in {1_000 * (time.perf_counter() - asked_at):.0f} ms"
+                facts.append(Fact("writing", "fails", str(failure)) if failure else Fact("writing", took))
+            round_trip = sorted(trips)[len(trips) // 2]
+            return Diagnosis(str(self.url), round_trip, driver.store.traits, facts, queues, failure)
 
         return await keeper.call(look)
 
@@ -322,6 +338,29 @@ def connect(
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
     return Backend(url, on_event=on_event)
+
+
+async def _tried(broker: Broker) -> TenureError | None:
+    """Send, receive and complete a message in a queue of its own, which is deleted; return what prevented it."""
+    name = f"{TRIAL}{secrets.token_hex(8)}"
+    failure: TenureError | None = None
+    try:
+        await broker.delete_when_idle(name, 60.0)
+        await broker.send(name, [Outgoing(b"trial")])
+        got = (await broker.receive(name, 1, max(30.0, broker.traits.lock_min))).deliveries
+        answers = await broker.settle([Settlement(one, COMPLETE) for one in got])
+        if len(answers) != 1 or not isinstance(answers[0], Settled):
+            failure = Unavailable(f"a message that was sent could not be received and completed: {answers!r}")
+    except TenureError as error:
+        failure = error
+    try:
+        await broker.delete(name, force=True)
+        for left in await broker.idle():
+            if left.startswith(TRIAL):  # when the disk was full, it could not be deleted either
+                await broker.delete(left, force=True)
+    except TenureError as error:
+        failure = failure or error
+    return failure
 
 
 async def _leave(keeper: Keeper, *, given: bool) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis import asyncio as aioredis
 
+from tenure.backend import TRIAL, Backend
 from tenure.backends import redis
 from tenure.errors import Unavailable
 from tenure.lease import Granted, Released
@@ -155,5 +156,12 @@ async def settled(broker: redis.RedisBroker, claim: Claim) -> Sequence[Delivery]
 async def test_doctor_says_so(server: Redis, backend: redis.RedisBackend) -> None:
     async with full(server):
         memory = {fact.name: fact for fact in await backend.describe()}["memory"]
+        async with Backend(server.url) as reached:
+            found = await reached.diagnose(write=True)
+    assert isinstance(found.failure, Unavailable)
+    assert "maxmemory" in str(found.failure)
+    async with Backend(server.url) as reached:
+        assert (await reached.diagnose(write=True)).failure is None
+        assert [name for name in await reached.queues() if name.startswith(TRIAL)] == []
     assert "maxmemory 1" in memory.value
     assert "refuses" in memory.advice

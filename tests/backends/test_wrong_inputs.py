@@ -226,7 +226,8 @@ def test_azurite_that_is_not_there(capsys: Captured) -> None:
     says(capsys, "doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
     elsewhere = f"{url.partition('?')[0]}?queue_port={port}"
     says(capsys, "send", elsewhere, code=69, words=words)
-    assert main(["doctor", elsewhere]) == 0
+    assert main(["doctor", elsewhere, "--look-only"]) == 0
+    assert main(["doctor", elsewhere]) == 69
     assert f"! queues: {elsewhere} can't be reached at 127.0.0.1:{port}" in capsys.readouterr().out
 
 

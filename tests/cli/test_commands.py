@@ -224,6 +224,32 @@ def test_doctor_knows_what_a_memory_store_can_not_do(capsys: Captured) -> None:
     assert "! survives restart: " in out
 
 
+ON_A_FULL_DISK = """
+import resource, sys
+from tenure.cli import main
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (33 * 1024, limit[1]))  # what SQLite shares between processes takes 32
+sys.exit(main(["doctor", *sys.argv[1:]]))
+"""
+
+
+def test_doctor_on_a_full_disk(url: str, store: None, capsys: Captured) -> None:
+    assert "works: " in json.loads(tell(capsys, "doctor", "--json")[1])["facts"]["writing"]
+    assert json.loads(tell(capsys, "queue", "--json")[1]) == []  # nothing is left of what was tried
+
+    def on_a_full_disk(*more: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-c", ON_A_FULL_DISK, *more]
+        return subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert on_a_full_disk("--look-only").returncode == 0
+    run = on_a_full_disk()
+    assert run.returncode == Exit.UNAVAILABLE
+    assert "All is well" not in run.stdout
+    assert "! writing: " in run.stdout
+    assert "tenure: the store was reached, and a message could not be kept and removed: " in run.stderr
+    assert json.loads(tell(capsys, "doctor", "--json")[1])["facts"]["writing"] != "fails"
+
+
 def test_doctor_on_what_is_no_store(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "text").write_text("this is not a database, and is long enough to be looked at" * 20)
     code, out, err = tell(capsys, "doctor", f"sqlite:///{tmp_path / 'text'}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 import tenure
-from tenure.cli.exits import Exit
-from tenure.cli.group import complete, connect_to_look, json_option, one_url
+from tenure.cli.exits import Exit, Failure
+from tenure.cli.group import complete, connect_to_look, json_option, one_url, told
 from tenure.cli.output import clean, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
@@ -23,27 +23,36 @@ FAR = 0.25
 @click.command("doctor")
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
+@click.option("--look-only", is_flag=True, help="Write nothing; otherwise a message is sent, received and completed.")
 @click.option("--strict", is_flag=True, help="End with 1 if there is any advice.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, address: str | None, on: str | None, strict: bool, as_json: bool) -> int:
+def command(
+    ctx: click.Context, address: str | None, on: str | None, look_only: bool, strict: bool, as_json: bool
+) -> int:
     """Reach the store at URL and tell what it is, how far away, what it can promise, and what to mind.
 
-    Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached,
-    and with 78 if it can never work as it is, or is an SQLite file that isn't there: looking doesn't make one.
+    Where there are queues, it tries one of its own, named tenure-doctor-…, and deletes it again.
+
+    Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached or
+    takes no message (it is full, say), and with 78 if it can never work as it is, or is an SQLite file that isn't
+    there: looking doesn't make one.
     """
-    diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db")))
+    diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db"), write=not look_only))
     advice = list(_advice(diagnosis))
     if as_json:
         say_json(_for_programs(diagnosis, advice))
     else:
         _for_people(diagnosis, advice)
+    if diagnosis.failure is not None:
+        code, message = told(diagnosis.failure)
+        raise Failure(code, f"the store was reached, and a message could not be kept and removed: {message}")
     return Exit.BROKEN if advice and strict else Exit.DONE
 
 
-async def _examine(url: str) -> Diagnosis:
+async def _examine(url: str, *, write: bool) -> Diagnosis:
     async with connect_to_look(url) as backend:
-        return await backend.diagnose()
+        return await backend.diagnose(write=write)
 
 
 def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
