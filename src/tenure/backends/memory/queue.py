@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,7 @@ class Session:
     retrying: set[int] = field(default_factory=set)
     locked: dict[int, Row] = field(default_factory=dict)
     size: int = 0
+    noted: int | None = None  # the sequence under which it was last entered among the free ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,9 @@ class Shelf:
         self.count: list[int] = [0] * len(Place)
         self.ready: list[int] = []  # heap of the ready ones without session, see _rank
         self.oldest: list[int] = []  # heap of all that became ready, some no longer
+        self.deferred: list[int] = []  # in order of sequence
         self.sessions: dict[str, Session] = {}
+        self.free: list[tuple[int, str]] = []  # heap of sessions by their next message, some no longer free or theirs
         # Heap of what time will do: (at, number, what). What no longer holds is passed over.
         self.alarms: list[tuple[float, int, Row | Session | Locks]] = []
         self.numbers: itertools.count[int] = itertools.count()
@@ -307,6 +311,8 @@ class MemoryBroker(Client):
         name, wall_until = shelf.name, until + self._wall
         deliveries = []
         for row in rows:
+            if row.place is Place.DEFERRED:
+                del shelf.deferred[bisect_left(shelf.deferred, row.sequence)]
             shelf.count[row.place] -= 1
             row.place = Place.LOCKED
             row.token = token
@@ -414,8 +420,7 @@ class MemoryBroker(Client):
                 shelf = shelf or self._queue(queue).live
                 found = shelf.sessions.setdefault(session, Session(session))
             elif shelf is not None:
-                free = [one for one in shelf.sessions.values() if not one.token and _next_of(shelf, one) is not None]
-                found = min(free, key=lambda one: _next_of(shelf, one) or 0, default=None)
+                found = _next_free(shelf)
             else:
                 found = None
             if found is None or found.token:
@@ -510,9 +515,11 @@ class MemoryBroker(Client):
         """Show deferred messages."""
         with self._memory.lock:
             shelf = self._shelf(queue, self._clock.now())
-            rows = sorted(shelf.rows.values(), key=attrgetter("sequence")) if shelf else ()
-            found = (row for row in rows if row.place is Place.DEFERRED and row.sequence > after)
-            return [_delivery(queue, row, "", 0.0) for row in itertools.islice(found, limit)]
+            if shelf is None:
+                return []
+            first = bisect_right(shelf.deferred, after)
+            found = shelf.deferred[first : first + limit]
+            return [_delivery(queue, shelf.rows[sequence], "", 0.0) for sequence in found]
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
@@ -589,6 +596,7 @@ class MemoryBroker(Client):
 
     def _leave(self, shelf: Shelf, session: Session) -> None:
         session.token = 0
+        _note_free(shelf, session)
         if not session.size and session.state is None:
             shelf.sessions.pop(session.name, None)  # nothing is left to be remembered
 
@@ -641,9 +649,14 @@ class MemoryBroker(Client):
     def _move(self, shelf: Shelf, row: Row, to: Place) -> None:
         shelf.count[row.place] -= 1
         shelf.count[to] += 1
+        if row.place is Place.DEFERRED:
+            del shelf.deferred[bisect_left(shelf.deferred, row.sequence)]
+        if to is Place.DEFERRED:
+            insort(shelf.deferred, row.sequence)
         row.place = to
-        if row.session is not None:
-            row.session.retrying.discard(row.sequence)
+        if row.session is not None and row.sequence in row.session.retrying:
+            row.session.retrying.remove(row.sequence)
+            _note_free(shelf, row.session)
         if to is Place.GONE:
             del shelf.rows[row.sequence]
             if row.session is not None and not shelf.is_dead:
@@ -669,6 +682,7 @@ class MemoryBroker(Client):
                 heapq.heappush(shelf.oldest, row.sequence)
             if row.session is not None and row.death is None:
                 heapq.heappush(row.session.ready, row.sequence)
+                _note_free(shelf, row.session)
             else:
                 heapq.heappush(shelf.ready, _rank(row))
 
@@ -766,13 +780,39 @@ def _sequence(rank: int) -> int:
 def _next_of(shelf: Shelf, session: Session) -> int | None:
     """Return the sequence of the next message of *session*, if none that is to be tried again stands before it."""
     while session.ready:
-        row = shelf.rows.get(session.ready[0])
-        if row is not None and row.place is Place.READY:
+        if _is_ready(shelf, session.ready[0]):
             break
         heapq.heappop(session.ready)
     if not session.ready or any(sequence < session.ready[0] for sequence in session.retrying):
         return None
     return session.ready[0]
+
+
+def _is_ready(shelf: Shelf, sequence: int) -> bool:
+    row = shelf.rows.get(sequence)
+    return row is not None and row.place is Place.READY
+
+
+def _note_free(shelf: Shelf, session: Session) -> None:
+    """Enter *session* among those that can be accepted, if it can be."""
+    sequence = None if session.token else _next_of(shelf, session)
+    if sequence is not None and session.noted != sequence:
+        session.noted = sequence
+        heapq.heappush(shelf.free, (sequence, session.name))
+
+
+def _next_free(shelf: Shelf) -> Session | None:
+    """Return the session that can be accepted and has waited longest."""
+    while shelf.free:
+        sequence, name = shelf.free[0]
+        session = shelf.sessions.get(name)
+        if session is not None and not session.token and _next_of(shelf, session) == sequence:
+            return session
+        heapq.heappop(shelf.free)
+        if session is not None:
+            session.noted = None if session.noted == sequence else session.noted
+            _note_free(shelf, session)
+    return None
 
 
 def _due_in(shelf: Shelf, now: float) -> float | None:

@@ -10,6 +10,10 @@
         harness = MyHarness
 
 
+    class TestMyLeaseCost(LeaseCostSuite):
+        harness = MyHarness
+
+
     class TestMyQueues(BrokerSuite):
         harness = MyQueueHarness
 
@@ -18,7 +22,14 @@
         harness = MyQueueHarness
 
 
-    class TestMyConsumers(ConsumerSuite):
+        for name in (
+            "leases", "lease_faults", "lease_cost", "queues", "queue_faults", "queue_cost", "consumers"
+        )
+    )
+)
+
+from tenure.testing.conformance.consumers import ConsumerSuite  # noqa: E402
+from tenure.testing.conformance.cost import Scale  # noqa: E402
         harness = MyQueueHarness
 
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
@@ -29,11 +40,12 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"tenure.testing.conformance.{name}"
-        for name in ("leases", "lease_faults", "queues", "queue_faults", "consumers")
+        for name in ("leases", "lease_faults", "lease_cost", "queues", "queue_faults", "queue_cost", "consumers")
     )
 )
 
 from tenure.testing.conformance.consumers import ConsumerSuite  # noqa: E402
+from tenure.testing.conformance.cost import Scale  # noqa: E402
 from tenure.testing.conformance.harness import (  # noqa: E402
     Fault,
     LeaseHarness,
@@ -41,20 +53,25 @@ from tenure.testing.conformance.harness import (  # noqa: E402
     LossyBroker,
     QueueHarness,
 )
+from tenure.testing.conformance.lease_cost import LeaseCostSuite  # noqa: E402
 from tenure.testing.conformance.lease_faults import LeaseFaultSuite  # noqa: E402
 from tenure.testing.conformance.leases import LeaseStoreSuite  # noqa: E402
+from tenure.testing.conformance.queue_cost import BrokerCostSuite  # noqa: E402
 from tenure.testing.conformance.queue_faults import BrokerFaultSuite  # noqa: E402
 from tenure.testing.conformance.queues import BrokerSuite  # noqa: E402
 
 __all__ = [
+    "BrokerCostSuite",
     "BrokerFaultSuite",
     "BrokerSuite",
     "ConsumerSuite",
     "Fault",
+    "LeaseCostSuite",
     "LeaseFaultSuite",
     "LeaseHarness",
     "LeaseStoreSuite",
     "Lossy",
     "LossyBroker",
     "QueueHarness",
+    "Scale",
 ]

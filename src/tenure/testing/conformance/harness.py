@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.errors import Unavailable
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.queue.broker import Broker, QueueTraits
+from tenure.testing.conformance.cost import Scale
+
+T = TypeVar("T")
 
 Fault = Literal["lose_answer", "cut", "restart"]
 
@@ -27,6 +30,8 @@ class LeaseHarness(ABC):
     """How many real seconds a question may take at most, the store being out of reach."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this store; tests that need another fault are skipped."""
+    scale: ClassVar[Scale | None] = None
+    """How this harness counts what the storage does for a question; None if it can't."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
         """Make the storage ready, and empty as far as the tests' random names go."""
@@ -53,6 +58,10 @@ class LeaseHarness(ABC):
 
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """Return the answer to *ask*, and how many units of work the storage has done for it; see ``scale``."""
         raise NotImplementedError
 
 
@@ -136,6 +145,8 @@ class QueueHarness(ABC):
     """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
+    scale: ClassVar[Scale | None] = None
+    """How this harness counts what the storage does for a question; None if it can't."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
         """Make the storage ready, and empty as far as the tests' random names go."""
@@ -162,6 +173,10 @@ class QueueHarness(ABC):
 
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+    async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        """Return the answer to *ask*, and how many units of work the storage has done for it; see ``scale``."""
         raise NotImplementedError
 
 

@@ -1,0 +1,198 @@
+"""What a question costs each store: no more than what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from redis import asyncio as aioredis
+
+from tenure.backends import postgres
+from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Scale
+from tests.conformance.counting import VmSteps, commands_called, lines_run, requests_sent, rows_visited
+from tests.conformance.test_azure import AzureHarness, AzureQueueHarness
+from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.conformance.test_postgres import Cabinet, PostgresHarness, PostgresQueueHarness
+from tests.conformance.test_redis import House, RedisHarness, RedisQueueHarness
+from tests.conformance.test_sqlite import SqliteHarness
+from tests.conformance.test_sqlite_queue import SqliteQueueHarness
+
+T = TypeVar("T")
+Ask = Callable[[], Awaitable[T]]
+
+
+# --- memory ---
+
+
+class CountedMemory(MemoryHarness):
+    scale = Scale("lines", noise=60, times=3)
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await lines_run(ask)
+
+
+class CountedMemoryQueues(MemoryQueueHarness):
+    scale = Scale("lines", noise=60, times=3)
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await lines_run(ask)
+
+
+class TestMemoryLeaseCost(LeaseCostSuite):
+    harness = CountedMemory
+
+
+class TestMemoryQueueCost(BrokerCostSuite):
+    harness = CountedMemoryQueues
+
+
+# --- SQLite ---
+
+
+class CountedSqlite(SqliteHarness):
+    scale = Scale("steps", noise=400)
+
+    async def start(self) -> None:
+        await super().start()
+        self._steps = VmSteps()
+        self._steps.start()
+
+    async def close(self) -> None:
+        self._steps.stop()
+        await super().close()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await self._steps.of(ask)
+
+
+class CountedSqliteQueues(SqliteQueueHarness):
+    scale = Scale("steps", noise=400, step=150_000)  # of a thousand messages
+
+    async def start(self) -> None:
+        await super().start()
+        self._steps = VmSteps()
+        self._steps.start()
+
+    async def close(self) -> None:
+        self._steps.stop()
+        await super().close()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await self._steps.of(ask)
+
+
+class TestSqliteLeaseCost(LeaseCostSuite):
+    harness = CountedSqlite
+
+
+class TestSqliteQueueCost(BrokerCostSuite):
+    harness = CountedSqliteQueues
+
+
+# --- PostgreSQL ---
+
+
+class OneConnection(Cabinet):
+    """Every question of a kind goes through one connection, whose figures are complete then."""
+
+    async def open(self, options: str = "") -> postgres.PostgresBackend:
+        self.backend = await super().open("?pool=1&listen=false")
+        return self.backend
+
+
+class CountedPostgres(PostgresHarness):
+    scale = Scale("rows visited", noise=60, times=3)
+
+    async def start(self) -> None:
+        self._cabinet = self._counted = OneConnection(hurt=False)
+        await self._cabinet.start()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await rows_visited(self._counted.backend._client, ask)
+
+
+class CountedPostgresQueues(PostgresQueueHarness):
+    scale = Scale("rows visited", noise=60, times=3, flood=15_000, step=110_000)  # of ten thousand messages
+
+    async def start(self) -> None:
+        self._cabinet = self._counted = OneConnection(hurt=False)
+        await self._cabinet.start()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await rows_visited(self._counted.backend._client, ask)
+
+
+class TestPostgresLeaseCost(LeaseCostSuite):
+    harness = CountedPostgres
+
+
+class TestPostgresQueueCost(BrokerCostSuite):
+    harness = CountedPostgresQueues
+    test_beside_many_dead_letters = None  # type: ignore[assignment]  # renew
+    test_beside_many_that_are_deferred = None  # type: ignore[assignment]  # receive_deferred
+    test_beside_many_locked_sessions = None  # type: ignore[assignment]  # receive_session
+
+
+# --- Redis ---
+
+
+class Counter(House):
+    async def start(self) -> None:
+        await super().start()
+        self._looking = aioredis.Redis.from_url(self._server.url)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._looking.aclose()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await commands_called(self._looking, ask)
+
+
+class CountedRedis(Counter, RedisHarness):
+    scale = Scale("commands", noise=20)
+
+
+class CountedRedisQueues(Counter, RedisQueueHarness):
+    scale = Scale("commands", noise=20, step=10_000)
+
+
+class TestRedisLeaseCost(LeaseCostSuite):
+    harness = CountedRedis
+
+
+class TestRedisQueueCost(BrokerCostSuite):
+    harness = CountedRedisQueues
+    test_everything_has_expired = None  # type: ignore[assignment]
+    test_everything_is_orphaned = None  # type: ignore[assignment]
+
+
+# --- Azure Storage ---
+
+FEW = Scale("requests", shallow=4, deep=24, few=3, several=16, flood=120, noise=6, step=150)
+ROUND = 410  # requests: two hundred letters are taken and put back
+
+
+class CountedAzure(AzureHarness):
+    scale = FEW
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await requests_sent(ask)
+
+
+class CountedAzureQueues(AzureQueueHarness):
+    scale = replace(FEW, rounds={"redrive one": ROUND, "purge one": ROUND})
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await requests_sent(ask)
+
+
+class TestAzureLeaseCost(LeaseCostSuite):
+    harness = CountedAzure
+
+
+class TestAzureQueueCost(BrokerCostSuite):
+    harness = CountedAzureQueues
+    test_everything_has_expired = None  # type: ignore[assignment]
+    test_everything_is_orphaned = None  # type: ignore[assignment]

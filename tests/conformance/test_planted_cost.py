@@ -1,0 +1,242 @@
+"""The suites of cost must find questions that go through what they leave alone."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, TypeVar
+
+import pytest
+
+from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure.election.store import LeaseStore
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.queue.broker import Broker, Claim, NoSession, Selection
+from tenure.queue.message import (
+    DeadMessage,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+)
+from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Lossy, LossyBroker, Scale
+from tests.conformance.counting import lines_run
+from tests.conformance.test_cost import CountedMemory, CountedMemoryQueues
+from tests.conformance.test_planted import calls
+
+T = TypeVar("T")
+
+SCALE = Scale("lines", shallow=20, deep=200, noise=60, times=3)
+
+
+# --- queues ---
+
+
+class WalksQueues(MemoryBroker):
+    """What the plants below share: to go through everything there is."""
+
+    def walk(self, name: str) -> None:
+        home = self._memory.queues.get(name.removesuffix("/dead"))
+        for shelf in (home.live, home.dead) if home else ():
+            for row in shelf.rows.values():
+                assert row.sequence
+
+
+class ReceiveWalks(WalksQueues):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        self.walk(queue)
+        return await super().receive(queue, limit, lock)
+
+
+class RenewWalks(WalksQueues):
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        self.walk(held[0].queue)
+        return await super().renew(held, lock)
+
+
+class SettleWalks(WalksQueues):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        self.walk(settlements[0].delivery.queue)
+        return await super().settle(settlements)
+
+
+class StatsWalk(WalksQueues):
+    async def stats(self, queue: str) -> Stats:
+        self.walk(queue)
+        return await super().stats(queue)
+
+
+class SendWalks(WalksQueues):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self.walk(queue)
+        return await super().send(queue, messages)
+
+
+class IdsAreCompared(WalksQueues):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        for message in messages if messages[0].id else ():
+            for known in self._queue(queue).sent._until:
+                assert known != message.id or known
+        return await super().send(queue, messages)
+
+
+class BatchesAreQuadratic(WalksQueues):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        for _ in messages if messages[0].id else ():
+            for other in messages:
+                assert other.id
+        return await super().send(queue, messages)
+
+
+class InboxIsWalked(WalksQueues):
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        for known in self._queue(queue).inbox._until:
+            assert known
+        return await super().handled(queue, ids)
+
+
+class AcceptLooksForTheFreeOnes(WalksQueues):
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        for one in self._queue(queue).live.sessions.values():
+            assert one.name
+        return await super().accept(queue, session, lock)
+
+
+class ASessionIsWalked(WalksQueues):
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        for sequence in self._queue(held.queue).live.sessions[held.session].ready:
+            assert sequence
+        return await super().receive_session(held, limit)
+
+
+class ReleaseWalks(WalksQueues):
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        self.walk(held.queue)
+        return await super().release(held)
+
+
+class StateIsSearched(WalksQueues):
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        for one in self._queue(held.queue).live.sessions.values():
+            assert one.name
+        return await super().read_state(held)
+
+
+class QueuesAreSearched(WalksQueues):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        for name in self._memory.queues:
+            assert name
+        return await super().receive(queue, limit, lock)
+
+
+class PeekWalks(WalksQueues):
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        self.walk(queue)
+        return await super().peek_dead(queue, which, limit)
+
+
+class DeferredAreSearched(WalksQueues):
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        self.walk(queue)
+        return await super().receive_deferred(queue, sequences, lock)
+
+
+# --- leases ---
+
+
+class WalksLeases(MemoryLeases):
+    """What the plants below share: to go through every lease there is."""
+
+    def walk(self) -> None:
+        for claim in self._memory.claims.values():
+            assert claim.token
+
+
+class AcquireWalks(WalksLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        self.walk()
+        return await super().acquire(name, holder, ttl, metadata)
+
+
+class RenewalWalks(WalksLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        self.walk()
+        return await super().renew(grants, ttl)
+
+
+class LeaseReleaseWalks(WalksLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        self.walk()
+        return await super().release(grant)
+
+
+class InspectWalks(WalksLeases):
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        self.walk()
+        return await super().inspect(name)
+
+
+class EveryTermIsKept(WalksLeases):
+    terms: ClassVar[list[int]] = []
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        for term in self.terms:
+            assert term
+        answer = await super().acquire(name, holder, ttl, metadata)
+        self.terms.append(1)
+        return answer
+
+
+PLANTED_QUEUES = WalksQueues.__subclasses__()
+PLANTED_LEASES = WalksLeases.__subclasses__()
+
+
+async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
+    """Run the suite of cost against *plant*; return the first test that fails."""
+
+    class Queues(CountedMemoryQueues):
+        scale = SCALE
+
+        async def open(self) -> Broker:
+            assert issubclass(plant, MemoryBroker)
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+        async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+            return await lines_run(ask, __file__)
+
+    class Leases(CountedMemory):
+        scale = SCALE
+
+        async def open(self) -> LeaseStore:  # type: ignore[override]
+            assert issubclass(plant, MemoryLeases)
+            return Lossy(plant(self._clock, self._memory))
+
+        async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+            return await lines_run(ask, __file__)
+
+    suite = BrokerCostSuite if issubclass(plant, MemoryBroker) else LeaseCostSuite
+    for name, arguments in calls(suite):  # type: ignore[arg-type]
+        house = Queues() if issubclass(plant, MemoryBroker) else Leases()
+        try:
+            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+        except pytest.skip.Exception:
+            pass
+        except AssertionError:
+            return {name}
+        finally:
+            await house.close()
+    return set()
+
+
+@pytest.mark.parametrize("store", [MemoryBroker, MemoryLeases])
+async def test_without_a_plant_nothing_is_found(store: type[MemoryBroker | MemoryLeases]) -> None:
+    assert await findings(store) == set()
+
+
+@pytest.mark.parametrize("plant", [*PLANTED_QUEUES, *PLANTED_LEASES])
+async def test_a_planted_bug_is_found(plant: type[MemoryBroker | MemoryLeases]) -> None:
+    assert await findings(plant), f"no test fails on {plant.__name__}"
