@@ -177,7 +177,7 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
         raise ValueError("bad by itself")
 
     def unfit(ledger: Ledger) -> None:
-        ledger.send("q", [Outgoing(b"neither", id="n"), Outgoing(object())])  # type: ignore[arg-type]
+        ledger.send("q", [Outgoing(b"neither", id="n"), Outgoing(b"", reply_to=object())])  # type: ignore[arg-type]
 
     asked: list[Awaitable[object]] = [
         broker.send("q", [Outgoing(b"a")]),

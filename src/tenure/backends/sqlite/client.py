@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import re
@@ -21,6 +22,7 @@ from typing import Literal, TypeVar
 from urllib.parse import unquote
 
 from tenure.backends import Fact
+from tenure.backends.sqlite.reserve import Reserve, largest_file
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.threads import Threads
 from tenure.url import Url
@@ -32,9 +34,14 @@ LIBRARY_SOUND = (3, 51, 3)  # mends the reset of the write-ahead log, broken sin
 PATIENCE = 5.0
 """How many seconds beyond ``busy`` a caller waits for the disk before it is told that there was no answer."""
 
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # a limit on files, or a quota, is the latter
 _BARRED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _NOT_READ = "it can't be read from here; check the rights on the file and its folder"
 _NOT_WRITTEN = "it can't be written from here; check the rights on the file and its folder, for SQLite writes both"
+
+
+class DiskFullError(Unavailable):
+    """There is no room to write; what takes room off may still work."""
 
 
 def translate(error: sqlite3.Error, path: str) -> TenureError:
@@ -53,7 +60,7 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
                 "the sqlite3 program's .recover"
             )
         case sqlite3.SQLITE_FULL:
-            return Unavailable(f"the disk that holds {path} is full; nothing was written")
+            return DiskFullError(_full(path))
         case code if code in _BARRED:
             obstacle = _obstacle(path)
             if obstacle:
@@ -62,6 +69,13 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
         case None:
             raise AssertionError("translate() got a foreign error") from error
     return Unavailable(f"{path} could not be asked: SQLite says {error} ({error.sqlite_errorname})")
+
+
+def _full(path: str) -> str:
+    return (
+        f"the disk that holds {path} is full; nothing was written. To receive and to complete goes on; make room for "
+        "what is to be sent"
+    )
 
 
 def _primary(error: sqlite3.Error) -> int | None:
@@ -213,6 +227,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._worked = False  # whether the file could ever be used
+        self._reserve = Reserve(path)
+        self._grown = math.inf  # since the reserve was looked at, in bytes
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what *work* reads. It waits for no writer.
@@ -233,6 +249,18 @@ class Database:
             ConfigError: The file can't be used as it is.
         """
         return self._try(lambda: self._transact(self._connected(), work))
+
+    def keep_reserve(self, growth: int) -> None:
+        """Go on only if a reserve is left on the disk when *growth* bytes more were written. Inside a transaction.
+
+        Raises:
+            DiskFullError: There would be none.
+        """
+        self._grown += growth
+        if self._grown > self._reserve.spare() / 8:  # to look each time would cost more than it is worth
+            if not (self._reserve.keep(growth) and self._fits()):
+                raise DiskFullError(_full(self.path))
+            self._grown = 0.0
 
     def sync(self) -> None:
         """Return when everything committed until now is on the disk; do nothing where commits have waited for that.
@@ -256,13 +284,21 @@ class Database:
         log, self._log = self._log, None
         if log is not None:
             os.close(log)
+        self._reserve.close()
+        self._grown = math.inf
         if connection is not None:
             # A close may have to check-point, and fail; what was committed is safe in the log.
             with suppress(sqlite3.Error):
                 connection.close()
 
     def facts(self) -> list[Fact]:
-        """Ask the file and the library about themselves."""
+        """Ask the file and the library about themselves.
+
+        Raises:
+            DiskFullError: There is no room to send anything.
+        """
+        if self._reserve.is_disk_full():
+            raise DiskFullError(_full(self.path))
         journal = self.read(lambda connection: connection.execute("PRAGMA journal_mode").fetchone()[0])
         known = self.read(_versions)
         sound = ".".join(map(str, LIBRARY_SOUND))
@@ -293,13 +329,25 @@ class Database:
         random pauses give each its share.
         """
         pause = 0.001
+        may_make_room = True
         while True:
             try:
                 answer = attempt()
+            except DiskFullError:  # by keep_reserve
+                if not may_make_room:
+                    raise
+                may_make_room = False
+                self._empty_log()
             except sqlite3.Error as error:
                 code = _primary(error)
                 if code is None:  # a ProgrammingError: a bug of ours, let it fly
                     raise
+                if may_make_room and code in _FULL:
+                    may_make_room = False
+                    self._reserve.give_up()
+                    self._grown = math.inf
+                    self._empty_log()
+                    continue
                 if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     self._give_up(error)
                 if time.monotonic() >= self.until:
@@ -309,6 +357,21 @@ class Database:
             else:
                 self._worked = True
                 return answer
+
+    def _fits(self) -> bool:
+        """Whether the file may become as large as it has to be for what is in the log."""
+        most = largest_file()
+        if most == math.inf:
+            return True
+        connection = self._connected()
+        (pages,), (size,) = (connection.execute(f"PRAGMA {of}").fetchone() for of in ("page_count", "page_size"))
+        return bool(pages * size + self._reserve.spare() / 2 <= most)
+
+    def _empty_log(self) -> None:
+        """Move what is in the log to the file, so that it begins anew: as far as nobody reads or writes just now."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def _give_up(self, error: sqlite3.Error) -> None:
         self.close()  # whatever is wrong with this connection, the next question gets a new one

@@ -45,6 +45,8 @@ class Places(View):
         self._messages: list[tuple[Any, ...]] = []  # those that say more
         self._newest = self._flushed = self._at.sequence
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
+        self.growth = 0
+        """About how many bytes are added."""
         self.rung: dict[str, None] = {}
         """Queues in which something may have become claimable, now or later."""
         self.died: dict[str, list[Died]] = {}

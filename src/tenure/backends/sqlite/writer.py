@@ -31,7 +31,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
-from tenure.backends.sqlite.client import PATIENCE, Database
+from tenure.backends.sqlite.client import PATIENCE, Database, DiskFullError
 from tenure.backends.sqlite.ledger import Ledger
 from tenure.backends.sqlite.times import FileClock
 from tenure.errors import ConfigError, Unavailable
@@ -318,6 +318,8 @@ class _Shift:
                         another.result = another.work(ledger)
                     is_end = another is _END
                 ledger.close()
+            if ledger.growth:
+                self._database.keep_reserve(ledger.growth)
             return ledger
 
         try:
@@ -327,6 +329,11 @@ class _Shift:
                 first.error = faulty.__cause__
             else:
                 self._commit_singly(group)
+        except DiskFullError as error:
+            if len(group) == 1:
+                first.error = error
+            else:
+                self._commit_singly(group)  # there may be room for what is not sent
         except Exception as error:
             for request in group:
                 request.error = error
@@ -358,6 +365,8 @@ class _Shift:
                 with _telling_faults():
                     request.result = request.work(ledger)
                     ledger.close()
+                if ledger.growth:
+                    self._database.keep_reserve(ledger.growth)
                 return ledger
 
             try:
