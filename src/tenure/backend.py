@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from tenure import registry
 from tenure.backends import Fact, Opened
@@ -96,6 +96,7 @@ class Backend:
             await _leave(keeper, given=self._given_keeper is not None)
             raise
         self._keeper = keeper
+        _open.add(self)
         return self
 
     if not TYPE_CHECKING:  # so that type checkers go on refusing it
@@ -112,7 +113,11 @@ class Backend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End every campaign and every consumer, hand back what is held, close the store."""
+        if self._keeper is not None and self._keeper.is_forked:
+            self._keeper = self._driver = self._opened = None
+            return  # what is open stayed with the parent; a child that ends has nothing to close
         keeper, driver, opened = self._connected()
+        _open.discard(self)
         queues, requests = list(self._queues.values()), list(self._requests.values())
         self._queues.clear()
         self._requests.clear()
@@ -317,7 +322,37 @@ class Backend:
     def _connected(self) -> tuple[Keeper, Driver, Opened]:
         if self._keeper is None or self._driver is None or self._opened is None:
             raise ConfigError(f"{self.url} is not open; use it inside 'async with tenure.connect(…) as backend:'")
+        if self._keeper.is_forked:
+            raise ConfigError(self._keeper.of_parent)
         return self._keeper, self._driver, self._opened
+
+    def _note_fork(self) -> None:
+        """Let nothing of a forked child reach the store by what is the parent's: connections, threads, memory."""
+        for queue in list(self._queues.values()):
+            queue._desk.broker = cast(Broker, _OfParent(self._connected))
+
+
+class _OfParent:
+    """A broker that stayed with the parent of this forked child: whatever it is asked, the answer is why not."""
+
+    def __init__(self, refuse: Callable[[], object]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse()
+        raise AttributeError(name)
+
+
+_open: WeakSet[Backend] = WeakSet()
+
+
+def _note_fork() -> None:
+    for backend in list(_open):
+        backend._note_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def connect(

@@ -60,6 +60,14 @@ class LoopThread:
         return os.getpid() != self._process
 
     @property
+    def of_parent(self) -> str:
+        """Why nothing can be done here in a forked child."""
+        return (
+            f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
+            "connect again after the fork"
+        )
+
+    @property
     def is_ending(self) -> bool:
         """Whether the thread has been told to end."""
         return self._is_ending
@@ -117,10 +125,7 @@ class LoopThread:
 
     def _send(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
         if self.is_forked:
-            raise ConfigError(
-                f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
-                "connect again after the fork"
-            )
+            raise ConfigError(self.of_parent)
         call.outcome.add_done_callback(self._under_way.discard)
         with self._lock:
             if self._is_ending:

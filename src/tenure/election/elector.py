@@ -43,6 +43,18 @@ HOLDER_BYTES = 16
 EXIT_OVERRUN = 70
 """With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
 
+_this_process = object()
+"""What stands for this process: a forked child has another one, and no need to ask for its number."""
+
+
+def _note_fork() -> None:
+    global _this_process
+    _this_process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
 NOT_WELL = "the health callback said no"
 
 WHY: Mapping[Reason, str] = MappingProxyType(
@@ -86,9 +98,16 @@ class Tenancy(Generic[FlagT]):
         self._clock = clock
         self._beat_at = clock.now()
         self._reason: Reason | None = None
+        self._process = _this_process
+        self._pid = os.getpid()
 
     def remaining(self) -> float:
-        """Return for how many seconds this term may still be trusted, if nothing more is heard; 0.0 if it is over."""
+        """Return for how many seconds this term may still be trusted, if nothing more is heard; 0.0 if it is over.
+
+        In a forked child it is 0.0: the term is that of the process that won it.
+        """
+        if self._process is not _this_process:
+            return 0.0
         return max(0.0, self._trusted_until - self._clock.now())
 
     def check(self) -> None:
@@ -97,9 +116,10 @@ class Tenancy(Generic[FlagT]):
         It compares the clock with the deadline, here and now: there is no flag that a blocked thread had to set.
 
         Raises:
-            TermLost: The term is over. Whoever leads now has a newer token.
+            TermLost: The term is over, and the next leader has a newer token; or this is a forked child, and the term
+                is that of the process that won it.
         """
-        if self._clock.now() >= self._trusted_until:
+        if self._clock.now() >= self._trusted_until or self._process is not _this_process:
             raise TermLost(self.obituary())
 
     def beat(self) -> None:
@@ -108,6 +128,12 @@ class Tenancy(Generic[FlagT]):
 
     def obituary(self) -> str:
         """Say why this term is over, and what to do about it."""
+        if self._process is not _this_process:
+            return (
+                f"term {self.token} of {self.name!r} belongs to process {self._pid}, which won it, and this is "
+                f"{os.getpid()}, its child by fork; act as the leader there, or hand the child what it needs to know: "
+                "term.token is no secret"
+            )
         return (
             f"term {self.token} of {self.name!r} is over: {WHY[self._reason or 'unanswered']}; stop acting as the "
             "leader, and send term.token along with every write, so that the resource can refuse an old one"
@@ -384,6 +410,10 @@ class Campaign:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_entered = False
+        if self._seat.is_forked:
+            if error is None:
+                raise TermLost(self._term.obituary())
+            return  # what ends the child ends it without a word from us
         self._seat.vacate(self._term)
         over = self._term.remaining() == 0.0
         also_cancelled = False
@@ -446,10 +476,16 @@ class Seat:
             # Cancelled while we asked to stand. Whether we do by now, or shall in a moment, we must not: a candidate
             # without an owner would lead for ever, and do nothing.
             election._seat = None
-            with suppress(RuntimeError):  # the keeper's loop is closed: nobody stands there any more
-                election._keeper.loop.call_soon_threadsafe(self._withdraw)
+            if not self.is_forked:
+                with suppress(RuntimeError):  # the keeper's loop is closed: nobody stands there any more
+                    election._keeper.loop.call_soon_threadsafe(self._withdraw)
             raise
         return self
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether we are a forked child: the candidacy, and all that could answer, stayed with the parent."""
+        return self._election._keeper.is_forked
 
     def _withdraw(self) -> None:
         self._withdrawn = True
@@ -459,6 +495,8 @@ class Seat:
 
     async def __aexit__(self, *_: object) -> None:
         """Contend no more, and wait until the lease is handed back or has run out."""
+        if self.is_forked:
+            return
         self.stop(at_once=True)
         if self._serving:  # its work never began, or raised before it could be awaited
             self.ended(self._serving, again=False)
@@ -521,7 +559,7 @@ class Seat:
     def _on_keeper(self, call: Callable[..., object], *arguments: Any) -> None:
         if self._inline:
             call(*arguments)
-        else:
+        elif not self.is_forked:
             with suppress(RuntimeError):  # the keeper's loop is closed: the candidacy has ended, and said so
                 self._election._keeper.loop.call_soon_threadsafe(call, *arguments)
 

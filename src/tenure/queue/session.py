@@ -77,6 +77,8 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._desk.keeper.is_forked:  # the session stayed with the parent
+            return
         owner, self._owner = self._owner, None  # from here on, nobody cancels us
         ours = False
         try:

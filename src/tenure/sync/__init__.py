@@ -63,6 +63,8 @@ class Backend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         keeper, self._entered = self._keeper, None
+        if keeper.is_forked:  # what is open stayed with the parent; a child that ends has nothing to close
+            return
         try:
             keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))
         finally:

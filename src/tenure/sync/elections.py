@@ -81,6 +81,7 @@ class Election:
         self._behind.context = contextvars.copy_context()
         campaign = self._behind.campaign(cancel=False)
         failure: BaseException | None = None
+        term: Term | None = None
         try:
             term = cast("Term", self._keeper.call_blocking(campaign.__aenter__))  # we had it made
             self._worker = threading.current_thread()
@@ -90,7 +91,10 @@ class Election:
             raise
         finally:
             try:
-                self._keeper.call_blocking(lambda: campaign.withdraw(failure))
+                if not self._keeper.is_forked:
+                    self._keeper.call_blocking(lambda: campaign.withdraw(failure))
+                elif term is not None and failure is None:
+                    term.check()  # it says that it stayed with the parent
             except Unavailable:  # the backend was closed under us
                 if failure is None:
                     raise

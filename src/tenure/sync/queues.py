@@ -174,10 +174,14 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._keeper.call_blocking(lambda: self._behind.withdraw(error))
+            self._leave(error)
         except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
-            self._keeper.call_blocking(lambda: self._behind.withdraw(error))
+            self._leave(error)
             raise
+
+    def _leave(self, error: BaseException | None) -> None:
+        if not self._keeper.is_forked:  # then the session stayed with the parent
+            self._keeper.call_blocking(lambda: self._behind.withdraw(error))
 
 
 def _for_threads(keeper: Keeper, receive: Callable[[], Coroutine[Any, Any, list[Message]]]) -> list[BlockingMessage]:

@@ -1,0 +1,119 @@
+"""A forked child: what its parent holds is not its own, and it ends quietly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import tenure
+import tenure.sync
+from tests.servers import Redis, url_of
+
+TTL = 30.0
+
+
+def in_child(function: Callable[[], object]) -> str:
+    """Call *function* in a forked child; return what it returned, or raised."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = str(function())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "memory":
+            return "memory:"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/work.db"
+    return f"{url_of(Redis)}?prefix={uuid4().hex}:"
+
+
+def test_a_term_belongs_to_the_process_that_won_it(url: str) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign() as term:
+        assert "belongs to process" in in_child(term.check)
+        assert in_child(term.remaining) == "0.0"
+        term.check()
+        assert term.remaining() > 0.0
+
+
+async def test_also_a_term_of_a_loop(url: str) -> None:
+    async with tenure.connect(url) as backend, backend.election("chair", ttl=TTL).campaign() as term:
+        assert in_child(term.check).startswith("TermLost: ")
+        term.check()
+
+
+async def test_a_child_is_refused_the_backend_of_its_parent(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        queue, election = backend.queue("orders"), backend.election("chair", ttl=TTL)
+        await queue.send(b"one")
+        [message] = await queue.receive()
+        verbs: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            lambda: queue.send(b"two"),
+            queue.receive,
+            message.complete,
+            message.renew,
+            queue.stats,
+            queue.session("one").__aenter__,
+            queue.dead_letters.peek,
+            lambda: queue.consume(print, until_empty=True),
+            election.leader,
+            lambda: election.run(lambda term: asyncio.sleep(0)),
+            backend.leaders,
+            backend.queues,
+        ]
+
+        async def ask() -> list[str]:
+            return [repr(one) for one in await asyncio.gather(*(verb() for verb in verbs), return_exceptions=True)]
+
+        for said in in_child(lambda: "\n".join(asyncio.run(ask()))).splitlines():
+            assert said.startswith("ConfigError")
+            assert "connect again after the fork" in said
+        assert in_child(lambda: backend.queue("others")).startswith("ConfigError")
+        await message.complete()  # what is the parent's goes on
+        await queue.send(b"three")
+        assert (await queue.stats()).ready == 1
+
+
+@pytest.mark.parametrize(("form", "code"), [("block", 7), ("work", 0), ("session", 7)])
+def test_a_child_that_exits_inside_of_a_block_ends_quietly(form: str, code: int) -> None:
+    """From a thread, Python itself ends the child with 0."""
+    entered = {
+        "block": "with backend.election('chair', ttl=30).campaign() as term: fork()",
+        "work": "backend.election('chair', ttl=30).run(lambda term: fork())",
+        "session": "backend.queue('q').send(b'', session='s')\n    with backend.queue('q').session('s'): fork()",
+    }[form]
+    program = f"""
+import os, sys, tenure.sync
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+with tenure.sync.connect("memory:") as backend:
+    {entered}
+print("left")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{code}\nleft\n", "")
