@@ -24,7 +24,7 @@ from tenure.testing.conformance import (
 
 class MemoryHarness(LeaseHarness):
     traits = TRAITS
-    faults = frozenset({"lose_answer"})
+    faults = frozenset({"lose_answer", "cut_one"})
 
     def __init__(self) -> None:
         self._clock = ManualClock()
@@ -42,6 +42,10 @@ class MemoryHarness(LeaseHarness):
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
         return store.lose_answer()
+
+    def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return store.cut_one(name)
 
 
 class TestMemoryLeases(LeaseStoreSuite):

@@ -11,7 +11,8 @@ import pytest
 
 from tenure.backends.memory import MemoryLeases
 from tenure.bell import Bell
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.errors import Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite, Lossy
 from tests.conformance.test_memory import MemoryHarness
 
@@ -97,6 +98,32 @@ class ReleaseTellsNobody(MemoryLeases):
             self._memory.bell = bell
 
 
+class RenewalTakesOver(MemoryLeases):
+    """Renews by name and holder, and looks at the token only while nobody else has the name."""
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        for grant in grants:
+            claim = self._memory.claims.get(grant.name)
+            if claim and claim.token > grant.token and claim.holder is not None:
+                claim.holder = grant.holder
+                return [Granted(one) for one in grants]
+        return await super().renew(grants, ttl)
+
+
+class OneThatCanNotBeAskedIsLost(Lossy):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        pairs = zip(grants, await super().renew(grants, ttl), strict=True)
+        return [Lost(grant) if isinstance(answer, NoAnswer) else answer for grant, answer in pairs]
+
+
+class OneThatCanNotBeAskedCostsAll(Lossy):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        answers = await super().renew(grants, ttl)
+        if any(isinstance(answer, NoAnswer) for answer in answers):
+            raise Unavailable("one of them can't be asked")
+        return answers
+
+
 class AskingAgainIsANewTerm(MemoryLeases):
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         claim = self._memory.claims.get(name)
@@ -175,12 +202,16 @@ class Deaf(MemoryLeases):
         return Bell().listen(name)
 
 
-PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryLeases]
+PLANTED = [
+    plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ in (MemoryLeases, Lossy)
+]
 
 
-def harness_with(plant: type[MemoryLeases]) -> type[MemoryHarness]:
+def harness_with(plant: type[MemoryLeases] | type[Lossy]) -> type[MemoryHarness]:
     class Planted(MemoryHarness):
         async def open(self) -> Lossy:
+            if issubclass(plant, Lossy):
+                return plant(MemoryLeases(self._clock, self._memory))
             return Lossy(plant(self._clock, self._memory))
 
     return Planted
@@ -201,7 +232,7 @@ def _arguments(names: str | tuple[str, ...], choices: Sequence[Any]) -> Iterator
         yield {names: choice} if isinstance(names, str) else dict(zip(names, choice, strict=True))
 
 
-async def findings(plant: type[MemoryLeases]) -> set[str]:
+async def findings(plant: type[MemoryLeases] | type[Lossy]) -> set[str]:
     """Run the suites against *plant* and return the tests that fail."""
     failed = set()
     for suite in (LeaseStoreSuite, LeaseFaultSuite):
@@ -232,5 +263,5 @@ async def test_without_a_plant_nothing_is_found() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("plant", PLANTED)
-async def test_a_planted_bug_is_found(plant: type[MemoryLeases]) -> None:
+async def test_a_planted_bug_is_found(plant: type[MemoryLeases] | type[Lossy]) -> None:
     assert await findings(plant), f"no test fails on {plant.__name__}"

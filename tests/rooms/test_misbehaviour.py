@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from tenure.backends.memory.leases import MemoryLeases
 from tenure.election.elector import EXIT_OVERRUN, Election, Term
 from tenure.errors import ConfigError, TermLost
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
-from tenure.lease import Leader
+from tenure.lease import Grant, Granted, Leader, Lost, NoAnswer
 from tenure.pacing import Timing
 from tests.rooms.test_elector import TIMING, Road, Town, elected, forever, in_town
 
@@ -236,6 +236,34 @@ async def test_an_observer_sees_past_what_fails_after_it_has_worked(town: Town) 
     assert seen[0] is None
     assert seen[1] is not None
     await ended(looking, leading)
+
+
+class Split(Road):
+    """A road to a store on several servers, of which one can't be reached."""
+
+    away = ""
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        answers = await super().renew(grants, ttl)
+        pairs = zip(grants, answers, strict=True)
+        return [NoAnswer("that server is away") if grant.name == self.away else answer for grant, answer in pairs]
+
+
+@in_town
+async def test_one_lease_that_can_not_be_asked_costs_its_own_term_alone(town: Town) -> None:
+    _, driver = town.road()
+    driver.store = road = Split(town.store)
+    elections = [town.candidate(driver) for _ in range(3)]
+    for number, election in enumerate(elections):
+        election.name = f"chair {number}"
+    tasks = [asyncio.create_task(election.run(forever)) for election in elections]
+    await elected(town, 3)
+    road.away = "chair 1"
+    await asyncio.sleep(1.5 * TIMING.ttl)
+    assert max(road.renewals) == 3
+    assert {event.name for event in town.told(RenewalMissed)} == {"chair 1"}
+    assert {event.name for event in town.told(TermEnding)} == {"chair 1"}
+    await ended(*tasks)
 
 
 # --- a store that goes back ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tenure.testing.conformance.cost import Scale
 
 T = TypeVar("T")
 
-Fault = Literal["lose_answer", "cut", "restart"]
+Fault = Literal["lose_answer", "cut", "cut_one", "restart"]
 
 
 class LeaseHarness(ABC):
@@ -56,6 +56,10 @@ class LeaseHarness(ABC):
         """Inside the block, *store* can't be asked to change anything."""
         raise NotImplementedError
 
+    def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
+        """Inside the block, *store* can't ask about *name*, and about other names it can: they lie elsewhere."""
+        raise NotImplementedError
+
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
         raise NotImplementedError
@@ -71,6 +75,7 @@ class Lossy:
     def __init__(self, store: LeaseStore) -> None:
         self.store = store
         self._losing = False
+        self._cut_off: set[str] = set()
 
     @asynccontextmanager
     async def lose_answer(self) -> AsyncIterator[None]:
@@ -81,9 +86,22 @@ class Lossy:
         finally:
             self._losing = False
 
+    @asynccontextmanager
+    async def cut_one(self, name: str) -> AsyncIterator[None]:
+        """Let nothing about *name* through inside the block."""
+        self._cut_off.add(name)
+        try:
+            yield
+        finally:
+            self._cut_off.discard(name)
+
     def _arrive(self) -> None:
         if self._losing:
             raise Unavailable("the answer was lost on its way, as the test wants it")
+
+    def _leave_for(self, name: str) -> None:
+        if name in self._cut_off:
+            raise Unavailable("the way there is cut, as the test wants it")
 
     @property
     def traits(self) -> LeaseTraits:
@@ -92,18 +110,24 @@ class Lossy:
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Ask the store inside."""
+        self._leave_for(name)
         answer = await self.store.acquire(name, holder, ttl, metadata)
         self._arrive()
         return answer
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Ask the store inside."""
-        answers = await self.store.renew(grants, ttl)
+        asked = [grant for grant in grants if grant.name not in self._cut_off]
+        if grants and not asked:
+            self._leave_for(grants[0].name)
+        answers = iter(await self.store.renew(asked, ttl))
         self._arrive()
-        return answers
+        cut = NoAnswer("the way there is cut, as the test wants it")
+        return [cut if grant.name in self._cut_off else next(answers) for grant in grants]
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Ask the store inside."""
+        self._leave_for(grant.name)
         answer = await self.store.release(grant)
         self._arrive()
         return answer

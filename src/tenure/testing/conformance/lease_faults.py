@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tenure.errors import Unavailable
-from tenure.lease import Granted, HeldBy, Lost, Vacant
+from tenure.lease import Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure.testing.conformance.harness import Fault, LeaseHarness
 from tenure.testing.conformance.leases import LATE, LeaseSuite, claim, holder, win
 
@@ -92,6 +92,30 @@ class LeaseFaultSuite(LeaseSuite):
         await house.pass_time(house.ttl * LATE)
         assert (await win(house, bob, name, "bob#1")).token > grant.token
         assert await ann.renew([grant], house.ttl) == [Lost(grant)]
+
+    async def test_one_of_many_that_can_not_be_asked_costs_the_others_nothing(
+        self, house: LeaseHarness, name: str
+    ) -> None:
+        needs(house, "cut_one")
+        ann, bob = await house.open(), await house.open()
+        grants = [await claim(ann, f"{name}-{number}", "ann#1", house.ttl) for number in range(3)]
+        await house.pass_time(house.ttl * 0.6)
+        async with house.cut_one(ann, grants[1].name):
+            for asked in (grants, grants[::-1]):
+                answers = list(await ann.renew(asked, house.ttl))
+                assert isinstance(answers.pop(1), NoAnswer)
+                assert answers == [Granted(asked[0]), Granted(asked[2])]
+            with pytest.raises(Unavailable):
+                await ann.release(grants[1])
+        await house.pass_time(house.ttl * 0.6)
+        assert await holder(bob, grants[0].name) == "ann#1"
+        assert await holder(bob, grants[2].name) == "ann#1"
+        if house.traits.expiry == "store clock":
+            assert list(await ann.renew(grants, house.ttl)) == [
+                Granted(grants[0]),
+                Lost(grants[1]),
+                Granted(grants[2]),
+            ]
 
     # --- a restart ---
 

@@ -261,6 +261,42 @@ class LeaseStoreSuite(LeaseSuite):
         assert await store.release(old) == Lost(old)
         assert list(await store.renew([old, new], house.ttl)) == [Lost(old), Granted(new)]
 
+    async def test_no_verb_of_an_old_grant_touches_what_came_after_it(self, house: LeaseHarness, name: str) -> None:
+        """Every verb, asked when the lease was released or has ended, and when another has it by then."""
+        ann, bob = await house.open(), await house.open()
+        verbs, ttl = ("renew", "release", "acquire"), house.ttl
+        is_judged = house.traits.expiry == "store clock"
+        ended = {verb: await claim(ann, f"{name}-ended-{verb}", "ann#1", ttl) for verb in verbs}
+        taken = {verb: await claim(ann, f"{name}-taken-{verb}", "ann#1", ttl) for verb in verbs}
+        await house.pass_time(ttl * LATE)
+        successors = dict(
+            zip(
+                verbs,
+                await asyncio.gather(*(win(house, bob, old.name, "bob#1") for old in taken.values())),
+                strict=True,
+            )
+        )
+        free = {verb: await claim(ann, f"{name}-free-{verb}", "ann#1", ttl) for verb in verbs}
+        passed = {verb: await claim(ann, f"{name}-passed-{verb}", "ann#1", ttl) for verb in verbs}
+        for old in (*free.values(), *passed.values()):
+            assert await ann.release(old) == Released(old)
+        heirs = {verb: await claim(bob, old.name, "bob#1", ttl) for verb, old in passed.items()}
+        for olds, news in ((taken, successors), (passed, heirs)):
+            assert list(await ann.renew([olds["renew"]], ttl)) == [Lost(olds["renew"])]
+            assert await ann.release(olds["release"]) == Lost(olds["release"])
+            refused = await ann.acquire(olds["acquire"].name, "ann#1", ttl)
+            assert isinstance(refused, HeldBy)
+            assert (refused.holder, refused.token) == ("bob#1", news["acquire"].token)
+            assert all(news[verb].token > olds[verb].token for verb in verbs)
+            grants = list(news.values())
+            assert list(await bob.renew(grants, ttl)) == [Granted(grant) for grant in grants]
+        for olds in (ended, free) if is_judged else (free,):
+            assert list(await ann.renew([olds["renew"]], ttl)) == [Lost(olds["renew"])]
+            assert await ann.release(olds["release"]) == Lost(olds["release"])
+            assert (await claim(ann, olds["acquire"].name, "ann#1", ttl)).token > olds["acquire"].token
+            for verb in ("renew", "release"):
+                assert await holder(bob, olds[verb].name) is None
+
     # --- looking ---
 
     async def test_to_look_changes_nothing(self, house: LeaseHarness, name: str) -> None:

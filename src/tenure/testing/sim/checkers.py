@@ -4,6 +4,7 @@
 ``two leaders``      two candidates trusted a term at one true moment; judged exactly, whenever a belief begins or grows
 ``token order``      tokens rise with every acquisition, are used by one, and stay as they are when renewed
 ``stale claim``      the store extended or took back a claim that was not the newest, or already handed back
+``shortened``        a lease ended earlier for having been renewed: by a question that was carried out late, say
 ``late release``     a lease was handed back while its work ran
 ``stale write``      the resource accepted a write of an older term after one of a newer term
 ``stale act``        a term's unfenced act, guarded by a look at the trust, came after one of a newer term
@@ -98,6 +99,11 @@ class Checkers(Findings):
                 self._still_newest(asked, "took back")
                 self._newest_ended = True
                 self._released(node, asked)
+
+    def counted(self, question: Question, answer: Any, longer: float) -> None:
+        """The store has answered, and the lease ends so much later than it did before."""
+        if isinstance(question, Renew) and isinstance(answer, Granted) and longer < -BLUR:
+            self.violated("shortened", f"renewing {answer.grant} made its lease {-longer:.3f} s shorter")
 
     def _given(self, grant: Grant) -> None:
         claim = (grant.holder, grant.token)

@@ -18,6 +18,7 @@ from tenure.election.machine import (
     Input,
     Machine,
     Release,
+    Renew,
     State,
     Withheld,
     _Office,
@@ -29,7 +30,7 @@ from tenure.testing.sim.line import Line
 from tenure.testing.sim.node import Node, Work
 from tenure.testing.sim.planted import Mutant
 from tenure.testing.sim.simulation import Parts
-from tenure.testing.sim.stores import ClockStore, Question, Seen, WatchedStore
+from tenure.testing.sim.stores import Attempt, ClockStore, Question, Seen, WatchedStore
 
 # --- in the machine: what is believed --------------------------------------------------------------------------------
 
@@ -279,6 +280,21 @@ class _RenewsEndedLease(ClockStore):
         return Granted(grant, self.resign_asked)
 
 
+class _CountsFromSending(ClockStore):
+    """Counts a renewal from before it waited: one that is carried out late, after newer ones, shortens the lease."""
+
+    def message(self, node: Node, question: Question, local: float) -> Any:
+        return Attempt(question, None, self.now()) if isinstance(question, Renew) else question
+
+    def perform(self, message: Any) -> Any:
+        if not isinstance(message, Attempt):
+            return super().perform(message)
+        answer = super().perform(message.question)
+        if isinstance(answer, Granted):
+            self.expires = message.sent_at + self.ttl
+        return answer
+
+
 def _store(store: type[ClockStore]) -> Parts:
     """Put the verbs of *store* into both kinds of store, with the watched one's own way of judging expiry."""
     return Parts(clock_store=store, watched_store=type(f"{store.__name__}Watched", (store, WatchedStore), {}))
@@ -337,6 +353,9 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "token-rises": Mutant("a renewal raises the token", _store(_TokenRises), "token order"),
         "token-starts-anew": Mutant("a restart resets the token", _store(_TokenStartsAnew), "token order"),
         "token-with-record": Mutant("a release resets the token", _store(_TokenWithRecord), "token order"),
+        "counts-from-sending": Mutant(
+            "a renewal that is carried out late shortens the lease", Parts(clock_store=_CountsFromSending), "shortened"
+        ),
         "renews-by-name": Mutant("the store renews whoever asks", _store(_RenewsByName), "stale claim"),
         "releases-by-name": Mutant("the store releases for whoever asks", _store(_ReleasesByName), "two leaders"),
         "forgets-and-gives": Mutant(

@@ -28,9 +28,12 @@ class Site(Server):
 
     def perform(self, line: Line[Node], message: Any) -> Any:
         """Let the store do what *message* asks for."""
+        before = self._store.expires
         answer = self._store.perform(message)
         question: Question = message.question if isinstance(message, Attempt) else message
         self._checkers.processed(line.process, question, answer)
+        if not self._simulation.plan.watched:
+            self._checkers.counted(question, answer, self._store.expires - before)
         if self._world.traced:
             self._world.note("store", f"{line.process.name}: {question} → {answer}")
         if isinstance(answer, Released):

@@ -122,7 +122,7 @@ class ClockStore:
 class Attempt:
     """A claim on a watched record: *unchanged* is the version that stood still for a whole ttl of the caller's time."""
 
-    question: Acquire
+    question: Question
     unchanged: int | None
     sent_at: float
 
@@ -172,6 +172,7 @@ class WatchedStore(ClockStore):
         """Do what *message* asks for, now."""
         if not isinstance(message, Attempt):
             return super().perform(message)
+        assert isinstance(message.question, Acquire)
         holder = message.question.holder
         if self.holder == holder:
             self.touch()
