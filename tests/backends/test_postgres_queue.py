@@ -16,7 +16,7 @@ import pytest
 from tenure.backends import postgres
 from tenure.backends.postgres import queue
 from tenure.backends.postgres.client import VERSION, Connection
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
@@ -24,6 +24,7 @@ from tenure.queue.message import (
     LAPSED,
     Abandon,
     DeadLetter,
+    Defer,
     Outgoing,
     SessionLock,
     Settled,
@@ -31,6 +32,7 @@ from tenure.queue.message import (
     Verdict,
 )
 from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
 from tests.servers import Postgres, private, shared
 
@@ -461,6 +463,62 @@ async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name:
         assert (stats.ready, stats.dead) == (2, 4)  # those that have no ttl, as it was urgent or dead, and the rest
 
 
+@pytest.mark.parametrize(
+    "cause",
+    ["given back", "abandoned", "delayed", "redriven", "orphan", "held", "urgent", "later", "expiring", "deferred"],
+)
+async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, name: str, cause: str) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        broker, raising = backend.broker, Raising(connection, name)
+        await broker.send(name, [Outgoing(b"low")])
+        [low] = (await broker.receive(name, 1, LOCK)).deliveries
+        if cause == "redriven":
+            await broker.settle([Settlement(low, DeadLetter("because"))])
+        elif cause == "deferred":
+            await broker.settle([Settlement(low, Defer())])
+        await broker.send(name, [Outgoing(b"x"), Outgoing(b"later", delay=LOCK * 9), Outgoing(b"y", ttl=LOCK * 9)])
+        claim = await broker.receive(name, 10, LOCK * 9)
+        if cause not in ("given back", "abandoned", "delayed", "orphan", "held", "redriven", "deferred"):
+            await broker.settle([Settlement(low, COMPLETE)])
+        await broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
+        await raising.propose(claim.deliveries[-1].sequence)
+        assert await raising.complete()
+        match cause:
+            case "given back":
+                await broker.settle([Settlement(low, GIVE_BACK)])
+            case "abandoned":
+                await broker.settle([Settlement(low, Abandon())])
+            case "delayed":
+                await broker.settle([Settlement(low, Abandon(delay=LOCK / 2))])
+            case "redriven":
+                await broker.redrive(name, EVERYTHING, None)
+            case "held":
+                await broker.renew([low], LOCK / 2)  # shorter than it was
+            case "urgent":
+                await broker.send(name, [Outgoing(b"low", priority=3)])
+            case "later":
+                await broker.send(name, [Outgoing(b"low", delay=LOCK / 2)])
+            case "expiring":
+                await broker.send(name, [Outgoing(b"low", ttl=LOCK / 2)])
+            case "deferred":
+                [low] = (await broker.receive_deferred(name, [low.sequence], LOCK / 2)).deliveries
+        due_in = (
+            (await broker.receive(name, 1, LOCK)).due_in if cause in ("delayed", "held", "later", "deferred") else None
+        )
+        if due_in is not None:
+            assert due_in <= LOCK / 2
+            turnable.turn(LOCK * 0.6)
+        elif cause == "orphan":
+            turnable.turn(LOCK * 1.05)
+        if cause == "expiring":
+            turnable.turn(LOCK * 0.6)
+            assert (await broker.stats(name)).dead == 1
+        elif cause == "deferred":
+            assert (await broker.stats(name)).deferred == 1
+        else:
+            assert [one.body for one in (await broker.receive(name, 1, LOCK)).deliveries] == [b"low"]
+
+
 async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +564,75 @@ async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
             done = True
             await asyncio.gather(*working)
         assert sorted(handled) == sorted(b"%d" % number for number in range(sent))
+
+
+# --- claims whose answer was lost --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def behind_a_proxy(server: Postgres) -> AsyncIterator[tuple[Broker, FaultProxy]]:
+    """Give a broker whose answers can be lost."""
+    async with FaultProxy("127.0.0.1", server.port) as proxy:
+        through = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+        async with opened(f"{through}?pool=1&timeout=5&listen=false") as backend:
+            yield backend.broker, proxy
+
+
+def is_quiet() -> bool:
+    return not any(
+        task.get_name() in ("tenure-postgres-notify", "tenure-postgres-tidy") for task in asyncio.all_tasks()
+    )
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Postgres, url: str, name: str) -> None:
+    async with behind_a_proxy(server) as (broker, proxy), native(url) as connection:
+        await broker.send(name, [Outgoing(b"1"), Outgoing(b"2")])
+        first = (await broker.receive(name, 1, LOCK)).deliveries
+        await until(is_quiet)
+        for _ in range(3):
+            proxy.lose_answers()
+            with pytest.raises(Unavailable):
+                await broker.receive(name, 10, LOCK)
+            proxy.heal()
+        await until(lambda: can_be_asked(broker, name))
+        claim = await broker.receive(name, 10, LOCK)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"2", 1)]
+        assert (
+            await broker.settle([Settlement(one, COMPLETE) for one in (*first, *claim.deliveries)]) == [Settled()] * 2
+        )
+        # One that was not found: it is carried out later.
+        assert isinstance(broker, postgres.PostgresBroker)
+        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, LOCK):
+            raise Unavailable("as if it had been asked")
+        assert (await broker.receive(name, 10, LOCK)).deliveries == ()
+        await broker.send(name, [Outgoing(b"3")])
+        assert await connection.fetch("SELECT FROM tenure.receive($1, 1, 60, 77)", name)
+        claim = await broker.receive(name, 10, LOCK)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"3", 1)]
+        assert not broker._unanswered
+
+
+async def test_a_session_is_in_order_after_a_claim_whose_answer_was_lost(server: Postgres, url: str, name: str) -> None:
+    async with behind_a_proxy(server) as (broker, proxy):
+        await broker.send(name, [Outgoing(b"%d" % number, session="s") for number in range(4)])
+        held, _ = await claimed(broker, name)
+        await until(is_quiet)
+        proxy.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_session(held, 2)
+        proxy.heal()
+        await until(lambda: can_be_asked(broker, name))
+        claim = await broker.receive_session(held, 2)
+        assert isinstance(claim, Claim)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"0", 1), (b"1", 1)]
+
+
+async def can_be_asked(broker: Broker, name: str) -> bool:
+    try:
+        await broker.settings(name)
+    except Unavailable:
+        return False
+    return True
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------

@@ -173,6 +173,7 @@ class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
 class PostgresQueueHarness(QueueHarness):
     traits = postgres.QUEUE_TRAITS
     lock = LONG
+    counts_bytes = True
     backlog = 21_000  # it deals with ten times a thousand, and a session takes two steps
     hurt: ClassVar[bool] = False
 

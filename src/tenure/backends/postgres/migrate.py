@@ -12,7 +12,7 @@ import asyncpg
 
 from tenure.backends.postgres.client import DRIVER_ERRORS, VERSION, Client, Connection, Options, text_of, works_with
 from tenure.errors import ConfigError
-from tenure.queue.broker import QueueSettings
+from tenure.queue.broker import CLAIM_BYTES, QueueSettings
 from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
 from tenure.url import Url
 
@@ -204,6 +204,7 @@ def functions(schema: str) -> str:
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
         "look_again": LOOK_AGAIN,
+        "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "late": LATE,
         "reason_tried": MAX_DELIVERIES,

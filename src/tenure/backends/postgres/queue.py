@@ -10,8 +10,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import itemgetter
 from types import MappingProxyType
@@ -87,6 +87,8 @@ class PostgresBroker:
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
         self._raising: set[str] = set()
+        self._unanswered: dict[str, dict[int, float]] = {}  # claims by queue and token: until when they may hold locks
+        self._unsure: set[int | str] = set()  # tokens of sessions whose last claim was not answered
         self._chores: set[asyncio.Task[None]] = set()
 
     @property
@@ -146,18 +148,50 @@ class PostgresBroker:
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
         token = _new_token()
-        if queue.endswith(DEAD_SUFFIX):
+        if queue.endswith(DEAD_SUFFIX):  # to receive one of these is not counted, so nothing is given back
             rows = await self._rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
             rows.sort(key=_rank)
             return Claim(tuple(_delivery(queue, token, row, _death(row[11:])) for row in rows))
-        return self._claim(queue, token, await self._rows("receive", queue, limit, lock, token), _rank)
+        await self._give_back(queue)
+        with self._noted_unanswered(queue, token, lock):
+            rows = await self._rows("receive", queue, limit, lock, token)
+        return self._claim(queue, token, rows, _rank)
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         token = _new_token()
         rank = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
-        rows = await self._rows("receive_deferred", queue, list(rank), lock, token)
+        await self._give_back(queue)
+        with self._noted_unanswered(queue, token, lock):
+            rows = await self._rows("receive_deferred", queue, list(rank), lock, token)
         return self._claim(queue, token, rows, lambda row: rank[row[0]])
+
+    @contextmanager
+    def _noted_unanswered(self, queue: str, token: int, lock: float) -> Iterator[None]:
+        """Remember the claim with *token* if there is no answer to it: it may hold messages, or will."""
+        try:
+            yield
+        except BaseException:
+            # The server carries it out while it is asked, or soon after; its locks begin then.
+            end = time.monotonic() + 2 * self._client.options.timeout + lock
+            self._unanswered.setdefault(queue, {})[token] = end
+            raise
+
+    async def _give_back(self, queue: str) -> None:
+        """Give back what unanswered claims hold. Each is looked for until it is found, or its locks must have ended."""
+        if queue not in self._unanswered:
+            return
+        now = time.monotonic()
+        tokens = [token for token, end in self._unanswered[queue].items() if end > now]
+        found = set(await self._call("give_back", queue, tokens) if tokens else ())
+        left = self._unanswered.get(queue, {})
+        for token, end in list(left.items()):
+            if token in found or end <= now:
+                del left[token]
+        if not left:
+            self._unanswered.pop(queue, None)
+        if found:
+            self._wake.ring(f"queue:{queue}")
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
         """Make deliveries of *rows*, by *rank*; the last one may only tell when to look again."""
@@ -290,7 +324,14 @@ class PostgresBroker:
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
+        if held.token in self._unsure:  # else what comes next would come before what was claimed last
+            await self._call("give_back_session", held.queue, held.session, held.token)
+            self._unsure.discard(held.token)
+        try:
+            rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
+        except BaseException:
+            self._unsure.add(held.token)
+            raise
         if not rows[-1][4]:
             return LAPSED
         assert isinstance(held.token, int)
@@ -298,6 +339,7 @@ class PostgresBroker:
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
+        self._unsure.discard(held.token)
         if not await self._call("release_session", held.queue, held.session, held.token):
             return LAPSED
         self._wake.ring(f"queue:{held.queue}")

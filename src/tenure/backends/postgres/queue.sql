@@ -585,7 +585,8 @@ $$;
 -- --- receiving ---------------------------------------------------------------------------------------------------
 
 -- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
--- come a row without number, whose locked_until is the seconds until something is due.
+-- come a row without number, whose locked_until is the seconds until something is due. A claim ends with the body that
+-- brings it to {claim_bytes} bytes.
 CREATE OR REPLACE FUNCTION {schema}.receive(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -598,40 +599,51 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_keys double precision[];
-    v_found integer;
+    v_places tid[];
+    v_size bigint;
+    v_found integer := 0;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
-    RETURN QUERY
-    UPDATE {schema}.message AS m
-    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
-    WHERE m.ctid = ANY (ARRAY(
-        SELECT ready.ctid
-        FROM generate_series(9, 0, -1) AS p (priority)
-        CROSS JOIN LATERAL (
-            SELECT m.ctid
-            FROM {schema}.message AS m
-            WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
-              AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
-              AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
-            ORDER BY m.seq + 0
+    SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
+    FROM (
+        SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
+        FROM (
+            SELECT m.ctid, octet_length(m.body) AS size
+            FROM generate_series(9, 0, -1) AS p (priority)
+            CROSS JOIN LATERAL (
+                SELECT m.ctid, m.body
+                FROM {schema}.message AS m
+                WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
+                  AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                ORDER BY m.seq + 0
+                LIMIT p_most
+                FOR UPDATE SKIP LOCKED
+            ) AS m
+            WHERE v_keys[1 + p.priority] < 'Infinity'
             LIMIT p_most
-            FOR UPDATE SKIP LOCKED
         ) AS ready
-        WHERE v_keys[1 + p.priority] < 'Infinity'
-        LIMIT p_most
-    ))
-    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
-        m.reply_to, m.correlation_id;
-    GET DIAGNOSTICS v_found = ROW_COUNT;
-    IF v_found > 0 THEN
+    ) AS one
+    WHERE one.before < {claim_bytes};
+    IF v_places IS NOT NULL THEN
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY (v_places)
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+        v_found := cardinality(v_places);
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
         PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
     END IF;
-    IF v_found < p_most THEN
+    IF v_size >= {claim_bytes} THEN
+        locked_until := 0;
+        RETURN NEXT;
+    ELSIF v_found < p_most THEN
         locked_until := {schema}._due_in(v_queue, v_now);
         RETURN NEXT;
     END IF;
@@ -1174,7 +1186,9 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_until double precision;
-    v_found integer;
+    v_places tid[];
+    v_size bigint;
+    v_found integer := 0;
 BEGIN
     SELECT s.queue, s.until INTO v_queue, v_until
     FROM {schema}.session AS s
@@ -1187,35 +1201,44 @@ BEGIN
         RETURN;
     END IF;
     PERFORM {schema}._pass_time(v_queue, v_now, 10);
-    RETURN QUERY
-    UPDATE {schema}.message AS m
-    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
-    WHERE m.ctid = ANY (ARRAY(
-        SELECT next.ctid
-        FROM {schema}.message AS next
-        WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
-          AND (next.expires_at IS NULL OR next.expires_at > v_now)
-          AND next.seq + 0 < coalesce((
-              SELECT again.seq FROM {schema}.message AS again
-              WHERE again.queue = v_queue AND again.session = p_session
-                AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
-                AND again.token IS DISTINCT FROM p_token
-              ORDER BY again.seq + 0
-              LIMIT 1
-          ), {int_max})
-        ORDER BY next.seq + 0
-        LIMIT p_most
-        FOR UPDATE
-    ))
-    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
-        m.reply_to, m.correlation_id;
-    GET DIAGNOSTICS v_found = ROW_COUNT;
-    IF v_found > 0 THEN
+    SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
+    FROM (
+        SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
+        FROM (
+            SELECT next.ctid, octet_length(next.body) AS size
+            FROM {schema}.message AS next
+            WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
+              AND (next.expires_at IS NULL OR next.expires_at > v_now)
+              AND next.seq + 0 < coalesce((
+                  SELECT again.seq FROM {schema}.message AS again
+                  WHERE again.queue = v_queue AND again.session = p_session
+                    AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
+                    AND again.token IS DISTINCT FROM p_token
+                  ORDER BY again.seq + 0
+                  LIMIT 1
+              ), {int_max})
+            ORDER BY next.seq + 0
+            LIMIT p_most
+            FOR UPDATE
+        ) AS ready
+    ) AS one
+    WHERE one.before < {claim_bytes};
+    IF v_places IS NOT NULL THEN
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
+        WHERE m.ctid = ANY (v_places)
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+        v_found := cardinality(v_places);
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
         PERFORM {schema}._lower_due(v_queue, 1, v_until);
     END IF;
     deliveries := 1;
-    locked_until := CASE WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now) END;
+    locked_until := CASE
+        WHEN v_size >= {claim_bytes} THEN 0
+        WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now)
+    END;
     RETURN NEXT;
 END
 $$;
@@ -1605,5 +1628,58 @@ BEGIN
         DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
     END IF;
     RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
+END
+$$;
+
+-- --- claims whose answer was lost --------------------------------------------------------------------------------
+
+-- Give back, uncounted, what the claims with these tokens still hold; return the tokens of which something was found.
+CREATE OR REPLACE FUNCTION {schema}.give_back(p_queue text, p_tokens bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found bigint[] := '{}';
+    v_message {schema}.message;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR v_message IN
+        SELECT m.* FROM {schema}.message AS m
+        WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at > v_now AND m.token = ANY (p_tokens)
+        ORDER BY m.due_at
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        v_found := v_found || v_message.token;
+        v_message.deliveries := v_message.deliveries - 1;
+        PERFORM {schema}._put(v_message, 0, v_now);
+    END LOOP;
+    RETURN v_found;
+END
+$$;
+
+-- Give back, uncounted, all that is claimed under a session's lock, which stays.
+CREATE OR REPLACE FUNCTION {schema}.give_back_session(p_queue text, p_session text, p_token bigint) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_message {schema}.message;
+BEGIN
+    -- A claim that was given up and still runs has its row locked.
+    SELECT s.queue INTO v_queue
+    FROM {schema}.session AS s
+    WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND s.name = p_session AND s.token = p_token AND s.until > v_now
+    FOR UPDATE;
+    FOR v_message IN
+        SELECT m.* FROM {schema}.message AS m
+        WHERE m.queue = v_queue AND m.session = p_session AND m.token = p_token
+          AND m.state IN (1, 2) AND m.deliveries > 0 AND NOT m.is_deferred AND m.state = 1
+        ORDER BY m.seq + 0
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        v_message.deliveries := v_message.deliveries - 1;
+        PERFORM {schema}._put(v_message, 0, v_now);
+    END LOOP;
 END
 $$;
