@@ -99,6 +99,7 @@ class RedisHarness(House, LeaseHarness):
 
 class RedisQueueHarness(House, QueueHarness):
     traits = QUEUE_TRAITS
+    counts_bytes = True
     lock = LONG
     faults = frozenset({"lose_answer", "cut", "restart"})
 

@@ -46,6 +46,7 @@ class ClusterHarness(House, LeaseHarness):
 
 class ClusterQueueHarness(House, QueueHarness):
     traits = replace(QUEUE_TRAITS, transactions=False)
+    counts_bytes = True
     lock = LONG
 
     async def open(self) -> Broker:

@@ -218,6 +218,7 @@ class Broker(Protocol):
         """Claim up to *limit* messages for *lock* seconds, and answer at once, also with none.
 
         The claim ends with the message whose body brings it to ``CLAIM_BYTES``; one always comes if there is one.
+        Then, and where the broker has looked at a part of what time has brought only, ``due_in`` is 0.
 
         It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
         nothing is claimed by a question that was given up. Whoever wants to wait holds ``hints`` and ``due_in``.

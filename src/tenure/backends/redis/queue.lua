@@ -25,6 +25,8 @@
 --   free              zset    sessions that can be accepted, by the sequence that is next
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
+--   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
+--                             the lock. So a claim whose answer was lost can be given back
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
@@ -33,9 +35,13 @@ local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local RANK = 2 ^ 48   -- a rank is 9 - priority in these units, plus the sequence
 local PART = 4000     -- so many arguments go into one command; a script's stack has a limit
-local DUE = 1000      -- so much that time has brought is looked after at once, so that no script runs for long
+local WORK = 128      -- so much that time has brought is looked after at once, so that no script runs for long
+local HEAVY = 8192    -- so many bytes that are rewritten count as one more
+local CLAIM_BYTES = 4 * 2 ^ 20  -- a claim ends with the message whose body reaches them: as in tenure.queue.broker
 local HISTORY = 50
 local NEVER = math.huge
+
+local work = WORK     -- what is left of it
 
 local function many(command, key, arguments)
     for first = 1, #arguments, PART do
@@ -85,8 +91,13 @@ local function rank(row, sequence)
     return (9 - row.priority) * RANK + sequence
 end
 
+local settings = {}
 local function setting(base, name, default)
-    return tonumber(redis.call('HGET', base .. 'settings', name) or default)
+    local key = base .. name
+    if not settings[key] then
+        settings[key] = tonumber(redis.call('HGET', base .. 'settings', name) or default)
+    end
+    return settings[key]
 end
 
 -- --- sessions ---
@@ -177,6 +188,7 @@ local function remember(base, sequence, row, outcome, error)
         if lines + 1 >= HISTORY then
             history = string.match(history, '^[^\n]*\n(.*)$')
         end
+        work = work - math.floor(#history / HEAVY)
         line = history .. '\n' .. line
     end
     redis.call('HSET', base .. 'history', sequence, line)
@@ -199,12 +211,11 @@ local function lock_ends(base, sequence)
     end
 end
 
--- End the lock of a session: it has expired, or was released, and what was received under it does not count.
+-- End the lock of a session: it has expired, or was released, and what was received under it does not count. Returns
+-- whether that is done: of many messages, a part is looked after, and until all are, the session is nobody else's.
 local function leave(base, session, is_expired)
-    redis.call('HDEL', base .. 'session_token', session)
-    redis.call('ZREM', base .. 'sessions', session)
-    local held = redis.call('SMEMBERS', base .. 'held:' .. session)
-    redis.call('DEL', base .. 'held:' .. session)
+    local held = redis.call('SPOP', base .. 'held:' .. session, math.max(work, 1))
+    work = work - #held - 1
     for _, sequence in ipairs(held) do
         redis.call('ZREM', base .. 'locked', sequence)
         if is_expired then
@@ -215,43 +226,51 @@ local function leave(base, session, is_expired)
             put(base, sequence, row, NOW)
         end
     end
+    if redis.call('EXISTS', base .. 'held:' .. session) == 1 then
+        return false
+    end
+    redis.call('HDEL', base .. 'session_token', session)
+    redis.call('ZREM', base .. 'sessions', session)
     refresh(base, session)
+    return true
 end
 
 -- --- time ---
 
--- Do what time has brought; returns whether there is more of it.
+-- Do a part of what time has brought; returns whether there may be more of it.
 local function catch_up(base)
-    local found = 0
-    local function due(key)
-        local some = redis.call('ZRANGEBYSCORE', base .. key, '-inf', NOW, 'LIMIT', 0, DUE)
-        found = math.max(found, #some)
-        return some
-    end
-    for _, sequence in ipairs(due('locked')) do
-        redis.call('ZREM', base .. 'locked', sequence)
-        lock_ends(base, sequence)
-    end
-    for _, session in ipairs(due('sessions')) do
-        leave(base, session, true)
-    end
-    for _, sequence in ipairs(due('expiry')) do
-        local row = row_of(base, sequence)
-        take_out(base, sequence, row)
-        put(base, sequence, row, NOW)
-    end
-    for _, sequence in ipairs(due('delayed')) do
-        local row = row_of(base, sequence)
-        take_out(base, sequence, row)
-        put(base, sequence, row, NOW)
-    end
-    for _, key in ipairs({'dead:locked', 'dead:delayed'}) do
-        for _, sequence in ipairs(due(key)) do
-            redis.call('ZREM', base .. key, sequence)
-            put(base, sequence, row_of(base, sequence), NOW)
+    local function each(key, act)
+        if work > 0 then
+            for _, which in ipairs(redis.call('ZRANGEBYSCORE', base .. key, '-inf', NOW, 'LIMIT', 0, work)) do
+                if work <= 0 then
+                    return
+                end
+                work = work - 1
+                act(which)
+            end
         end
     end
-    return found == DUE
+    local function put_anew(sequence)
+        local row = row_of(base, sequence)
+        take_out(base, sequence, row)
+        put(base, sequence, row, NOW)
+    end
+    each('locked', function(sequence)
+        redis.call('ZREM', base .. 'locked', sequence)
+        lock_ends(base, sequence)
+    end)
+    each('sessions', function(session)
+        leave(base, session, true)
+    end)
+    each('expiry', put_anew)
+    each('delayed', put_anew)
+    for _, key in ipairs({'dead:locked', 'dead:delayed'}) do
+        each(key, function(sequence)
+            redis.call('ZREM', base .. key, sequence)
+            put(base, sequence, row_of(base, sequence), NOW)
+        end)
+    end
+    return work <= 0
 end
 
 -- In how many ms the first of these comes due; -1 if none will.
@@ -267,14 +286,40 @@ end
 -- --- claims ---
 
 -- What a receiver is told of *sequences*, which are locked already. Often no message of a queue has a head.
-local function told(base, sequences, states, with_death)
+local function told(base, sequences, states, bodies, histories)
     local heads = redis.call('HLEN', base .. 'head') > 0 and fetch('HMGET', base .. 'head', sequences) or {}
-    local answer = {sequences, states, heads, fetch('HMGET', base .. 'body', sequences)}
-    if with_death then
+    local answer = {sequences, states, heads, bodies or fetch('HMGET', base .. 'body', sequences)}
+    if histories then
         answer[5] = fetch('HMGET', base .. 'death', sequences)
-        answer[6] = fetch('HMGET', base .. 'history', sequences)
+        answer[6] = histories
     end
     return answer
+end
+
+-- Return the bodies of the first of *sequences*, up to the one that reaches CLAIM_BYTES; with histories where they are
+-- dead, which count, too. Few are fetched at once, so that large ones are not fetched for nothing.
+local function weighed(base, sequences, is_dead)
+    local step = math.max(1, math.min(50, math.floor(CLAIM_BYTES * 5 / setting(base, 'body_max', 2 ^ 20))))
+    local bodies, histories, size = {}, is_dead and {} or nil, 0
+    local last = 0
+    while last < #sequences do
+        local first = last + 1
+        last = math.min(last + step, #sequences)
+        local some = redis.call('HMGET', base .. 'body', unpack(sequences, first, last))
+        local more = is_dead and redis.call('HMGET', base .. 'history', unpack(sequences, first, last))
+        for i = 1, #some do
+            bodies[first + i - 1] = some[i]
+            size = size + #(some[i] or '')
+            if more then
+                histories[first + i - 1] = more[i]
+                size = size + #(more[i] or '')
+            end
+            if size >= CLAIM_BYTES then
+                return bodies, histories
+            end
+        end
+    end
+    return bodies, histories
 end
 
 -- Return the row if *token* locks it, at this moment.
@@ -299,6 +344,55 @@ local function session_holds(base, session, token)
         and tonumber(ends) or nil
 end
 
+-- --- claims without an answer ---
+
+-- Note a claim, so that it can be given back if its answer is lost. An asker has a lane for each claim under way.
+local function note_claim(base, lane, mark, kind, token, what, lock)
+    redis.call('SET', base .. 'claim:' .. lane, mark .. '|' .. kind .. '|' .. token .. '|' .. what, 'PX', lock)
+end
+
+local function give_back(base, kind, token, what)
+    if kind == 's' then
+        if redis.call('HGET', base .. 'session_token', what) == token then
+            leave(base, what, false)
+        end
+        return
+    end
+    local is_dead = kind == 'd'
+    local locks = base .. (is_dead and 'dead:locked' or 'locked')
+    for sequence in string.gmatch(what, '%d+') do
+        local score = redis.call('ZSCORE', locks, sequence)
+        local row = score and row_of(base, sequence)
+        if row and row.token == token then
+            work = work - 1
+            redis.call('ZREM', locks, sequence)
+            if row.session then
+                redis.call('SREM', base .. 'held:' .. row.session, sequence)
+            end
+            if not is_dead then
+                row.count = row.count - 1
+            end
+            put(base, sequence, row, NOW)
+        end
+    end
+end
+
+-- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: nobody knows of them. Returns the
+-- lanes of those that were there. The others may still come.
+local function give_back_claims(base, first)
+    local found = {}
+    for i = first, #ARGV, 2 do
+        local key = base .. 'claim:' .. ARGV[i]
+        local mark, kind, token, what = string.match(redis.call('GET', key) or '', '^([^|]*)|(%a)|([^|]*)|(.*)$')
+        if mark == ARGV[i + 1] then
+            redis.call('DEL', key)
+            give_back(base, kind, token, what)
+            found[#found + 1] = ARGV[i]
+        end
+    end
+    return found
+end
+
 -- --- sending ---
 
 local is_new = false  -- whether a queue has come into being
@@ -315,12 +409,19 @@ local function next_sequences(base, size)
     return last
 end
 
+-- Forget ids that are older than their window: a few more than come in, so that it never is much at once.
+local function sweep(base, set, until_then, size)
+    local old = redis.call('ZRANGEBYSCORE', base .. set, '-inf', until_then, 'LIMIT', 0, size * 2 + 8)
+    many('ZREM', base .. set, old)
+end
+
 -- Keep a message; *control* is delay|at|ttl|priority|session, or nothing. Returns its sequence, or 0 for a duplicate.
 local function keep(base, control, id, head, body)
     if id ~= '' then
         local window = setting(base, 'dedupe_window', 600) * 1000
-        redis.call('ZREMRANGEBYSCORE', base .. 'ids', '-inf', NOW - window)
-        if redis.call('ZSCORE', base .. 'ids', id) then
+        sweep(base, 'ids', NOW - window, 1)
+        local known = redis.call('ZSCORE', base .. 'ids', id)
+        if known and tonumber(known) > NOW - window then
             return 0
         end
         redis.call('ZADD', base .. 'ids', NOW, id)
@@ -387,29 +488,45 @@ end
 ring(base, false)
 return {sequences, is_new and 1 or 0}
 
--- name: receive (limit, lock in ms, token, whether they are dead letters)
+-- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
 local room = is_dead and 'dead:' or ''
 local ends = NOW + ARGV[2]
-local sequences, states = {}, {}
+local sequences, states, left = {}, {}, {}
 local locks, changes, timed = {}, {}, {}
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
+local bodies, histories
 repeat
-    local more = catch_up(base)
-    local popped = redis.call('ZPOPMIN', base .. room .. 'ready', limit - #sequences)
-    local some = {}
+    local popped = redis.call('ZPOPMIN', base .. room .. 'ready', limit)
+    local some, ranks = {}, {}
     for i = 1, #popped, 2 do
-        some[#some + 1] = popped[i]
+        some[#some + 1], ranks[#ranks + 1] = popped[i], popped[i + 1]
     end
     local texts = fetch('HMGET', base .. 'state', some)
+    local live = {}
+    if is_dead or redis.call('EXISTS', base .. 'expiry') == 0 then  -- none has a ttl
+        live, some = some, {}
+    end
     for i, sequence in ipairs(some) do
-        -- As read and text_of would do it, but without making a table for each message.
-        local count, told_once, expires, place, session =
-            string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
-        if expires ~= '0' and tonumber(expires) <= NOW then
+        local expires = tonumber(string.match(texts[i], '^%d+|%d+|%d|(%d+)'))
+        if expires == 0 or expires > NOW then
+            live[#live + 1], texts[#live + 1], ranks[#live + 1] = sequence, texts[i], ranks[i]
+        elseif work > 0 then
+            work = work - 1
             local row = read(texts[i])
             take_out(base, sequence, row)
             put(base, sequence, row, NOW)
         else
+            left[#left + 1], left[#left + 2] = ranks[i], sequence
+        end
+    end
+    bodies, histories = weighed(base, live, is_dead)
+    for i, sequence in ipairs(live) do
+        if i <= #bodies then
+            -- As read and text_of would do it, but without making a table for each message.
+            local count, told_once, expires, place, session =
+                string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
             if not is_dead then
                 count = count + 1
                 if expires ~= '0' then
@@ -417,21 +534,27 @@ repeat
                 end
             end
             local text = count .. told_once .. expires .. '|' .. place .. '|' .. token .. '|' .. session
-            local size = #sequences + 1
-            sequences[size], states[size] = sequence, text
-            locks[size * 2 - 1], locks[size * 2] = ends, sequence
-            changes[size * 2 - 1], changes[size * 2] = sequence, text
+            sequences[i], states[i] = sequence, text
+            locks[i * 2 - 1], locks[i * 2] = ends, sequence
+            changes[i * 2 - 1], changes[i * 2] = sequence, text
+        else
+            left[#left + 1], left[#left + 2] = ranks[i], sequence
         end
     end
-until #sequences >= limit or (#some == 0 and not more)
+until #sequences > 0 or #left > 0 or #popped < limit * 2  -- else all that was popped has expired
+many('ZADD', base .. room .. 'ready', left)
 many('HSET', base .. 'state', changes)
 many('ZADD', base .. room .. 'locked', locks)
 many('ZREM', base .. 'expiry', timed)
+if #sequences > 0 then
+    note_claim(base, ARGV[5], token, is_dead and 'd' or 'q', token, table.concat(sequences, ' '), ARGV[2])
+end
 local due = -1
 if #sequences < limit then
-    due = due_in(base, {room .. 'delayed', room .. 'locked'})
+    due = (more or redis.call('EXISTS', base .. room .. 'ready') == 1) and 0
+        or due_in(base, {room .. 'delayed', room .. 'locked'})
 end
-return {ends, due, told(base, sequences, states, is_dead)}
+return {ends, due, told(base, sequences, states, bodies, histories), found}
 
 -- name: receive_deferred (lock in ms, token, sequences)
 local base, ends, token = KEYS[1], NOW + ARGV[1], ARGV[2]
@@ -447,7 +570,7 @@ for i = 3, #ARGV do
         sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
     end
 end
-return {ends, -1, told(base, sequences, states, false)}
+return {ends, -1, told(base, sequences, states)}
 
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]
@@ -584,7 +707,7 @@ while at <= #ARGV do
         forget(base, is_dead, settled)
         if verdict == 'X' and #settled > 0 then
             if tonumber(extra[1]) > 0 then
-                redis.call('ZREMRANGEBYSCORE', base .. 'inbox', '-inf', NOW)
+                sweep(base, 'inbox', NOW, 1)
                 redis.call('ZADD', base .. 'inbox', NOW + extra[1], extra[2])
             end
             for _, send in ipairs(sends) do
@@ -599,54 +722,74 @@ for channel in pairs(rung) do
 end
 return answers
 
--- name: accept (lock in ms, token, and the session's name, or not)
-local base, ends, session = KEYS[1], NOW + ARGV[1], ARGV[3]
-catch_up(base)
+-- name: accept (lock in ms, token, whether a session is named, its name, lane, then lanes and marks to give back)
+local base, ends, session = KEYS[1], NOW + ARGV[1], ARGV[3] == '1' and ARGV[4]
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
 if not session then
     session = redis.call('ZRANGE', base .. 'free', 0, 0)[1]
 elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
     session = nil
 end
 if not session then
-    return {due_in(base, {'delayed', 'sessions'})}
+    return {found, more and 0 or due_in(base, {'delayed', 'sessions'})}
 end
+note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
 redis.call('HSET', base .. 'session_token', session, ARGV[2])
 redis.call('ZADD', base .. 'sessions', ends, session)
 redis.call('ZREM', base .. 'free', session)
-return {ends, session, redis.call('HGET', base .. 'session_state', session)}
+return {found, ends, session, redis.call('HGET', base .. 'session_state', session)}
 
--- name: receive_session (session, token, limit)
+-- name: receive_session (session, token, limit, lane, mark, then lanes and marks to give back)
 local base, session, token, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-catch_up(base)
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
 local ends = session_holds(base, session, token)
 if not ends then
-    return {0}
+    return {0, found}
 end
-local sequences, states = {}, {}
-while #sequences < limit do
+local sequences, states, size = {}, {}, 0
+while #sequences < limit and size < CLAIM_BYTES do
     local sequence = next_of(base, session)
     if not sequence then
         break
     end
     local row = row_of(base, sequence)
-    take_out(base, sequence, row)
     if row.expires > 0 and row.expires <= NOW then  -- more of them than were looked after just now
+        if work <= 0 then
+            more = true
+            break
+        end
+        work = work - 1
+        take_out(base, sequence, row)
         put(base, sequence, row, NOW)
     else
+        take_out(base, sequence, row)
         row.count, row.token = row.count + 1, token
         save(base, sequence, row)
         redis.call('ZADD', base .. 'locked', '+inf', sequence)
         redis.call('SADD', base .. 'held:' .. session, sequence)
         sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+        size = size + redis.call('HSTRLEN', base .. 'body', sequence)
     end
 end
-return {ends, #sequences < limit and due_in(base, {'delayed'}) or -1, told(base, sequences, states, false)}
+if #sequences > 0 then
+    note_claim(base, ARGV[4], ARGV[5], 'q', token, table.concat(sequences, ' '), math.max(1, math.ceil(ends - NOW)))
+end
+local due = -1
+if #sequences < limit then
+    due = (more or next_of(base, session)) and 0 or due_in(base, {'delayed'})
+end
+return {ends, due, told(base, sequences, states), found}
 
 -- name: release (session, token)
+-- Returns 2 while more was received under the lock than one script gives back: then it is to be asked again.
 if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
     return 0
 end
-leave(KEYS[1], ARGV[1], false)
+if not leave(KEYS[1], ARGV[1], false) then
+    return 2
+end
 ring(KEYS[1], false)
 return 1
 
@@ -667,10 +810,11 @@ else
 end
 return 1
 
--- name: stats
--- Returns nothing while more has come due than one script looks after: then it is to be asked again.
+-- name: stats (whether to count at once)
+-- Returns nothing while more has come due than one script looks after: then it is to be asked again. What is counted at
+-- once all the same is counted where it most likely belongs.
 local base = KEYS[1]
-if catch_up(base) then
+if catch_up(base) and ARGV[1] == '0' then
     return {}
 end
 local oldest = redis.call('ZRANGE', base .. 'waiting', 0, 0)[1]
@@ -684,14 +828,21 @@ end
 local function size(key)
     return redis.call('ZCARD', base .. key)
 end
+local function due(key)
+    return redis.call('ZCOUNT', base .. key, '-inf', NOW)
+end
 local age = oldest and math.max(0, NOW - row_of(base, oldest).sent) or 0
-return {size('ready') + size('waiting'), size('locked'), size('delayed'), size('deferred'), size('dead'), age}
+local orphaned, delayed, expired = due('locked'), due('delayed'), due('expiry')
+local ready = size('ready') + size('waiting') + orphaned + delayed - expired
+return {
+    math.max(0, ready), size('locked') - orphaned, size('delayed') - delayed, size('deferred'), size('dead') + expired, age,
+}
 
 -- name: peek_deferred (limit, after)
 local base = KEYS[1]
 catch_up(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
-return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences), false)}
+return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences))}
 
 -- name: dead (what: peek, count, redrive or purge; how many at most, after, dead before in ms or nothing, reason or
 -- nothing, begin of made-up ids, how many sequences, the sequences, how many ids, the ids; -1 for any)
@@ -732,7 +883,7 @@ local function is_meant(sequence)
     local death = cjson.decode(redis.call('HGET', base .. 'death', sequence))
     return (reason == '' or death[1] == reason) and (not before or death[3] < before)
 end
-local looked_at = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, DUE)
+local looked_at = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, WORK)
 local meant, go_on = {}, -1
 for _, sequence in ipairs(looked_at) do
     if #meant >= limit then
@@ -743,11 +894,16 @@ for _, sequence in ipairs(looked_at) do
         meant[#meant + 1] = sequence
     end
 end
-if #looked_at < DUE and (#looked_at == 0 or go_on == tonumber(looked_at[#looked_at])) then
+if #looked_at < WORK and (#looked_at == 0 or go_on == tonumber(looked_at[#looked_at])) then
     go_on = -1
 end
 if what == 'peek' then
-    return {#meant, go_on, told(base, meant, fetch('HMGET', base .. 'state', meant), true)}
+    local bodies, histories = weighed(base, meant, true)
+    if #bodies < #meant then  -- a large part: the rest is for the next one
+        meant = {unpack(meant, 1, #bodies)}
+        go_on = tonumber(meant[#meant])
+    end
+    return {#meant, go_on, told(base, meant, fetch('HMGET', base .. 'state', meant), bodies, histories)}
 end
 for _, sequence in ipairs(what ~= 'count' and meant or {}) do
     redis.call('ZREM', base .. 'dead', sequence)
@@ -783,8 +939,8 @@ catch_up(base)
 local rooms = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
 local found, names = {}, {}
 for _, key in ipairs(rooms) do
-    for _, sequence in ipairs(redis.call('ZRANGE', base .. key, 0, DUE - 1)) do
-        if #found < DUE then
+    for _, sequence in ipairs(redis.call('ZRANGE', base .. key, 0, WORK - 1)) do
+        if #found < WORK then
             found[#found + 1] = sequence
         end
     end
@@ -810,7 +966,7 @@ end
 for _, key in ipairs({'state', 'head', 'body', 'history', 'death'}) do
     many('HDEL', base .. key, found)
 end
-if #found == DUE then
+if #found == WORK then
     return 2
 end
 for _, key in ipairs({'session_token', 'session_state'}) do

@@ -13,7 +13,7 @@ House rules:
 
 - Each verb is one script (``queue.lua``), so it is one step, however many messages it is about.
 - Only the server's clock counts, read once in a script. What time has brought (locks, delays, ttls that have ended) is
-  looked after by whoever asks next, before anything else: there is no sweeper.
+  looked after by whoever asks next, a part in each script, before anything else: there is no sweeper.
 - A body is stored as it is, in the hash ``tenure:queue:{NAME}:body``; what its sender told of it, if anything, as JSON
   in ``…:head``. A message without either head or delay costs no more than it must.
 """
@@ -31,6 +31,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from tenure.backends.redis.claims import Claims
 from tenure.backends.redis.client import (
     NOTE,
     NOTE_GROWING,
@@ -88,6 +89,13 @@ LIST_EVERY = 60.0
 _LUA = scripts("queue.lua")
 _ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
 _TIME_MAX = 10**13  # ms; whoever waits longer waits for ever, and Lua writes more digits in another way
+PARTS_MAX = 80
+"""So many scripts a claim may take to get past what has died: each looks after a part only."""
+STATS_PARTS_MAX = 300
+"""So many scripts ``stats`` may take to look after what time has brought; the rest is counted without a look at it."""
+SESSION_LOST = 300.0
+"""Seconds for which a lost claim of a session is looked for: the length of a session's lock is not told with it."""
+MORE = 2
 _GROUPED = {Complete: "C", GiveBack: "G", Defer: "F"}
 
 
@@ -101,6 +109,7 @@ class RedisBroker:
         self._names = f"{self._prefix}queues"
         self._idle = f"{self._prefix}idle"
         self._listed: dict[str, float] = {}  # when we have noted a queue among all names
+        self._claimed: dict[str, Claims] = {}
 
     @property
     def traits(self) -> QueueTraits:
@@ -154,12 +163,30 @@ class RedisBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
+        for _ in range(PARTS_MAX):
+            claim = await self._receive_part(queue, limit, lock)
+            if claim.deliveries or claim.due_in != 0.0:
+                return claim
+            # A part of what time has brought was looked after, and nothing was left to claim.
+        return Claim((), 0.0)
+
+    async def _receive_part(self, queue: str, limit: int, lock: float) -> Claim:
         token = secrets.token_hex(16)
-        is_dead = _is_dead(queue)
-        answer = await self._client.run(
-            _LUA["receive"], [self._base(queue)], limit, _milliseconds(lock), token, int(is_dead)
-        )
+        base = self._base(queue)
+        with self._claims(base).asking(lock, token) as asking:
+            *answer, asking.found = await self._client.run(
+                _LUA["receive"],
+                [base],
+                *(limit, _milliseconds(lock), token, int(_is_dead(queue)), asking.lane),
+                *asking.arguments,
+            )
         return _claim(queue, token, answer)
+
+    def _claims(self, base: str) -> Claims:
+        claims = self._claimed.get(base)
+        if claims is None:
+            claims = self._claimed.setdefault(base, Claims(secrets.token_hex(6)))
+        return claims
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
@@ -261,8 +288,14 @@ class RedisBroker:
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
         token = secrets.token_hex(16)
-        named = () if session is None else (session,)
-        answer = await self._client.run(_LUA["accept"], [self._base(queue)], _milliseconds(lock), token, *named)
+        base = self._base(queue)
+        with self._claims(base).asking(lock, token) as asking:
+            asking.found, *answer = await self._client.run(
+                _LUA["accept"],
+                [base],
+                *(_milliseconds(lock), token, int(session is not None), session or "", asking.lane),
+                *asking.arguments,
+            )
         if len(answer) == 1:
             return NoSession(_seconds(answer[0]))
         until, name, state = answer
@@ -270,12 +303,17 @@ class RedisBroker:
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        answer = await self._ask("receive_session", held, limit)
+        with self._claims(self._base(held.queue)).asking(SESSION_LOST) as asking:
+            *answer, asking.found = await self._ask(
+                "receive_session", held, limit, asking.lane, asking.mark, *asking.arguments
+            )
         return _claim(held.queue, held.token, answer) if answer[0] else LAPSED
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
-        return SETTLED if await self._ask("release", held) else LAPSED
+        while (answer := await self._ask("release", held)) == MORE:
+            pass  # it has a part of many deliveries left to give back
+        return SETTLED if answer else LAPSED
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         """Return a session's state."""
@@ -297,8 +335,11 @@ class RedisBroker:
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
         counts: Answer = []
-        while not counts:  # what time has brought is counted where it belongs now, so it is moved there first, in parts
-            counts = await self._client.run(_LUA["stats"], [self._base(queue)])
+        # What time has brought is counted where it belongs now, so it is moved there first, in parts.
+        for part in range(STATS_PARTS_MAX):
+            counts = await self._client.run(_LUA["stats"], [self._base(queue)], int(part == STATS_PARTS_MAX - 1))
+            if counts:
+                break
         ready, locked, delayed, deferred, dead, age = counts
         if _is_dead(queue):
             return Stats(dead=dead)
@@ -361,6 +402,7 @@ class RedisBroker:
         while gone == 2:
             gone = await self._client.run(_LUA["delete"], [self._base(queue)], int(force))
         self._listed.pop(queue, None)
+        self._claimed.pop(self._base(queue), None)
         if not gone:
             await self._list(queue)
             return NotEmpty(await self.stats(queue))

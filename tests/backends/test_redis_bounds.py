@@ -1,0 +1,218 @@
+"""How much one script does at most, whatever waits; and claims of which nobody has heard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis import asyncio as aioredis
+
+from tenure.backends import redis
+from tenure.errors import Unavailable
+from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession
+from tenure.queue.message import COMPLETE, Outgoing, SessionLock, Settled, Settlement, Stats
+from tenure.testing import until
+from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
+from tests.servers import Redis, private
+
+LOCK = 60.0
+DEEP = 600
+"""Many times what one script looks after."""
+MOST = 2_000
+"""Commands in one script: more would take longer than some 10 ms."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Redis]:
+    with private(Redis, turnable=True, options=[("appendfsync", "no")]) as server:
+        yield server
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+@asynccontextmanager
+async def hurt(server: Redis, options: str = "") -> AsyncIterator[tuple[FaultProxy, redis.RedisBroker]]:
+    async with FaultProxy("127.0.0.1", server.port) as way:
+        backend = redis.open(Url.parse(f"redis://{way.host}:{way.port}{options}"))
+        try:
+            yield way, backend.broker
+        finally:
+            await backend.close()
+
+
+# --- cost --------------------------------------------------------------------------------------------------------
+
+
+async def expired(server: Redis, broker: redis.RedisBroker, name: str, depth: int) -> None:
+    await broker.send(name, [Outgoing(ttl=1.0)] * depth)
+    server.turn(LOCK)
+
+
+async def orphaned(server: Redis, broker: redis.RedisBroker, name: str, depth: int) -> None:
+    await broker.send(name, [Outgoing()] * depth)
+    assert len((await broker.receive(name, depth, LOCK)).deliveries) == depth
+    server.turn(LOCK + 1)
+
+
+async def delayed(server: Redis, broker: redis.RedisBroker, name: str, depth: int) -> None:
+    await broker.send(name, [Outgoing(delay=1.0)] * depth)
+    server.turn(LOCK)
+
+
+async def in_a_session(server: Redis, broker: redis.RedisBroker, name: str, depth: int) -> None:
+    await broker.send(name, [Outgoing(session="s")] * depth)
+    held = await broker.accept(name, None, LOCK)
+    assert isinstance(held, SessionLock)
+    claim = await broker.receive_session(held, depth)
+    assert isinstance(claim, Claim)
+    assert len(claim.deliveries) == depth
+    server.turn(LOCK + 1)
+
+
+QUESTIONS: list[Callable[[redis.RedisBroker, str], Awaitable[object]]] = [
+    lambda broker, name: broker.receive(name, 10, LOCK),
+    lambda broker, name: broker.accept(name, None, LOCK),
+    lambda broker, name: broker.stats(name),
+]
+
+
+async def commands_in_a_script(client: aioredis.Redis, question: Awaitable[object]) -> float:
+    """Return how many commands each script of *question* has called."""
+    await client.config_resetstat()
+    await question
+    calls: dict[str, int] = {kind: told["calls"] for kind, told in (await client.info("commandstats")).items()}
+    scripts = calls.pop("cmdstat_evalsha", 0) + calls.pop("cmdstat_eval", 0)
+    return (sum(calls.values()) - calls.get("cmdstat_config|resetstat", 0)) / max(1, scripts)
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=["receive", "accept", "stats"])
+@pytest.mark.parametrize("waits", [expired, orphaned, delayed, in_a_session])
+async def test_no_script_does_more_the_more_waits(
+    server: Redis,
+    name: str,
+    waits: Callable[[Redis, redis.RedisBroker, str, int], Awaitable[None]],
+    question: Callable[[redis.RedisBroker, str], Awaitable[object]],
+) -> None:
+    async with hurt(server) as (_, broker), aioredis.Redis.from_url(server.url) as client:
+        await question(broker, f"{name}-other")  # its script is known
+        await waits(server, broker, name, DEEP)
+        assert await commands_in_a_script(client, question(broker, name)) < MOST
+
+
+async def test_ids_are_forgotten_a_few_at_a_time(server: Redis, name: str) -> None:
+    async with hurt(server) as (_, broker), aioredis.Redis.from_url(server.url) as client:
+        await broker.send(name, [Outgoing(id=f"{number}") for number in range(DEEP)])
+        server.turn(3_600.0)
+        await broker.send(name, [Outgoing(id="0")])
+        assert (await broker.stats(name)).ready == DEEP + 1  # what is not forgotten yet has ended all the same
+        assert DEEP / 2 < await client.zcard(f"tenure:queue:{{{name}}}:ids") < DEEP
+
+
+async def test_what_has_died_in_front_hides_nothing(server: Redis, name: str) -> None:
+    async with hurt(server) as (_, broker):
+        await broker.send(name, [Outgoing(ttl=1.0)] * DEEP)
+        await broker.send(name, [Outgoing(b"live")])
+        server.turn(LOCK)
+        [got] = (await broker.receive(name, 10, LOCK)).deliveries
+        assert got.body == b"live"
+        assert await broker.stats(name) == Stats(locked=1, dead=DEEP)
+
+
+async def test_a_session_with_many_deliveries_is_released_whole(server: Redis, name: str) -> None:
+    async with hurt(server) as (_, broker):
+        await broker.send(name, [Outgoing(session="s")] * DEEP)
+        held = await broker.accept(name, "s", LOCK)
+        assert isinstance(held, SessionLock)
+        await broker.receive_session(held, DEEP)
+        assert await broker.release(held) == Settled()
+        assert (await broker.stats(name)).ready == DEEP
+        again = await broker.accept(name, None, LOCK)
+        assert isinstance(again, SessionLock)
+        claim = await broker.receive_session(again, 1)
+        assert isinstance(claim, Claim)
+        assert claim.deliveries[0].delivery_count == 1
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_claim_ends_with_its_bytes(server: Redis, name: str, session: str | None) -> None:
+    sizes = [10, CLAIM_BYTES // 2, CLAIM_BYTES // 2 - 10, 1, CLAIM_BYTES + 1, 1]
+    async with hurt(server) as (_, broker):
+        await broker.send(name, [Outgoing(b"x" * size, session=session) for size in sizes])
+        held = await broker.accept(name, session, LOCK) if session else None
+        came = []
+        for _ in range(4):
+            if isinstance(held, SessionLock):
+                claim = await broker.receive_session(held, 10)
+                assert isinstance(claim, Claim)
+            else:
+                claim = await broker.receive(name, 10, LOCK)
+            came.append([len(one.body) for one in claim.deliveries])
+            assert (claim.due_in == 0) == (sum(map(len, came)) < len(sizes))
+        assert came == [sizes[:3], sizes[3:5], sizes[5:], []]
+
+
+# --- claims without an answer ------------------------------------------------------------------------------------
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_back(server: Redis, name: str) -> None:
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(b"%d" % number) for number in range(3)])
+        for _ in range(20):  # more often than a message may be delivered
+            way.lose_answers()
+            with pytest.raises(Unavailable):
+                await broker.receive(name, 2, LOCK)
+            way.heal()
+            got = (await broker.receive(name, 1, LOCK)).deliveries
+            assert [(one.body, one.delivery_count) for one in got] == [(b"0", 1)]
+            way.lose_answers()
+            with pytest.raises(Unavailable):
+                await broker.receive(name, 2, LOCK)
+            way.heal()
+            rest = (await broker.receive(name, 10, LOCK)).deliveries
+            assert [(one.body, one.delivery_count) for one in rest] == [(b"1", 1), (b"2", 1)]
+            server.turn(0.001)
+            await broker.settle([Settlement(one, COMPLETE) for one in (*got, *rest)])
+            await broker.send(name, [Outgoing(b"%d" % number) for number in range(3)])
+
+
+async def test_a_claim_that_is_carried_out_late_is_given_back(server: Redis, name: str) -> None:
+    async with hurt(server, "?timeout=0.3") as (way, broker):
+        await broker.send(name, [Outgoing(b"a")])
+        other = redis.open(Url.parse(server.url))
+        await broker.receive(f"{name}-other", 1, LOCK)  # the script is known
+        way.stall("up")
+        with pytest.raises(Unavailable):
+            await broker.receive(name, 1, LOCK)
+        way.heal()  # now it arrives, with nobody left to hear the answer
+
+        async def is_claimed() -> bool:
+            return (await other.broker.stats(name)).locked == 1
+
+        await until(is_claimed)
+        [got] = (await broker.receive(name, 1, LOCK)).deliveries
+        assert (got.body, got.delivery_count) == (b"a", 1)
+        await other.close()
+
+
+async def test_a_lost_claim_of_a_session_keeps_its_order(server: Redis, name: str) -> None:
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(body, session="s") for body in (b"1", b"2", b"3")])
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.accept(name, None, LOCK)
+        way.heal()
+        held = await broker.accept(name, None, LOCK)
+        assert isinstance(held, SessionLock)
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_session(held, 2)
+        way.heal()
+        claim = await broker.receive_session(held, 10)
+        assert isinstance(claim, Claim)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"1", 1), (b"2", 1), (b"3", 1)]
+        assert isinstance(await broker.accept(name, None, LOCK), NoSession)
