@@ -23,6 +23,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LockSuite,
     Lossy,
     LossyBroker,
     QueueHarness,
@@ -175,6 +176,10 @@ class AzureQueueHarness(QueueHarness):
 
 
 class TestAzureQueues(BrokerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureLocks(LockSuite):
     harness = AzureQueueHarness
 
 

@@ -16,6 +16,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LockSuite,
     Lossy,
     LossyBroker,
     QueueHarness,
@@ -84,6 +85,10 @@ class MemoryQueueHarness(QueueHarness):
 
 
 class TestMemoryQueues(BrokerSuite):
+    harness = MemoryQueueHarness
+
+
+class TestMemoryLocks(LockSuite):
     harness = MemoryQueueHarness
 
 

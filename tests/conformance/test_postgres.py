@@ -24,6 +24,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LockSuite,
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy
@@ -221,6 +222,10 @@ class BlackHoledQueueHarness(SeveredQueueHarness):
 
 
 class TestPostgresQueues(BrokerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresLocks(LockSuite):
     harness = PostgresQueueHarness
 
 

@@ -19,6 +19,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LockSuite,
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy
@@ -116,6 +117,10 @@ class TestRedisLeaseFaults(LeaseFaultSuite):
 
 
 class TestRedisQueues(BrokerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisLocks(LockSuite):
     harness = RedisQueueHarness
 
 

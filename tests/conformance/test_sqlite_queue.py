@@ -12,7 +12,14 @@ from typing import ClassVar
 from tenure.backends import sqlite
 from tenure.queue.broker import Broker
 from tenure.testing import ManualClock
-from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, ConsumerSuite, LossyBroker, QueueHarness
+from tenure.testing.conformance import (
+    BrokerFaultSuite,
+    BrokerSuite,
+    ConsumerSuite,
+    LockSuite,
+    LossyBroker,
+    QueueHarness,
+)
 from tenure.url import Url
 
 
@@ -47,6 +54,10 @@ class SqliteQueueHarness(QueueHarness):
 
 
 class TestSqliteQueues(BrokerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteLocks(LockSuite):
     harness = SqliteQueueHarness
 
 

@@ -28,13 +28,16 @@ from tenure.events import (
     ResultDiscarded,
 )
 from tenure.keeper import Keeper
+from tenure.pacing import Timing
+from tenure.queue import handlers
 from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message, Received
+from tenure.queue.machine import sure_until
 from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.queue.producer import IDLE, Producer, Requests
 from tenure.queue.queue import Queue
 from tenure.queue.retry import Reject, Retry, RetryPolicy
-from tenure.testing import until
+from tenure.testing import ManualClock, until
 from tenure.testing.loop import VirtualLoop, run
 
 LOCK = 30.0
@@ -1808,3 +1811,39 @@ async def test_a_claim_that_is_too_much_is_halved_until_it_is_answered(town: Tow
     assert len(log.ended) == 40
     assert limits[:4] == [16, 8, 4, 2]
     assert await queue.stats() == Stats()
+
+
+# --- numbers ---
+
+
+@in_town
+async def test_the_lock_of_a_session_is_counted_from_the_question(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a", session="s")
+    asked_at = town.clock.now()
+    town.road.delay = 5.0
+    async with queue.session() as session:
+        assert session.sure_until == sure_until(asked_at, Timing(LOCK))
+        assert session.remaining() == sure_until(asked_at, Timing(LOCK)) - town.clock.now()
+        town.road.delay = 0.0
+
+
+def _handles(message: Received) -> None:
+    """Do nothing, in whatever process."""
+
+
+def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, timing = ManualClock(100.0), Timing(LOCK)
+
+    class Keeper:
+        def __init__(self) -> None:
+            self.timing = timing
+
+        def remaining(self, message: Message) -> float:
+            clock.advance(3.0)  # a thread may be held up anywhere
+            return 20.0
+
+    monkeypatch.setattr(handlers, "CLOCK", clock)
+    served = handlers.Handlers(_handles, "process", 1, Keeper())
+    asked: Any = None  # it only asks its keeper about it
+    assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace

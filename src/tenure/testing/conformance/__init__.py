@@ -22,14 +22,11 @@
         harness = MyQueueHarness
 
 
-        for name in (
-            "leases", "lease_faults", "lease_cost", "queues", "queue_faults", "queue_cost", "consumers"
-        )
-    )
-)
+    class TestMyLocks(LockSuite):
+        harness = MyQueueHarness
 
-from tenure.testing.conformance.consumers import ConsumerSuite  # noqa: E402
-from tenure.testing.conformance.cost import Scale  # noqa: E402
+
+    class TestMyConsumers(ConsumerSuite):
         harness = MyQueueHarness
 
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
@@ -40,7 +37,16 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"tenure.testing.conformance.{name}"
-        for name in ("leases", "lease_faults", "lease_cost", "queues", "queue_faults", "queue_cost", "consumers")
+        for name in (
+            "leases",
+            "lease_faults",
+            "lease_cost",
+            "queues",
+            "queue_faults",
+            "queue_cost",
+            "locks",
+            "consumers",
+        )
     )
 )
 
@@ -56,6 +62,7 @@ from tenure.testing.conformance.harness import (  # noqa: E402
 from tenure.testing.conformance.lease_cost import LeaseCostSuite  # noqa: E402
 from tenure.testing.conformance.lease_faults import LeaseFaultSuite  # noqa: E402
 from tenure.testing.conformance.leases import LeaseStoreSuite  # noqa: E402
+from tenure.testing.conformance.locks import LockSuite  # noqa: E402
 from tenure.testing.conformance.queue_cost import BrokerCostSuite  # noqa: E402
 from tenure.testing.conformance.queue_faults import BrokerFaultSuite  # noqa: E402
 from tenure.testing.conformance.queues import BrokerSuite  # noqa: E402
@@ -70,6 +77,7 @@ __all__ = [
     "LeaseFaultSuite",
     "LeaseHarness",
     "LeaseStoreSuite",
+    "LockSuite",
     "Lossy",
     "LossyBroker",
     "QueueHarness",

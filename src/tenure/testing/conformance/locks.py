@@ -1,0 +1,308 @@
+"""What a broker does with a lock that is over: ended, or with a successor who holds what was ours; and with a ttl."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+import pytest
+
+from tenure.queue.broker import EVERYTHING, Broker, Claim
+from tenure.queue.message import (
+    COMPLETE,
+    EXPIRED,
+    GIVE_BACK,
+    LAPSED,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Delivery,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Verdict,
+    dead_letters_of,
+)
+from tenure.testing import until
+from tenure.testing.conformance.harness import QueueHarness
+from tenure.testing.conformance.queues import (
+    LATE,
+    QueueSuite,
+    accept,
+    bodies,
+    bury,
+    needs,
+    receive,
+    receive_session,
+    send,
+    settle,
+)
+
+After = Literal["ended", "taken"]
+VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
+
+
+class LockSuite(QueueSuite):
+    """No verb with an old lock changes anything, whoever holds the thing by now; and a ttl ends in every state."""
+
+    # --- the successor matrix ---
+
+    @pytest.mark.parametrize("after", ["ended", "taken"])
+    async def test_nothing_is_done_under_an_old_lock_of_a_message(
+        self, house: QueueHarness, name: str, after: After
+    ) -> None:
+        needs(house.traits.fencing)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        [old] = await receive(broker, name, house)
+        await house.pass_time(house.lock * LATE)
+        new = await receive(other, name, house) if after == "taken" else []
+        await _all_lapse(house, broker, old)
+        if not new:
+            new = await receive(other, name, house)
+        assert [(one.body, one.delivery_count) for one in new] == [(b"a", 2)]
+        await _is_held(other, new[0], house)
+        assert (await broker.stats(name)).ready == 0
+        assert await settle(other, new, COMPLETE) == [Settled()]
+
+    @pytest.mark.parametrize("after", ["ended", "taken"])
+    async def test_nothing_is_done_under_an_old_lock_of_a_dead_letter(
+        self, house: QueueHarness, name: str, after: After
+    ) -> None:
+        needs(house.traits.fencing)
+        broker, other, dead = await house.open(), await house.open(), dead_letters_of(name)
+        await bury(broker, house, name, b"a")
+        [old] = await receive(broker, dead, house)
+        await house.pass_time(house.lock * LATE)
+        new = await receive(other, dead, house) if after == "taken" else []
+        await _all_lapse(house, broker, old)
+        if not new:
+            new = await receive(other, dead, house)
+        assert bodies(new) == [b"a"]
+        await _is_held(other, new[0], house)
+        assert new[0].death is not None
+        assert new[0].death.reason == "because"
+        assert await settle(other, new, COMPLETE) == [Settled()]
+
+    @pytest.mark.parametrize("after", ["ended", "taken"])
+    async def test_nothing_is_done_under_an_old_lock_of_a_session(
+        self, house: QueueHarness, name: str, after: After
+    ) -> None:
+        needs(house.traits.sessions)
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(b"%d" % number, session="s") for number in range(3)])
+        old = await accept(broker, name, house)
+        [mine] = await receive_session(broker, old, 1)
+        assert await broker.write_state(old, b"old") == Settled()
+        await house.pass_time(house.lock * LATE)
+        taken = await _take_over(other, name, house) if after == "taken" else None
+        asks: Sequence[tuple[str, Callable[[], Awaitable[object]]]] = [
+            ("receive_session", lambda: broker.receive_session(old, 10)),
+            ("write_state", lambda: broker.write_state(old, b"stolen")),
+            ("read_state", lambda: broker.read_state(old)),
+            ("release", lambda: broker.release(old)),
+        ]
+        for what, ask in asks:
+            assert await ask() == LAPSED, what
+        assert list(await broker.renew([old], house.lock)) == [LAPSED]
+        await _all_lapse(house, broker, mine)
+        new, first = taken or await _take_over(other, name, house)
+        assert new.state == b"old"
+        assert await broker.accept(name, "s", house.lock) != new
+        assert isinstance((await other.renew([new], house.lock))[0], Renewed)
+        assert await settle(other, [first], COMPLETE) == [Settled()]
+        assert bodies(await receive_session(other, new)) == [b"1", b"2"]
+        assert await other.read_state(new) == b"old"
+        assert await other.release(new) == Settled()
+
+    async def test_a_claim_under_the_old_lock_of_a_session_takes_nothing_from_the_next(
+        self, house: QueueHarness, name: str
+    ) -> None:
+        """As it is asked while the successor has received nothing yet: all of it still lies there to be taken."""
+        needs(house.traits.sessions)
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(b"0", session="s"), Outgoing(b"1", session="s")])
+        old = await accept(broker, name, house)
+        assert await broker.release(old) == Settled()
+        new = await accept(other, name, house)
+        assert await broker.receive_session(old, 10) == LAPSED
+        assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
+        assert await broker.release(old) == LAPSED
+        assert [one.delivery_count for one in await receive_session(other, new)] == [1, 1]
+        await house.pass_time(house.lock * LATE)
+        assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
+
+    # --- what one lock says of another ---
+
+    async def test_a_deferred_message_stays_so_when_another_of_its_claim_is_renewed(
+        self, house: QueueHarness, name: str
+    ) -> None:
+        needs(house.traits.deferral)
+        needs(house.traits.renewal)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a", b"b", b"c")
+        put_aside = await receive(broker, name, house)
+        await settle(broker, put_aside, Defer())
+        claim = await broker.receive_deferred(name, [one.sequence for one in put_aside], house.lock)
+        first, second, third = claim.deliveries
+        await house.pass_time(house.lock * 0.6)
+        assert isinstance((await broker.renew([second], house.lock))[0], Renewed)
+        await house.pass_time(house.lock * 0.6)
+        assert await settle(broker, [first, third], COMPLETE) == [LAPSED, LAPSED]
+        assert await receive(other, name, house) == []  # they come by their sequence only
+        again = await other.receive_deferred(name, [first.sequence, second.sequence, third.sequence], house.lock)
+        assert [one.sequence for one in again.deliveries] == [first.sequence, third.sequence]
+        assert await settle(broker, [second], GIVE_BACK) == [Settled()]
+        assert await receive(other, name, house) == []
+        [back] = (await other.receive_deferred(name, [second.sequence], house.lock)).deliveries
+        assert back.body == b"b"
+
+    async def test_what_is_put_back_from_the_dead_is_told_of(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.hints:
+            pytest.skip("this broker tells nobody")
+        broker, other = await house.open(), await house.open()
+        await bury(broker, house, name, b"a")
+        await until(lambda: _is_free(broker, name, 1))
+        hints = other.hints(name)
+        told = Counter[str]()
+
+        async def hear() -> None:
+            async for _ in hints:
+                told["hints"] += 1
+
+        hearing = asyncio.ensure_future(hear())
+        try:
+            await _quiet(told)
+            assert await broker.redrive(name, EVERYTHING, None) == 1
+            await until(lambda: told["hints"] > 0, within=house.patience)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+    # --- a ttl, through every state ---
+
+    async def test_a_ttl_ends_whatever_was_done_before(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        short = house.lock * 0.5
+        ways: dict[bytes, Verdict | None] = {
+            b"given back": GIVE_BACK,
+            b"abandoned": Abandon(),
+            b"abandoned for long": Abandon(house.lock * 9),
+            b"twice": GIVE_BACK,
+            b"given back too late": None,
+            b"abandoned too late": None,
+            b"crashed": None,
+            b"completed too late": None,
+        }
+        if house.traits.delay == "impossible":
+            del ways[b"abandoned for long"]
+        await broker.send(name, [Outgoing(way, ttl=short) for way in ways])
+        await broker.send(
+            name, [Outgoing(b"untouched", ttl=short), Outgoing(b"delayed", ttl=short, delay=house.lock * 9)]
+        )
+        held = {one.body: one for one in await receive(broker, name, house, limit=len(ways))}
+        assert held.keys() <= {*ways, b"untouched"}
+        for way, verdict in ways.items():
+            if verdict is not None and way in held:
+                assert await settle(broker, [held[way]], verdict) == [Settled()], way
+        await house.pass_time(house.lock * 0.6)
+        for way, late in ((b"given back too late", GIVE_BACK), (b"abandoned too late", Abandon())):
+            if way in held:
+                [answer] = await settle(broker, [held[way]], late)
+                assert isinstance(answer, Settled), way  # dead at once, or when it would be claimed
+        if b"completed too late" in held:
+            assert await settle(broker, [held[b"completed too late"]], COMPLETE) == [Settled()]
+        assert await receive(broker, name, house) == []
+        await house.pass_time(house.lock * 0.6)  # and now the lock of the one that crashed has ended, too
+        assert await receive(broker, name, house) == []
+        died = {one.body: one.reason for one in await broker.peek_dead(name, EVERYTHING, 100)}
+        unseen = set() if house.traits.exact_stats else {b"abandoned for long", b"delayed"}  # there until they are due
+        due = {*ways, b"untouched", b"delayed"} - {b"completed too late"}
+        assert due - unseen <= died.keys() <= due
+        assert set(died.values()) == {EXPIRED}
+        assert (await broker.stats(name)).ready == 0
+
+    async def test_a_ttl_goes_on_after_a_crash(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"a", ttl=house.lock * 1.5)])
+        assert bodies(await receive(broker, name, house)) == [b"a"]
+        await house.pass_time(house.lock * LATE)
+        await broker.receive(f"{name}-other", 1, house.lock)
+        stats = await broker.stats(name)
+        assert (stats.ready, stats.dead) == (1, 0)
+        await house.pass_time(house.lock * 0.5)
+        assert await receive(broker, name, house) == []
+        [letter] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (letter.reason, letter.delivery_count) == (EXPIRED, 1)
+        assert await broker.redrive(name, EVERYTHING, None) == 1
+        await house.pass_time(house.lock * 9)  # put back, it has no ttl
+        assert bodies(await receive(broker, name, house)) == [b"a"]
+
+    async def test_a_ttl_ends_in_a_session_whatever_was_done_before(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.sessions)
+        broker = await house.open()
+        ways: dict[str, Verdict | None] = {"released": None, "given back": GIVE_BACK, "abandoned": Abandon()}
+        for way, verdict in ways.items():
+            await broker.send(name, [Outgoing(way.encode(), session=way, ttl=house.lock * 0.5)])
+            held = await broker.accept(name, way, house.lock)
+            assert isinstance(held, SessionLock)
+            got = await receive_session(broker, held)
+            if verdict is not None:
+                assert await settle(broker, got, verdict) == [Settled()], way
+            assert await broker.release(held) == Settled()
+        await house.pass_time(house.lock * 0.6)
+        for way in ways:
+            held = await broker.accept(name, way, house.lock)
+            assert isinstance(held, SessionLock)
+            assert await receive_session(broker, held) == [], way
+            await broker.release(held)
+        died = {one.body.decode(): one.reason for one in await broker.peek_dead(name, EVERYTHING, 10)}
+        assert died == dict.fromkeys(ways, EXPIRED)
+
+
+async def _take_over(broker: Broker, name: str, house: QueueHarness) -> tuple[SessionLock, Delivery]:
+    """Accept the session that another has lost, and receive the first of its messages again."""
+    new = await accept(broker, name, house)
+    [first] = await receive_session(broker, new, 1)
+    assert (first.body, first.delivery_count) == (b"0", 2)
+    return new, first
+
+
+async def _all_lapse(house: QueueHarness, broker: Broker, old: Delivery) -> None:
+    """Ask everything that can be asked under a lock that is over; nothing of it must stand."""
+    assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
+    for verdict in VERDICTS:
+        is_impossible = isinstance(verdict, Defer) and (old.death is not None or house.traits.deferral == "impossible")
+        if is_impossible or (
+            isinstance(verdict, Complete) and verdict.remember and house.traits.dedupe == "impossible"
+        ):
+            continue
+        assert list(await broker.settle([Settlement(old, verdict)])) == [LAPSED], verdict
+    if house.traits.dedupe != "impossible":
+        assert list(await broker.handled(old.queue.removesuffix("$dead"), [old.id])) == [False]
+
+
+async def _is_held(broker: Broker, new: Delivery, house: QueueHarness) -> None:
+    """See that nobody else can have what is held, and that it may be renewed."""
+    assert isinstance((await broker.renew([new], house.lock))[0], Renewed)
+    claim = await broker.receive(new.queue, 10, house.lock)
+    assert isinstance(claim, Claim)
+    assert claim.deliveries == () or list(claim.deliveries) == []
+
+
+async def _is_free(broker: Broker, name: str, count: int) -> bool:
+    return (await broker.stats(name)).dead == count
+
+
+async def _quiet(told: Counter[str]) -> None:
+    """Wait until no hint has come for a while: those of what went before, and of a subscription that begins."""
+    before = -1
+    while before != told["hints"]:
+        before = told["hints"]
+        await asyncio.sleep(0.1)
+    told.clear()

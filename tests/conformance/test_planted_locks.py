@@ -1,0 +1,172 @@
+"""The suites of locks and of consumers must find bugs that are planted."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tenure.backends.memory.queue import NEVER, MemoryBroker, Row, Session, Shelf
+from tenure.queue import consumer, handlers, message, session_consumer
+from tenure.queue.broker import Broker, Claim, Selection
+from tenure.queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
+from tenure.testing.conformance import ConsumerSuite, LockSuite, LossyBroker, consumers
+from tests.conformance.test_memory import MemoryQueueHarness
+from tests.conformance.test_planted import calls
+
+
+class Trusting(MemoryBroker):
+    """Takes whoever names a session that is locked for the one who locked it, in the verb that a plant picks."""
+
+    def _session(self, held: SessionLock, now: float) -> Session | None:
+        shelf = self._shelf(held.queue, now)
+        session = shelf.sessions.get(held.session) if shelf else None
+        return session if session is not None and session.token else None
+
+
+class ReceivesForAnybody(MemoryBroker):
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        return await Trusting.receive_session(_as_trusting(self), held, limit)
+
+
+class RenewsForAnybody(MemoryBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        return Trusting._renew(_as_trusting(self), one, until, now)
+
+
+class WritesForAnybody(MemoryBroker):
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        return await Trusting.write_state(_as_trusting(self), held, state)
+
+
+class ReadsForAnybody(MemoryBroker):
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        return await Trusting.read_state(_as_trusting(self), held)
+
+
+class ReleasesForAnybody(MemoryBroker):
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        return await Trusting.release(_as_trusting(self), held)
+
+
+class SettlesForAnybody(MemoryBroker):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        mine = []
+        for delivery, verdict in settlements:
+            shelf = self._shelf(delivery.queue, self._clock.now())
+            row = shelf.rows.get(delivery.sequence) if shelf else None
+            mine.append(Settlement(delivery._replace(token=row.token) if row else delivery, verdict))
+        return await super().settle(mine)
+
+
+class ForgetsTheTtlOfWhatIsPutBack(MemoryBroker):
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        row.expires_at = NEVER
+        return super()._return(shelf, row, verdict, now)
+
+
+class ForgetsTheTtlAfterACrash(MemoryBroker):
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        row.expires_at = NEVER
+        super()._lock_ends(shelf, row, now)
+
+
+class KeepsTheTtlOfTheDead(MemoryBroker):
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        super()._bury(shelf, row, reason, description, now)
+        row.expires_at = now
+
+
+class ForgetsThatItWasDeferred(MemoryBroker):
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        for one in held:
+            if isinstance(one, Delivery) and (found := self._locked(one, self._clock.now())):
+                found[1].is_deferred = False
+        return await super().renew(held, lock)
+
+
+class RedrivesInSilence(MemoryBroker):
+    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+        self._ring = lambda name: None  # type: ignore[method-assign]
+        return await super().redrive(queue, which, limit, dry_run=dry_run)
+
+
+def _as_trusting(broker: MemoryBroker) -> Trusting:
+    """Return a broker on the same memory that takes anybody."""
+    return Trusting(broker._clock, broker._memory)
+
+
+NOT_PLANTED = (MemoryBroker, Trusting)
+PLANTED = [
+    plant
+    for plant in list(globals().values())
+    if isinstance(plant, type) and issubclass(plant, MemoryBroker) and plant not in NOT_PLANTED
+]
+
+
+async def findings(plant: type[MemoryBroker], wait: float) -> set[str]:
+    """Run the suite of locks against *plant*; return the tests that fail."""
+
+    class Planted(MemoryQueueHarness):
+        patience = wait
+
+        async def open(self) -> Broker:
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+    failed = set()
+    for name, arguments in calls(LockSuite):  # type: ignore[arg-type]
+        house = Planted()
+        try:
+            await getattr(LockSuite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+        finally:
+            await house.close()
+    return failed
+
+
+async def test_without_a_plant_nothing_is_found() -> None:
+    assert await findings(MemoryBroker, MemoryQueueHarness.patience) == set()
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
+    assert await findings(plant, 0.2), f"no test fails on {plant.__name__}"
+
+
+def _raises_what_it_is(call: Callable[..., Any], *arguments: Any) -> Any:
+    return call(*arguments)
+
+
+async def _waits_for_the_hook(on_error: Any, message: Any, error: BaseException) -> None:
+    answer = on_error(message, error)
+    if asyncio.iscoroutine(answer):
+        await answer
+
+
+IN_CONSUMERS = {
+    "outcomes travel as exceptions": (handlers, "outcome_of", _raises_what_it_is, "handler"),
+    "texts are taken as they come": (message, "text_of", str, "handler"),
+    "hooks are awaited": (consumer, "complain", _waits_for_the_hook, "hook"),
+    "hooks are awaited in sessions": (session_consumer, "complain", _waits_for_the_hook, "hook"),
+}
+
+
+@pytest.mark.parametrize("plant", IN_CONSUMERS)
+async def test_a_bug_planted_in_a_consumer_is_found(plant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, bug, where = IN_CONSUMERS[plant]
+    monkeypatch.setattr(consumers, "PATIENCE", 1.0)
+    monkeypatch.setattr(module, name, bug)
+    suite, house = ConsumerSuite(), MemoryQueueHarness()
+    sessions = plant.endswith("sessions")
+    try:
+        with pytest.raises((Exception, pytest.fail.Exception)):
+            if where == "handler":
+                await suite.test_a_handler_that_misbehaves_costs_one_delivery(house, "q", "thread", sessions)
+            else:
+                await suite.test_an_error_hook_that_misbehaves_costs_nothing(house, "q", sessions, monkeypatch)
+    finally:
+        await house.close()
