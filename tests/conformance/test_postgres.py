@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from typing import ClassVar
 
+import asyncpg
+
 from tenure.backends import postgres
 from tenure.backends.postgres.client import Client
 from tenure.election.store import LeaseStore
@@ -104,6 +106,15 @@ class Cabinet:
             client.options = patient
 
 
+@asynccontextmanager
+async def connected_to(url: str) -> AsyncIterator[asyncpg.Connection]:
+    user = await asyncpg.connect(url)
+    try:
+        yield user
+    finally:
+        await user.close()
+
+
 def _has_told() -> bool:
     chores = {"tenure-postgres-notify", "tenure-postgres-tidy"}
     return not any(task.get_name() in chores for task in asyncio.all_tasks())
@@ -140,10 +151,19 @@ class PostgresHarness(LeaseHarness):
 
 class SeveredHarness(PostgresHarness):
     hurt = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "away", "restart"})
 
     async def restart(self) -> None:
         await self._cabinet.restart()
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        async with connected_to(self._cabinet.server.url) as user:
+            await user.execute("ALTER SCHEMA tenure RENAME TO tenure_away")
+            try:
+                yield
+            finally:
+                await user.execute("ALTER SCHEMA tenure_away RENAME TO tenure")
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         return self._cabinet.lose_answer(store)

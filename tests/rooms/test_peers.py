@@ -643,3 +643,24 @@ async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     told.pop()
     with pytest.raises(Unavailable, match="has 2 addresses"):
         await Settings.of(Url.parse("peers://fleet.test:7000?dns=3&insecure=yes")).fleet()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("peers://127.0.0.1:7101,127.0.0.1:7102,127.0.0.1:7103", "every user of this machine may vote and lead"),
+        ("peers://a:1,b:1,c:1?insecure=true", "whoever reaches the members' ports may vote and lead"),
+    ],
+)
+async def test_a_fleet_without_a_key_says_so_at_its_start(
+    url: str, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TENURE_PEERS_KEY", raising=False)
+    async with tenure.connect(url):
+        pass
+    assert said in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("TENURE_PEERS_KEY", "0123456789abcdef")
+    async with tenure.connect(url):
+        pass
+    assert not caplog.text

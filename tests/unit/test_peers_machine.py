@@ -394,3 +394,26 @@ def test_who_asks_a_hair_after_its_turn_stands_anew() -> None:
     hall.cuts.clear()
     hall.run(1.0)
     assert isinstance(hall.answers[ask], Granted)
+
+
+def test_who_asks_after_a_round_began_is_answered_by_votes_that_are_cast_after_that() -> None:
+    """It counts its trust from its own question, and the votes of that round are older."""
+    hall = Hall()
+    hall.part(2)
+    hall.cuts.add((1, 0))  # the first vote is on its way for a while
+    first = hall.acquire(0)
+    while not hall.count(Claim):
+        hall.run(STEP)
+    hall.run(2 * STEP)
+    [vote] = [message for sender, _, message in hall.sent if sender == 1 and isinstance(message, Vouch)]
+    claims = hall.count(Claim)
+    second = hall.acquire(0)  # the same holder asks again, as its first answer stays away
+    assert not {first, second} & set(hall.answers)
+    hall.feed(0, Received(1, vote))
+    granted = hall.answers[first]
+    assert isinstance(granted, Granted)
+    assert second not in hall.answers
+    assert hall.count(Claim) > claims
+    hall.cuts.clear()
+    hall.run(1.0)
+    assert hall.answers[second] == granted

@@ -11,6 +11,7 @@ token rises. With ``quorum="none"``, it isn't: on both sides of a partition, som
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
@@ -26,6 +27,7 @@ from tenure.clock import Clock, SystemClock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import ConfigError, Unavailable
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.observe.aside import aside
 from tenure.peers.fleet import Fleet
 from tenure.peers.machine import (
     Acquire,
@@ -48,6 +50,8 @@ from tenure.peers.settings import Settings
 from tenure.peers.transport import CROWDED, Transport
 from tenure.peers.wire import METADATA_MAX, Message, metadata_size
 from tenure.url import Url
+
+_log = logging.getLogger("tenure")
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -79,6 +83,9 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
         ConfigError: The URL names no members, or an option is unknown or doesn't fit.
     """
     settings = Settings.of(url)
+    if not settings.has_key:
+        reached = "whoever reaches the members' ports" if settings.options.insecure else "every user of this machine"
+        aside(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
     return PeersBackend(Member(settings.fleet, settings.transport, clock or SystemClock(), traits=settings.traits))
 
 

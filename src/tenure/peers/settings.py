@@ -23,6 +23,7 @@ from tenure.url import Url
 
 KEY_VARIABLE = "TENURE_PEERS_KEY"
 KEY_MIN = 16
+NO_KEY = Secret(b"no key")
 TTLS_OF_HEARTBEATS = 3
 """A lease must outlast so many heartbeats, or an election takes longer than what is won by it."""
 
@@ -87,6 +88,11 @@ class Settings:
             )
         settings._tls(ssl.Purpose.SERVER_AUTH)
         return settings
+
+    @property
+    def has_key(self) -> bool:
+        """Whether members are told from strangers."""
+        return self.key != NO_KEY
 
     @property
     def traits(self) -> LeaseTraits:
@@ -266,7 +272,7 @@ def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
             "openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
             f"{KEY_VARIABLE}); insecure=true does without"
         )
-    return Secret(b"no key")
+    return NO_KEY
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,7 +17,7 @@ from tenure.testing.conformance.cost import Scale
 
 T = TypeVar("T")
 
-Fault = Literal["lose_answer", "cut", "cut_one", "restart"]
+Fault = Literal["lose_answer", "cut", "cut_one", "away", "restart"]
 
 
 class LeaseHarness(ABC):
@@ -58,6 +58,10 @@ class LeaseHarness(ABC):
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
         """Inside the block, *store* can't ask about *name*, and about other names it can: they lie elsewhere."""
+        raise NotImplementedError
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block, what the storage keeps leases in is not in its place, as during a restore."""
         raise NotImplementedError
 
     async def restart(self) -> None:

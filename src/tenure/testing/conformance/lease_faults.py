@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tenure.errors import Unavailable
+from tenure.errors import TenureError, Unavailable
 from tenure.lease import Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure.testing.conformance.harness import Fault, LeaseHarness
 from tenure.testing.conformance.leases import LATE, LeaseSuite, claim, holder, win
@@ -116,6 +116,27 @@ class LeaseFaultSuite(LeaseSuite):
                 Lost(grants[1]),
                 Granted(grants[2]),
             ]
+
+    # --- the schema is away for a while ---
+
+    async def test_what_was_away_for_a_while_is_found_again(self, house: LeaseHarness, name: str) -> None:
+        """By the very clients that missed it; a candidate asks again after any failure, if something has worked."""
+        needs(house, "away")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.away():
+            for ask in (
+                lambda: ann.renew([grant], house.ttl),
+                lambda: bob.acquire(name, "bob#1", house.ttl),
+                lambda: bob.inspect(name),
+            ):
+                with pytest.raises(TenureError):
+                    await ask()
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        assert await holder(bob, name) == "ann#1"
+        refused = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(refused, HeldBy)
+        assert refused.token == grant.token
 
     # --- a restart ---
 
