@@ -204,6 +204,7 @@ class Backend:
         max_deliveries: int | None = None,
         dedupe_window: float | None = None,
         body_max: int | None = None,
+        dead_retention: float | None = None,
     ) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
@@ -216,6 +217,8 @@ class Backend:
             max_deliveries: How often a message is handed out before it is dead-lettered (10).
             dedupe_window: For how many seconds a message's id is remembered, so that it is kept once (600).
             body_max: The largest body in bytes (1 MiB, or what the backend takes).
+            dead_retention: For how many seconds a dead letter is kept (``math.inf``: until somebody sees to it). After
+                that, a process that uses the queue removes it for good.
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend.
@@ -229,6 +232,7 @@ class Backend:
             "max_deliveries": max_deliveries,
             "dedupe_window": dedupe_window,
             "body_max": body_max,
+            "dead_retention": dead_retention,
         }
         given = cast(SettingChanges, {key: value for key, value in options.items() if value is not None})
         usual: SettingChanges = {"body_max": min(QueueSettings().body_max, broker.traits.body_max)}

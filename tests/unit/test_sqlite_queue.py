@@ -18,7 +18,7 @@ import pytest
 import tenure
 from tenure.backends import sqlite
 from tenure.backends.sqlite.client import Database, Options, Worker
-from tenure.backends.sqlite.ledger import CLAIM_MAX, QUEUES, Ledger
+from tenure.backends.sqlite.ledger import CLAIM_MAX, IDLE, QUEUES, Ledger
 from tenure.backends.sqlite.places import RIPEN_MAX
 from tenure.backends.sqlite.queue import SqliteBroker
 from tenure.backends.sqlite.times import FileClock
@@ -62,10 +62,10 @@ class House:
         """Return a broker of a process that was started in *boot*."""
         options = options or Options(synchronous="normal", busy=30.0)
         times = FileClock(self.clock, lambda: self.wall, boot)
-        worker = Worker(lambda: Database(self.path, options, [QUEUES], reads_only=True))
+        worker = Worker(lambda: Database(self.path, options, [QUEUES, IDLE], reads_only=True))
         wake = Wake(self.path, worker)
         writer = Writer(
-            lambda: Database(self.path, options, [QUEUES], syncs_apart=True), times, lambda name: wake.ring(name)
+            lambda: Database(self.path, options, [QUEUES, IDLE], syncs_apart=True), times, lambda name: wake.ring(name)
         )
         self.writers.append(writer)
         self._workers.append(worker)

@@ -15,15 +15,17 @@ What every broker keeps to:
 - **Nothing disappears.** A message whose last allowed delivery is abandoned goes to the dead letters in that step, with
   the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``ttl`` has ended
   before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
-  ``ttl`` ends. Dead letters don't expire, don't count deliveries towards a limit, and keep id, sequence and history.
+  ``ttl`` ends. Dead letters don't expire by themselves (a process that uses the queue purges those older than
+  ``dead_retention``, if that is set), don't count deliveries towards a limit, and keep id, sequence and history.
 - **Order**: higher priority first, then by sequence, also for what was abandoned or given back. It is a promise inside
   a session only; elsewhere it is what an idle consumer sees.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from tenure.errors import ConfigError
@@ -90,6 +92,7 @@ class QueueSettings:
         max_deliveries: How often a message is handed out before it is dead-lettered.
         dedupe_window: How long an id is remembered after it was sent.
         body_max: The largest body in bytes that may be sent.
+        dead_retention: How long a dead letter is kept; ``math.inf`` until somebody sees to it.
 
     Raises:
         ConfigError: A setting can't work. The message names it, with its value and one that fits.
@@ -99,12 +102,15 @@ class QueueSettings:
     max_deliveries: int = 10
     dedupe_window: float = 600.0
     body_max: int = 1_048_576
+    dead_retention: float = math.inf
 
     def __post_init__(self) -> None:
         check_seconds("lock", self.lock, above=0.0)
         check_seconds("dedupe_window", self.dedupe_window, least=0.0)
         for name in ("max_deliveries", "body_max"):
             check_count(name, getattr(self, name))
+        if self.dead_retention != math.inf:
+            check_seconds("dead_retention", self.dead_retention, above=0.0, what="seconds, or math.inf")
 
     def check(self, traits: QueueTraits) -> None:
         """Refuse what the broker with *traits* can't keep.
@@ -130,6 +136,7 @@ class SettingChanges(TypedDict, total=False):
     max_deliveries: int
     dedupe_window: float
     body_max: int
+    dead_retention: float
 
 
 class Claim(NamedTuple):
@@ -169,8 +176,14 @@ class Selection:
     reason: str | None = None
     dead_before: float | None = None
     """Died before this moment of the store's wall clock, in Unix seconds."""
+    dead_for: float | None = None
+    """Died so many seconds ago, or earlier, by the store's clock; instead of ``dead_before``."""
     after: int = 0
     """Have a sequence higher than this: to go through them page by page."""
+
+    def at(self, now: float) -> Selection:
+        """Return it with the moment that ``dead_for`` means *now*, by the store's wall clock."""
+        return self if self.dead_for is None else replace(self, dead_for=None, dead_before=now - self.dead_for)
 
 
 EVERYTHING = Selection()

@@ -271,6 +271,7 @@ class Consumer:
     async def _receive(self, ask: int, limit: int) -> None:
         desk = self._desk
         try:
+            desk.look_after()
             claim = await desk.broker.receive(desk.name, limit, self._habits.timing.ttl)
         except (Exception, asyncio.CancelledError) as error:
             self._go_without(ask, error)

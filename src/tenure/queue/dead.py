@@ -17,7 +17,7 @@ Filter = Callable[[DeadMessage], bool]
 
 
 class DeadLetters:
-    """A queue's dead letters. Nothing leaves them by itself. Reached as ``queue.dead_letters``.
+    """A queue's dead letters: ``queue.dead_letters``. None leaves by itself, unless ``dead_retention`` is set.
 
     The conditions of :meth:`peek`, :meth:`redrive` and :meth:`purge` are the same, and all that are given must hold:
     ``ids`` and ``sequences`` name letters, ``reason`` is what they died of, ``dead_before`` a moment in Unix seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
 from tenure.queue.bodies import decode
-from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
+from tenure.queue.broker import Broker, Claim, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -53,6 +54,12 @@ from tenure.threads import in_thread
 
 T = TypeVar("T")
 
+PURGE_EVERY = 3_600.0
+"""Seconds after which a process looks again for dead letters whose time is over, or a 20th of their time."""
+
+PURGE_MAX = 1_000
+"""So many of them are removed at once."""
+
 POLL = 5.0
 """Seconds between looks at a queue that nobody told of."""
 
@@ -71,6 +78,9 @@ class Desk:
     given: SettingChanges | None = None
     """What is to hold for everybody from the first use on; None once it does."""
     dice: random.Random = field(default_factory=random.Random)
+    purge_at: float = 0.0
+    """When to look again for dead letters whose time is over."""
+    _chores: set[asyncio.Task[None]] = field(default_factory=set)
     has_answered: bool = False
     """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
 
@@ -78,12 +88,35 @@ class Desk:
         """Make known what was given, and learn what others gave before; once."""
         given = self.given
         if given is None:
+            self.look_after()
             return
         holds = await self.broker.settings(self.name)
         if any(getattr(holds, name) != value for name, value in given.items()):
             holds = await self.broker.declare(self.name, given)  # only these: others may be declared elsewhere just now
         self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
         self.given = None
+        self.look_after()
+
+    def look_after(self) -> None:
+        """See to it, now and then and off everybody's way, that dead letters whose time is over are removed."""
+        kept = self.settings.dead_retention
+        if kept == math.inf or self.clock.now() < self.purge_at:
+            return
+        self.purge_at = self.clock.now() + min(PURGE_EVERY, kept / 20)
+        purging = asyncio.get_running_loop().create_task(self._purge(kept), name="tenure-dead-retention")
+        self._chores.add(purging)
+        purging.add_done_callback(self._chores.discard)
+
+    async def _purge(self, kept: float) -> None:
+        with suppress(TenureError):  # it can wait
+            while await self.broker.purge(self.name, Selection(dead_for=kept), PURGE_MAX) == PURGE_MAX:
+                pass
+
+    async def rest(self) -> None:
+        """Let what :meth:`look_after` has begun on this loop come to an end."""
+        here = asyncio.get_running_loop()
+        if chores := {one for one in self._chores if one.get_loop() is here}:
+            await asyncio.wait(chores, timeout=1.0)
 
     def why_unanswered(self, error: BaseException) -> str | None:
         """Return why a question to the broker brought no answer, so that it is to be asked again; None if it is not to.

@@ -331,6 +331,7 @@ class Queue:
     async def close(self) -> None:
         """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
         await _ends(self.drain_soon(grace=0.0))
+        await self._desk.rest()
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
 

@@ -568,7 +568,7 @@ class AzureBroker:
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters: of the 32 that Azure lets one look at without locking."""
         found = await self._account.ask(partial(_peek, queue=dead_letters_of(queue)))
-        letters = sorted((one for one in found if is_meant(one, which)), key=lambda one: one.sequence)
+        letters = sorted((one for one in found if is_meant(one, which.at(self._now()))), key=lambda one: one.sequence)
         return [dead_message(queue, one) for one in letters[:limit]]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
@@ -619,7 +619,7 @@ class AzureBroker:
                 found += page
                 if len(page) < PAGE:
                     break
-            meant = sorted((one for one in found if is_meant(one, which)), key=lambda one: one.sequence)
+            meant = sorted((one for one in found if is_meant(one, which.at(self._now()))), key=lambda one: one.sequence)
             taken = meant if limit is None else meant[: limit - count]
             chosen = {one.raw.id for one in taken}
 

@@ -590,6 +590,7 @@ class MemoryBroker(Client):
         shelf = self._shelf(dead_letters_of(name), now) if self._shelf(name, now) else None
         if shelf is None:
             return []
+        which = which.at(now + self._wall)
         rows = sorted(shelf.rows.values(), key=attrgetter("sequence"))
         found = (row for row in rows if _is_meant(row, which) and (locked or row.place is not Place.LOCKED))
         return list(itertools.islice(found, limit))

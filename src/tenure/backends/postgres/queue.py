@@ -59,7 +59,7 @@ TIDY_AFTER = 200
 TIDY_EVERY = 10.0
 """Seconds after which it is tidied even if there were fewer."""
 
-_SETTINGS = "lock, max_deliveries, dedupe_window, body_max"
+_SETTINGS = "lock, max_deliveries, dedupe_window, body_max, dead_retention"
 RAISE_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Seconds between two looks whether those have ended who wrote when it was proposed; then it is given up."""
 
@@ -105,13 +105,14 @@ class PostgresBroker:
         new = QueueSettings(**changes)
         written = ", ".join(f"{name} = excluded.{name}" for name in sorted(changes))
         [row] = await self._client.ask(
-            f"INSERT INTO {self._schema}.queue (name, {_SETTINGS}) VALUES ($1, $2, $3, $4, $5) "
+            f"INSERT INTO {self._schema}.queue (name, {_SETTINGS}) VALUES ($1, $2, $3, $4, $5, $6) "
             f"ON CONFLICT (name) DO UPDATE SET {written}, deleted_at = NULL RETURNING {_SETTINGS}",
             queue,
             float(new.lock),
             new.max_deliveries,
             float(new.dedupe_window),
             new.body_max,
+            float(new.dead_retention),
         )
         return QueueSettings(*row)
 
@@ -373,19 +374,27 @@ class PostgresBroker:
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
-        return [_dead_message(queue, row) for row in await self._rows("peek_dead", queue, *_meant(which), limit)]
+        rows = await self._rows("peek_dead", queue, *_meant(await self._dated(which)), limit)
+        return [_dead_message(queue, row) for row in rows]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
         """Put dead letters back into *queue*."""
-        found: int = await self._call("revive", queue, *_meant(which), limit, False, dry_run)
+        found: int = await self._call("revive", queue, *_meant(await self._dated(which)), limit, False, dry_run)
         if found and not dry_run:
             self._wake.ring(f"queue:{queue}")
         return found
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
-        found: int = await self._call("revive", queue, *_meant(which), limit, True, False)
+        found: int = await self._call("revive", queue, *_meant(await self._dated(which)), limit, True, False)
         return found
+
+    async def _dated(self, which: Selection) -> Selection:
+        """Return *which* with a moment, by the server's clock."""
+        if which.dead_for is None:
+            return which
+        [(now,)] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        return which.at(now)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the inbox remembers."""

@@ -1589,7 +1589,7 @@ BEGIN
         DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
         UPDATE {schema}.queue
         SET lock = {lock}, max_deliveries = {max_deliveries}, dedupe_window = {dedupe_window}, body_max = {body_max},
-            idle_at = NULL, deleted_at = {schema}.clock()
+            dead_retention = 'infinity', idle_at = NULL, deleted_at = {schema}.clock()
         WHERE id = v_queue;
     END IF;
     RETURN NEXT;

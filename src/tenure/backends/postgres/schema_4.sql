@@ -72,3 +72,6 @@ ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
 ALTER TABLE {schema}.queue ADD COLUMN idle_at double precision, ADD COLUMN deleted_at double precision;
 CREATE INDEX queue_idle ON {schema}.queue (idle_at) WHERE idle_at IS NOT NULL;
 CREATE INDEX queue_deleted ON {schema}.queue (deleted_at) WHERE deleted_at IS NOT NULL;
+
+-- For how many seconds dead letters are kept.
+ALTER TABLE {schema}.queue ADD COLUMN dead_retention double precision NOT NULL DEFAULT 'infinity';

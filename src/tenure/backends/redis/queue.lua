@@ -844,11 +844,14 @@ catch_up(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
 return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences))}
 
--- name: dead (what: peek, count, redrive or purge; how many at most, after, dead before in ms or nothing, reason or
+-- name: dead (what: peek, count, redrive or purge; how many at most, after, dead before in ms (with -, so long ago) or nothing, reason or
 -- nothing, begin of made-up ids, how many sequences, the sequences, how many ids, the ids; -1 for any)
 -- Looks at a part of the dead letters. Returns how many were meant, where to go on (-1: at the end), and for peek them.
 local base, what, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local before, reason, made_up = tonumber(ARGV[4]), ARGV[5], ARGV[6]
+if string.sub(ARGV[4], 1, 1) == '-' then
+    before = NOW + before
+end
 local at = 7
 local function set_of()
     local size = tonumber(ARGV[at])

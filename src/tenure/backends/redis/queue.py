@@ -370,7 +370,9 @@ class RedisBroker:
     ) -> AsyncIterator[tuple[int, Answer]]:
         """Go through the dead letters, part by part, so that no script runs for long."""
         left = 10**9 if limit is None else limit
-        before = "" if which.dead_before is None else math.ceil(which.dead_before * 1_000)
+        before: Argument = "" if which.dead_before is None else math.ceil(which.dead_before * 1_000)
+        if which.dead_for is not None:
+            before = f"-{_bounded(which.dead_for)}"
         after = which.after
         while left > 0 and after >= 0:
             meant, after, *more = await self._client.run(

@@ -3,3 +3,9 @@ CREATE TABLE IF NOT EXISTS tenure_idle (
     queue   INTEGER PRIMARY KEY NOT NULL,
     idle_at REAL NOT NULL
 );
+
+-- For how many seconds dead letters are kept; without a row, for ever.
+CREATE TABLE IF NOT EXISTS tenure_dead_retention (
+    queue   INTEGER PRIMARY KEY NOT NULL,
+    seconds REAL NOT NULL
+);

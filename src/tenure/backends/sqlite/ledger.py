@@ -76,6 +76,8 @@ class Ledger(Places):
         queue = self.open(name)
         settings = replace(self.settings(name), **changes)
         self._run(_SQL["declare"], (name, *columns_of(settings)))
+        if "dead_retention" in changes:
+            self._run(_SQL["set_retention"], (queue.number, settings.dead_retention))
         queue.max_deliveries, queue.dedupe_window = settings.max_deliveries, settings.dedupe_window
         return settings
 
@@ -470,8 +472,8 @@ class Ledger(Places):
         if size:
             return False
         for number in (queue.number, queue.number + 1):
-            for statement in ("forget_holds", "forget_sessions", "forget_ids", "forget_inbox", "forget_idle"):
-                self._run(_SQL[statement], (number,))
+            for what in ("holds", "sessions", "ids", "inbox", "idle", "retention"):
+                self._run(_SQL[f"forget_{what}"], (number,))
             self._run(_SQL["delete_queue"], (number,))
         self._queues.clear()
         return True

@@ -19,7 +19,9 @@ SELECT queue, name, max_deliveries, dedupe_window FROM tenure_queue WHERE queue 
 SELECT name FROM tenure_queue WHERE queue % 2 = 0 ORDER BY name;
 
 -- name: settings
-SELECT lock, max_deliveries, dedupe_window, body_max FROM tenure_queue WHERE name = ?1;
+SELECT lock, max_deliveries, dedupe_window, body_max, coalesce(seconds, 9e999)
+FROM tenure_queue LEFT JOIN tenure_dead_retention USING (queue)
+WHERE name = ?1;
 
 -- name: declare
 UPDATE tenure_queue SET lock = ?2, max_deliveries = ?3, dedupe_window = ?4, body_max = ?5 WHERE name = ?1;
@@ -291,6 +293,13 @@ DELETE FROM tenure_inbox WHERE queue = ?1;
 
 -- name: forget_idle
 DELETE FROM tenure_idle WHERE queue = ?1;
+
+-- name: forget_retention
+DELETE FROM tenure_dead_retention WHERE queue = ?1;
+
+-- name: set_retention
+INSERT INTO tenure_dead_retention (queue, seconds) VALUES (?1, ?2)
+ON CONFLICT (queue) DO UPDATE SET seconds = excluded.seconds;
 
 -- name: set_idle
 INSERT INTO tenure_idle (queue, idle_at) VALUES (?1, ?2)

@@ -164,7 +164,13 @@ class View:
         return None if live is None else self._numbered(live.number + 1)
 
     def _selected(self, dead: Queue, which: Selection, limit: int | None, *, held: bool) -> list[int]:
-        asked = (dead.number, *conditions_of(which), self._prefix, held, -1 if limit is None else limit)
+        asked = (
+            dead.number,
+            *conditions_of(which.at(self._at.wall)),
+            self._prefix,
+            held,
+            -1 if limit is None else limit,
+        )
         return [sequence for (sequence,) in self._run(_SQL["dead"], asked)]
 
     def _made(self, queue: Queue, rows: Sequence[Meta], token: int | str, until: float) -> list[Delivery]:

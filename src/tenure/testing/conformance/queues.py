@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
 from collections import Counter
@@ -922,6 +923,27 @@ class BrokerSuite(QueueSuite):
         assert (await broker.stats(name)).oldest_age == pytest.approx(house.lock / 2, rel=0.2)
         await receive(broker, name, house, limit=1)
         assert (await broker.stats(name)).oldest_age < house.lock / 4
+
+    async def test_dead_letters_go_when_their_time_is_over(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker, other = await house.open(), await house.open()
+        await bury(broker, house, name, b"old")
+        await house.pass_time(house.lock)
+        await bury(broker, house, name, b"new")
+        assert [one.body for one in await broker.peek_dead(name, Selection(dead_for=house.lock * 0.8), 10)] == [b"old"]
+        await other.declare(name, {"dead_retention": house.lock * 0.8})
+        assert (await broker.settings(name)).dead_retention == house.lock * 0.8
+        keeper = cast(Keeper, None)  # nothing here is renewed
+        desk = Desk(name, broker, keeper, SystemClock(), QueueSettings(), "", given={})
+        await desk.ready()
+        await desk.rest()
+        assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [b"new"]
+        assert (await broker.declare(name, {"dead_retention": math.inf})).dead_retention == math.inf
+        desk = Desk(name, broker, keeper, SystemClock(), QueueSettings(), "", given={})
+        await house.pass_time(house.lock)
+        await desk.ready()
+        await desk.rest()
+        assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [b"new"]
 
     # --- the end of a queue ---
 
