@@ -129,9 +129,6 @@ class TestPostgresLeaseCost(LeaseCostSuite):
 
 class TestPostgresQueueCost(BrokerCostSuite):
     harness = CountedPostgresQueues
-    test_beside_many_dead_letters = None  # type: ignore[assignment]  # renew
-    test_beside_many_that_are_deferred = None  # type: ignore[assignment]  # receive_deferred
-    test_beside_many_locked_sessions = None  # type: ignore[assignment]  # receive_session
 
 
 # --- Redis ---

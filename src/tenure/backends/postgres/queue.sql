@@ -407,7 +407,7 @@ BEGIN
         ),
         (
             SELECT until FROM {schema}.session
-            WHERE queue = p_queue AND token IS NOT NULL AND until > p_now ORDER BY until LIMIT 1
+            WHERE queue + 0 = p_queue AND token IS NOT NULL AND until + 0 > p_now ORDER BY until + 0 LIMIT 1
         ),
         CASE WHEN {schema}._is_overdue(p_queue, p_now, v_keys) THEN p_now + {look_again} END
     ) - p_now;
@@ -673,11 +673,12 @@ BEGIN
     UPDATE {schema}.message AS m
     SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
     WHERE m.ctid = ANY (ARRAY(
-        SELECT put_aside.ctid
-        FROM {schema}.message AS put_aside
-        WHERE put_aside.queue = v_queue AND put_aside.state = 3 AND put_aside.seq = ANY (p_numbers)
-        ORDER BY put_aside.seq
-        FOR UPDATE SKIP LOCKED
+        SELECT (
+            SELECT put_aside.ctid FROM {schema}.message AS put_aside
+            WHERE put_aside.seq = a.seq AND put_aside.queue = v_queue AND put_aside.state = 3
+            FOR UPDATE SKIP LOCKED
+        )
+        FROM (SELECT DISTINCT seq FROM unnest(p_numbers) AS a (seq) ORDER BY seq) AS a
     ))
     RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
         m.reply_to, m.correlation_id;
@@ -786,14 +787,23 @@ DECLARE
     v_now double precision := {schema}.clock();
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    -- Each by its number: "queue + 0" is an order of no index.
     UPDATE {schema}.dead AS d
     SET due_at = v_now + p_lock
-    FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
-    WHERE d.seq = a.seq AND d.queue = v_queue AND d.token = a.token AND d.due_at > v_now;
+    WHERE d.ctid = ANY (ARRAY(
+        SELECT (
+            SELECT d.ctid FROM {schema}.dead AS d
+            WHERE d.seq = a.seq AND d.queue + 0 = v_queue AND d.token = a.token AND d.due_at > v_now
+            FOR UPDATE
+        )
+        FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
+    ));
     RETURN QUERY
-    SELECT d.due_at
+    SELECT (
+        SELECT d.due_at FROM {schema}.dead AS d
+        WHERE d.seq = a.seq AND d.queue + 0 = v_queue AND d.token = a.token AND d.due_at > v_now
+    )
     FROM unnest(p_numbers, p_tokens) WITH ORDINALITY AS a (seq, token, place)
-    LEFT JOIN {schema}.dead AS d ON d.seq = a.seq AND d.queue = v_queue AND d.token = a.token AND d.due_at > v_now
     ORDER BY a.place;
 END
 $$;
@@ -1019,8 +1029,10 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM unnest(p_sessions) AS a (name)
-        LEFT JOIN {schema}.session AS s ON s.queue = p_queue AND s.name = a.name AND s.token IS NOT NULL
-        WHERE s.until IS NULL OR s.until < p_now + {late}
+        WHERE coalesce((
+            SELECT CASE WHEN s.token IS NOT NULL THEN s.until END
+            FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = a.name
+        ), 0) < p_now + {late}
     ) THEN
         PERFORM {schema}._offer(p_queue, p_numbers, p_sessions);
     END IF;
@@ -1077,8 +1089,8 @@ DECLARE
 BEGIN
     FOR v_session IN
         SELECT s.name FROM {schema}.session AS s
-        WHERE s.queue = p_queue AND s.token IS NOT NULL AND s.until <= p_now
-        ORDER BY s.until
+        WHERE s.queue + 0 = p_queue AND s.token IS NOT NULL AND s.until + 0 <= p_now
+        ORDER BY s.until + 0
         LIMIT 100
         FOR UPDATE SKIP LOCKED
     LOOP
@@ -1569,7 +1581,7 @@ BEGIN
     END IF;
     SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.stats(p_queue) AS s;
     is_deleted := p_force OR coalesce(ready + locked + delayed + deferred + dead, 0) = 0;
-    IF is_deleted THEN
+    IF is_deleted AND p_force THEN  -- else nothing was there, and what has come since is to stay
         WITH gone AS (
             DELETE FROM {schema}.message AS m WHERE m.queue = v_queue RETURNING m.state
         )
@@ -1583,8 +1595,10 @@ BEGIN
             DELETE FROM {schema}.dead AS d WHERE d.queue = v_queue RETURNING d.seq
         )
         INSERT INTO {schema}.tally (queue, dead) SELECT v_queue, -count(*) FROM gone HAVING count(*) > 0;
-        DELETE FROM {schema}.session AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.waiting AS w WHERE w.queue = v_queue;
+    END IF;
+    IF is_deleted THEN
+        DELETE FROM {schema}.session AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.sent AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
         UPDATE {schema}.queue

@@ -63,7 +63,7 @@ CREATE INDEX tally_order ON {schema}.tally (queue, n);
 DROP INDEX {schema}.message_session_ready;
 CREATE INDEX message_session_ready ON {schema}.message (queue, enqueued_at) WHERE state = 0 AND session IS NOT NULL;
 
-CREATE INDEX session_locked ON {schema}.session (queue, until) WHERE token IS NOT NULL;
+CREATE INDEX session_locked ON {schema}.session ((queue + 0), (until + 0)) WHERE token IS NOT NULL;
 
 -- The oldest version of this code that works with the schema as it is now.
 ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
