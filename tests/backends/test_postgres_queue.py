@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -20,9 +22,11 @@ from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
+    DEAD_SUFFIX,
     GIVE_BACK,
     LAPSED,
     Abandon,
+    Complete,
     DeadLetter,
     Defer,
     Outgoing,
@@ -633,6 +637,56 @@ async def can_be_asked(broker: Broker, name: str) -> bool:
     except Unavailable:
         return False
     return True
+
+
+# --- rights ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Postgres, url: str, name: str) -> None:
+    written = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text()
+    [grants] = re.findall(r"^```sql\n-- sends(.*?)^```$", written, re.MULTILINE | re.DOTALL)
+    async with native(url) as connection:
+        await connection.execute(f"CREATE ROLE producer LOGIN; CREATE ROLE consumer LOGIN; --{grants}")
+        await connection.execute("SELECT tenure.declare($1)", name)
+    as_producer, as_consumer = (url.replace("postgres@", f"{role}@") for role in ("producer", "consumer"))
+    async with opened(as_producer) as sender, opened(as_consumer) as receiver:
+        kinds: list[dict[str, Any]] = [
+            {}, {"id": "a"}, {"session": "s"}, {"priority": 3}, {"delay": 3600.0}, {"ttl": 99.0}
+        ]  # fmt: skip
+        for _ in range(2):
+            await sender.broker.send(name, [Outgoing(b"x", **kind) for kind in kinds])
+        async with native(as_producer) as connection:
+            await connection.execute("SELECT tenure.send($1, 'y', id => 'b')", name)
+            for forbidden in ("SELECT body FROM tenure.message", "DELETE FROM tenure.message"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(forbidden)
+        with pytest.raises(Unavailable, match="GRANT"):
+            await sender.broker.receive(name, 1, LOCK)
+
+        broker = receiver.broker
+        got = (await broker.receive(name, 100, LOCK)).deliveries
+        assert len(got) == 8
+        verdicts: list[Verdict] = [Complete(remember=9.0), Abandon(), Abandon(delay=9.0), GIVE_BACK, DeadLetter("bad")]
+        await broker.renew(got, LOCK)
+        await broker.settle(
+            [Settlement(*one) for one in zip(got, [*verdicts, Defer(), COMPLETE, COMPLETE], strict=True)]
+        )
+        [dead] = (await broker.receive(f"{name}{DEAD_SUFFIX}", 9, LOCK)).deliveries
+        await broker.settle([Settlement(dead, COMPLETE)])
+        held, claim = await claimed(broker, name)
+        await broker.renew([held], LOCK)
+        await broker.write_state(held, b"state")
+        await broker.settle([Settlement(claim.deliveries[0], Abandon())])
+        await broker.release(held)
+        await broker._tidy(name)
+        await broker._raise_marks(name, got[-1].sequence)
+        async with native(url) as connection:
+            raised = "SELECT count(*) FROM tenure.mark JOIN tenure.queue ON id = queue WHERE name = $1 AND kind = 2"
+            assert await connection.fetchval(raised, name) == 1
+        stats = await broker.stats(name)
+        assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)
+        with pytest.raises(Unavailable, match="GRANT"):
+            await broker.send(name, [Outgoing(b"x")])
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------
