@@ -282,6 +282,42 @@ async def test_who_may_not_publish_gives_no_hints_and_works(url: str, name: str)
         assert len(await backend.broker.send(name, [Outgoing()])) == 1
 
 
+async def test_who_may_not_listen_looks_now_and_then(url: str, name: str) -> None:
+    async with native(url) as client:
+        rights = ["~*", "+@all", "resetchannels"]
+        await client.execute_command("ACL", "SETUSER", f"u-{name}", "on", ">pw", *rights)  # type: ignore[no-untyped-call]
+    async with opened(url.replace("redis://", f"redis://u-{name}:pw@")) as backend:
+        for hints in (backend.leases.hints(name), backend.broker.hints(name)):
+            for _ in range(2):
+                await asyncio.wait_for(anext(hints), 10)
+        assert not backend.leases.traits.hints
+        assert not backend.broker.traits.hints
+
+
+async def test_many_sends_give_few_hints_and_the_last_is_not_missed(url: str, name: str) -> None:
+    async with opened(url) as mine, opened(url) as others, native(url) as client:
+        channel = f"tenure:queue:{{{name}}}:live"
+        async with client.pubsub() as pubsub:
+            await pubsub.subscribe(channel)
+            hints, sent, seen = mine.broker.hints(name), 0, 0
+            for _ in range(100):
+                await others.broker.send(name, [Outgoing()])
+                sent += 1
+            published = 0
+            while (message := await pubsub.get_message(timeout=0.2)) is not None:
+                published += message["type"] == "message"
+            assert 1 <= published < sent / 2
+            while seen < sent:  # whoever looks after each hint misses nothing
+                await asyncio.wait_for(anext(hints), 10)
+                seen += len((await mine.broker.receive(name, 1_000, TTL)).deliveries)
+            for _ in range(20):
+                await others.broker.send(name, [Outgoing()])
+                sent += 1
+                while seen < sent:
+                    await asyncio.wait_for(anext(hints), 3)  # sooner than anybody would look without one
+                    seen += len((await mine.broker.receive(name, 1_000, TTL)).deliveries)
+
+
 async def test_only_the_right_authority_is_trusted() -> None:
     right, wrong = Authority(), Authority("another authority")
     with private(Redis, authority=right) as server:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from tenure.backends.redis.client import NOTE, Answer, Call, Client, escaped, patience, scripts
@@ -46,8 +47,8 @@ class RedisLeases:
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do."""
-        return TRAITS
+        """What this store can do: it gives no hints to a user who may not listen."""
+        return replace(TRAITS, hints=False) if self._wake.is_deaf else TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""

@@ -25,6 +25,7 @@
 --   free              zset    sessions that can be accepted, by the sequence that is next
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
+--   live:quiet, dead:quiet        there while hints are held back, see wake
 --   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
 --                             the lock. So a claim whose answer was lost can be given back
 --
@@ -39,6 +40,8 @@ local WORK = 128      -- so much that time has brought is looked after at once, 
 local HEAVY = 8192    -- so many bytes that are rewritten count as one more
 local CLAIM_BYTES = 4 * 2 ^ 20  -- a claim ends with the message whose body reaches them: as in tenure.queue.broker
 local HISTORY = 50
+local QUIET = 5       -- ms
+local QUIET_MAX = 100 -- as in wake.py
 local NEVER = math.huge
 
 local work = WORK     -- what is left of it
@@ -60,8 +63,21 @@ local function fetch(command, key, fields)
     return found
 end
 
+-- Wake those who listen to *channel*, at most once in QUIET ms, or longer if they are many: whatever is done meanwhile
+-- wakes nobody. So they are told for how long that is, and look again when it is over. Nothing is missed.
+local function wake(channel)
+    if redis.call('SET', channel .. ':quiet', '', 'NX', 'PX', QUIET) then
+        local heard = redis.pcall('PUBSUB', 'NUMSUB', channel)
+        local quiet = math.max(QUIET, math.min(QUIET_MAX, math.floor((tonumber(heard[2]) or 0) / 4)))
+        if quiet > QUIET then
+            redis.call('PEXPIRE', channel .. ':quiet', quiet)
+        end
+        redis.pcall('PUBLISH', channel, quiet)
+    end
+end
+
 local function ring(base, is_dead)
-    redis.pcall('PUBLISH', base .. (is_dead and 'dead' or 'live'), '')
+    wake(base .. (is_dead and 'dead' or 'live'))
 end
 
 local function read(text)
@@ -718,7 +734,7 @@ while at <= #ARGV do
     end
 end
 for channel in pairs(rung) do
-    redis.pcall('PUBLISH', channel, '')
+    wake(channel)
 end
 return answers
 

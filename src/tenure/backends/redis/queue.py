@@ -113,8 +113,10 @@ class RedisBroker:
 
     @property
     def traits(self) -> QueueTraits:
-        """What this broker can do: in a cluster, a step ends where a slot does."""
-        return replace(QUEUE_TRAITS, transactions=False) if self._client.is_cluster else QUEUE_TRAITS
+        """What this broker can do: in a cluster, a step ends where a slot does. Who may not listen gets no hints."""
+        if not self._client.is_cluster and not self._wake.is_deaf:
+            return QUEUE_TRAITS
+        return replace(QUEUE_TRAITS, transactions=not self._client.is_cluster, hints=not self._wake.is_deaf)
 
     # --- settings ---
 

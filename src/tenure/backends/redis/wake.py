@@ -2,14 +2,17 @@
 
 A message that was published while nobody listened is gone. So whoever listens is woken once when the subscription
 stands, and again each time it was taken up anew: whatever may have been missed is found by looking.
+
+A hint of a queue may hold back those that follow it for some milliseconds, and says for how many: then there is a
+second wake when they are over. Where this user may not listen, everybody is woken now and then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -24,6 +27,10 @@ HEARTBEAT = 5.0
 """Seconds of silence after which the server is asked whether it is still there."""
 PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
 """Seconds between two attempts to listen again: they double up to the second."""
+DEAF_MAX = 2.0
+"""Seconds between two wakes while this user may not listen."""
+QUIET_MAX = 100
+"""Milliseconds for which hints are held back at most: as in queue.lua."""
 
 
 class Wake:
@@ -45,6 +52,11 @@ class Wake:
         if ear is None:
             ear = self._ears[loop] = Ear(self._client, self._bell)
         return ear
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether this user was refused to listen when it was last tried."""
+        return any(ear.is_deaf for ear in list(self._ears.values()))
 
     async def close(self) -> None:
         """Stop listening; every iterator ends."""
@@ -81,6 +93,9 @@ class Ear:
         self._pubsub: PubSub | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
+        self.is_deaf = False
+        """Whether this user was refused to listen when it was last tried."""
+        self._later: dict[str, asyncio.TimerHandle] = {}
 
     def attend(self, heard: Heard) -> None:
         """See to it that the channel of *heard* is listened to."""
@@ -95,6 +110,8 @@ class Ear:
 
     async def close(self) -> None:
         """Stop listening."""
+        for timer in self._later.values():
+            timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -102,7 +119,7 @@ class Ear:
     async def _listen(self) -> None:
         pause = PAUSE_FIRST
         while self._attended:
-            with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError):
+            with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError), self._polling():
                 async with self._client.here().pubsub() as pubsub:
                     async with asyncio.timeout(self._client.options.timeout):
                         await pubsub.subscribe(*self._attended)
@@ -111,6 +128,8 @@ class Ear:
                         await self._hear(pubsub)
                     finally:
                         self._pubsub = None
+            if self.is_deaf:
+                pause = min(pause, DEAF_MAX)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, PAUSE_MAX)
 
@@ -121,8 +140,7 @@ class Ear:
             message = await pubsub.get_message(timeout=self._client.options.timeout if is_asked else HEARTBEAT)
             if message is not None:
                 is_asked = False
-                if message["type"] in ("subscribe", "message"):
-                    self._bell.ring(message["channel"].decode())
+                self._tell(message)
                 continue
             if is_asked:
                 return  # silence is all that a cut connection gives
@@ -130,6 +148,42 @@ class Ear:
             async with asyncio.timeout(self._client.options.timeout):
                 await self._leave_unattended(pubsub)
                 await pubsub.ping()
+
+    @contextmanager
+    def _polling(self) -> Iterator[None]:
+        """Wake everybody when the block ends because this user may not listen: nobody else will."""
+        try:
+            yield
+        except exceptions.NoPermissionError:
+            self.is_deaf = True
+            for channel in self._attended:
+                self._bell.ring(channel)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Ring for what was heard; and once more when hints that followed it may have been held back."""
+        if message["type"] not in ("subscribe", "message"):
+            return
+        channel, told = message["channel"].decode(), message["data"]
+        self.is_deaf = False
+        self._bell.ring(channel)
+        if message["type"] == "subscribe":
+            self._ring_later(channel, QUIET_MAX)
+        elif told.isdigit():
+            self._ring_later(channel, int(told))
+
+    def _ring_later(self, channel: str, milliseconds: int) -> None:
+        loop = asyncio.get_running_loop()
+        at = loop.time() + (milliseconds + 1) / 1_000
+        known = self._later.get(channel)
+        if known is not None:
+            at = max(at, known.when())
+            known.cancel()
+
+        def ring() -> None:
+            del self._later[channel]
+            self._bell.ring(channel)
+
+        self._later[channel] = loop.call_at(at, ring)
 
     async def _leave_unattended(self, pubsub: PubSub) -> None:
         unattended = [channel for channel, heard in self._attended.items() if not heard]
