@@ -210,7 +210,7 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
 ) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with opened(server.url + "?pool=2&listen=false") as backend:
+    async with opened(server.url + "?listen=false") as backend:
         await backend.leases.inspect(name)
 
         async def settle() -> object:
@@ -218,19 +218,17 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
             [got] = (await backend.broker.receive(name, 1, TTL)).deliveries
             return await backend.broker.settle([Settlement(got, Complete(sends=((f"{name}-2", Outgoing(b"b")),)))])
 
-        questions: tuple[Callable[[], Coroutine[Any, Any, object]], ...] = (
-            lambda: backend.leases.inspect(name),
-            settle,
-        )
-        for turns in range(30):
-            for question in questions:
-                asking = asyncio.ensure_future(question())
-                for _ in range(turns):
-                    await asyncio.sleep(0 if turns % 2 else 0.0001)
-                asking.cancel()
-                await asyncio.wait({asking})
-                assert asking.cancelled() or asking.exception() is None, asking
-                await backend.leases.inspect(name)
+        async def cancelled(question: Callable[[], Coroutine[Any, Any, object]], after: float) -> None:
+            asking = asyncio.ensure_future(question())
+            await asyncio.sleep(after)
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert asking.cancelled() or asking.exception() is None, asking
+
+        for turn in range(100):
+            question = settle if turn % 5 == 0 else lambda: backend.leases.inspect(name)
+            await asyncio.gather(*(cancelled(question, (turn * 7 + more * 5) % 20 * 0.0002) for more in range(5)))
+        await backend.leases.inspect(name)
     gc.collect()
     assert complaints == []
 
@@ -268,7 +266,7 @@ async def test_a_new_connection_answers_after_few_round_trips(server: Postgres, 
         proxy.delay(0.05)
         began = time.monotonic()
         await backend.broker.send(name, [Outgoing(b"b", id="b", delay=1.0)])
-        assert time.monotonic() - began < 0.1 * 6  # TLS or not, login, prepare, ask; without help they are eleven
+        assert time.monotonic() - began < 0.1 * 7  # TLS or not, login, prepare, ask; without help they are eleven
 
 
 async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name: str) -> None:
@@ -319,7 +317,7 @@ async def test_a_slow_way_comes_back_after_all_connections_were_cut(server: Post
         cut_at = time.monotonic()
         sent.clear()
         await until(is_steady)
-        assert time.monotonic() - cut_at < 2 * timeout
+        assert time.monotonic() - cut_at < 4 * timeout  # it takes about one; on a busy machine, more
         for sender in senders:
             sender.cancel()
         await asyncio.gather(*senders, return_exceptions=True)
