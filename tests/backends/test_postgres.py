@@ -15,18 +15,19 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from tenure.backends import postgres
-from tenure.backends.postgres import wake
+from tenure.backends.postgres import queue, wake
 from tenure.backends.postgres.client import VERSION, Connection, Line, Options
 from tenure.backends.postgres.migrate import functions
 from tenure.cli import main
 from tenure.election.store import LeaseStore
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Released, Vacant
-from tenure.queue.broker import Broker, Claim, NoSession
+from tenure.queue.broker import Broker, Claim, NoSession, Selection
 from tenure.queue.message import (
     COMPLETE,
     LAPSED,
     Abandon,
+    DeadLetter,
     Deleted,
     Delivery,
     Outgoing,
@@ -931,6 +932,28 @@ async def test_the_same_notification_is_not_told_for_each_message(url: str, name
         await until(lambda: told)
         await connection.fetchval("SELECT 1")
         assert len([one for one in told if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
+
+
+async def test_dead_letters_are_revived_in_steps(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "REVIVED_AT_ONCE", 3)  # a step must end before the server gives it up
+    async with opened(url) as backend:
+
+        async def die(count: int) -> None:
+            await backend.broker.send(name, [Outgoing(b"x")] * count)
+            got = (await backend.broker.receive(name, count, TTL)).deliveries
+            await backend.broker.settle([Settlement(one, DeadLetter("wrong", "")) for one in got])
+
+        everything = Selection()
+        await die(10)
+        assert await backend.broker.redrive(name, everything, None, dry_run=True) == 10
+        assert await backend.broker.redrive(name, everything, 7) == 7
+        assert await backend.broker.redrive(name, everything, None) == 3
+        got = (await backend.broker.receive(name, 20, TTL)).deliveries
+        assert len(got) == 10
+        await backend.broker.settle([Settlement(one, DeadLetter("wrong", "")) for one in got])
+        assert await backend.broker.purge(name, everything, 2) == 2
+        assert await backend.broker.purge(name, everything, None) == 8
+        assert await backend.broker.stats(name) == Stats()
 
 
 def test_the_functions_have_no_gaps() -> None:

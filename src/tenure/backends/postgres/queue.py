@@ -66,6 +66,9 @@ RAISE_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 RAISE_AFTER = 5_000
 """So many messages after the last time, this process raises the marks from which claims begin."""
 
+REVIVED_AT_ONCE = 5_000
+"""So many dead letters are put back or removed in one statement."""
+
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
     Complete: "complete",
@@ -379,15 +382,33 @@ class PostgresBroker:
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
         """Put dead letters back into *queue*."""
-        found: int = await self._call("revive", queue, *_meant(await self._dated(which)), limit, False, dry_run)
-        if found and not dry_run:
+        if dry_run:
+            which = await self._dated(which)
+            counted: int = await self._call("revive", queue, *_meant(which), limit, False, True)
+            return counted
+        found = await self._revive(queue, which, limit, purge=False)
+        if found:
             self._wake.ring(f"queue:{queue}")
         return found
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
-        found: int = await self._call("revive", queue, *_meant(await self._dated(which)), limit, True, False)
-        return found
+        return await self._revive(queue, which, limit, purge=True)
+
+    async def _revive(self, queue: str, which: Selection, limit: int | None, *, purge: bool) -> int:
+        """Go through dead letters in steps, each of which ends long before the server gives a question up."""
+        which = await self._dated(which)
+        if limit is None or limit > REVIVED_AT_ONCE:  # what dies again meanwhile is not meant
+            [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
+            which = replace(which, dead_before=now if which.dead_before is None else min(now, which.dead_before))
+        total = 0
+        while limit is None or total < limit:
+            most = REVIVED_AT_ONCE if limit is None else min(REVIVED_AT_ONCE, limit - total)
+            found: int = await self._call("revive", queue, *_meant(which), most, purge, False)
+            total += found
+            if found < most:
+                break
+        return total
 
     async def _dated(self, which: Selection) -> Selection:
         """Return *which* with a moment, by the server's clock."""
