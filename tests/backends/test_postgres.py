@@ -957,7 +957,7 @@ async def test_dead_letters_are_revived_in_steps(url: str, name: str, monkeypatc
 
 
 def test_the_functions_have_no_gaps() -> None:
-    assert "{" not in functions("tenure").replace("'{}'", "")
+    assert not re.search(r"\{[a-z_]+\}", functions("tenure"))
 
 
 async def test_doctor_tells_of_the_server(url: str) -> None:
