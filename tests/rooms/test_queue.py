@@ -267,6 +267,7 @@ async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
         ({"at": datetime(2026, 1, 1)}, "must have a time zone"),
         ({"at": math.inf}, "at must be a datetime or finite Unix seconds"),
         ({"ttl": 0}, "ttl must be more than 0"),
+        ({"headers": {"a": "x" * 65_536}}, "headers \\(65,537 bytes\\) must not be larger than 65,536 bytes"),
         ({"priority": 10}, "priority must be a whole number from 0 to 9"),
         ({"priority": 1.0}, "priority must be a whole number"),
         ({"priority": True}, "priority must be a whole number"),
@@ -1847,3 +1848,19 @@ def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pyte
     served = handlers.Handlers(_handles, "process", 1, Keeper())
     asked: Any = None  # it only asks its keeper about it
     assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace
+
+
+@in_town
+async def test_the_history_of_a_message_that_failed_often_stays_small(town: Town) -> None:
+    queue = town.queue(max_deliveries=50)
+    await fill(queue, 1)
+
+    async def handler(message: Message) -> None:
+        raise ValueError("x" * 100_000)
+
+    await queue.consume(handler, until_empty=True, retry=AT_ONCE)
+    [dead] = await queue.dead_letters.peek()
+    sizes = [len(attempt.error.traceback) for attempt in dead.history if attempt.error is not None]
+    assert len(sizes) == 50
+    assert min(sizes[0], sizes[-1]) > 16_000
+    assert sum(sizes) < 100_000

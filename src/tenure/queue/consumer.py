@@ -64,6 +64,7 @@ from tenure.queue.message import (
     Verdict,
     name_of,
     text_of,
+    traceback_most,
 )
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
@@ -703,7 +704,8 @@ def unusable(error: NeverBegins) -> ConfigError:
 
 def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
     """Return the verdict on a message whose handler failed with *error*, and let the ears know."""
-    verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice)
+    most = traceback_most(delivery.delivery_count, desk.settings.max_deliveries)
+    verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice, most)
     if isinstance(verdict, Abandon):
         what = f"{type(error).__name__}: {text_of(error)}"
         desk.tell(event_of(MessageFailed, desk, delivery, what, verdict.delay))

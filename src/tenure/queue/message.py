@@ -36,7 +36,12 @@ NAME_MAX = 200
 TEXT_MAX = 255
 INT_MAX = 2**63 - 1
 COUNT_MAX = 2**31 - 1
+HEADERS_MAX = 65_536
+"""Bytes that the headers of a message may have, names and texts as UTF-8, and 8 for each other value."""
 TRACEBACK_MAX = 16_384
+TRACEBACK_BRIEF = 1_024
+"""So much is kept of the traceback of a delivery that is neither the first nor the last allowed: so the history of a
+message that failed fifty times stays below 100 KB."""
 MESSAGE_MAX = 4_096
 DESCRIPTION_MAX = 4_096
 HISTORY_MAX = 50
@@ -191,6 +196,7 @@ def _checked(message: Outgoing, body_max: int) -> Outgoing:
 def _headers(headers: object) -> Headers:
     if not isinstance(headers, Mapping):
         raise ConfigError(f"headers must be a mapping of names to values, not {type(headers).__name__}")
+    size = 0
     for name, value in headers.items():
         if not isinstance(name, str):
             raise ConfigError(f"a header's name must be text, not {name!r}")
@@ -205,6 +211,11 @@ def _headers(headers: object) -> Headers:
             raise ConfigError(f"the header {name!r} must fit into 64 bits, {value} does not; write it as text")
         if type(value) is float and not math.isfinite(value):
             raise ConfigError(f"the header {name!r} must be a finite number, not {value!r}")
+        size += len(name.encode()) + (len(value.encode()) if type(value) is str else 8)
+    if size > HEADERS_MAX:
+        raise ConfigError(
+            f"headers ({size:,} bytes) must not be larger than {HEADERS_MAX:,} bytes; put what is large into the body"
+        )
     return MappingProxyType(dict(headers)) if headers else NO_HEADERS
 
 
@@ -319,6 +330,11 @@ class Failure:
         if len(told) > most:
             told = "…" + told[-most:]
         return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(told))
+
+
+def traceback_most(deliveries: int, max_deliveries: int) -> int:
+    """Return how many characters to keep of the traceback of the delivery with this number."""
+    return TRACEBACK_MAX if deliveries == 1 or deliveries >= max_deliveries else TRACEBACK_BRIEF
 
 
 def name_of(error: BaseException) -> str:

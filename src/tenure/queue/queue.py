@@ -79,7 +79,7 @@ class Queue:
             json: Instead of *body*: a value to be sent as JSON; also a dataclass, a pydantic model, a msgspec struct.
             id: Names the message. Another with the same id within the queue's ``dedupe_window`` is not kept: send
                 again after ``Unavailable``, and it is there once.
-            headers: Text names; values are text, whole numbers, numbers or booleans.
+            headers: Text names; values are text, whole numbers, numbers or booleans. Up to 65,536 bytes in all.
             delay: Seconds before it can be received.
             at: The moment from which it can be received: an aware ``datetime``, or Unix seconds.
             ttl: Seconds from now after which it is dead-lettered if nobody has received it.
