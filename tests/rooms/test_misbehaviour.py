@@ -294,6 +294,7 @@ def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) ->
         await asyncio.sleep(2 * TIMING.ttl)
         assert [event.token for event in town.told(TermBegan)] == [3, terms + 1]
         assert len(town.told(TermEnding)) == 1  # of the first
+        assert not running.done()
         [fell] = town.told(TokenFell)
         assert (fell.token, fell.seen) == (terms + 1, 3)
         await ended(running)
