@@ -14,11 +14,23 @@
         harness = MyHarness
 
 
+    class TestMyLeaseStrain(LeaseStrainSuite):
+        harness = MyHarness
+
+
     class TestMyQueues(BrokerSuite):
         harness = MyQueueHarness
 
 
     class TestMyQueueFaults(BrokerFaultSuite):
+        harness = MyQueueHarness
+
+
+    class TestMyQueueCost(BrokerCostSuite):
+        harness = MyQueueHarness
+
+
+    class TestMyQueueStrain(BrokerStrainSuite):
         harness = MyQueueHarness
 
 
@@ -46,6 +58,7 @@ pytest.register_assert_rewrite(
             "queue_cost",
             "locks",
             "consumers",
+            "strain",
         )
     )
 )
@@ -66,10 +79,12 @@ from tenure.testing.conformance.locks import LockSuite  # noqa: E402
 from tenure.testing.conformance.queue_cost import BrokerCostSuite  # noqa: E402
 from tenure.testing.conformance.queue_faults import BrokerFaultSuite  # noqa: E402
 from tenure.testing.conformance.queues import BrokerSuite  # noqa: E402
+from tenure.testing.conformance.strain import BrokerStrainSuite, LeaseStrainSuite  # noqa: E402
 
 __all__ = [
     "BrokerCostSuite",
     "BrokerFaultSuite",
+    "BrokerStrainSuite",
     "BrokerSuite",
     "ConsumerSuite",
     "Fault",
@@ -77,6 +92,7 @@ __all__ = [
     "LeaseFaultSuite",
     "LeaseHarness",
     "LeaseStoreSuite",
+    "LeaseStrainSuite",
     "LockSuite",
     "Lossy",
     "LossyBroker",

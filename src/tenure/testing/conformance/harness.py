@@ -17,7 +17,7 @@ from tenure.testing.conformance.cost import Scale
 
 T = TypeVar("T")
 
-Fault = Literal["lose_answer", "cut", "cut_one", "away", "restart"]
+Fault = Literal["lose_answer", "cut", "cut_one", "away", "restart", "full", "slow"]
 
 
 class LeaseHarness(ABC):
@@ -66,6 +66,10 @@ class LeaseHarness(ABC):
 
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+    def full(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block, the storage can't grow."""
         raise NotImplementedError
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
@@ -201,6 +205,18 @@ class QueueHarness(ABC):
 
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
+        raise NotImplementedError
+
+    def full(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block, the storage can't grow."""
+        raise NotImplementedError
+
+    def slow(self, broker: Broker, round_trip: float) -> AbstractAsyncContextManager[None]:
+        """Inside the block, each question of *broker* and its answer are under way for so many seconds together."""
+        raise NotImplementedError
+
+    async def reset(self, broker: Broker) -> None:
+        """Break every connection of *broker* that stands; new ones work."""
         raise NotImplementedError
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:

@@ -1,0 +1,192 @@
+"""The suites of strain must find stores that keep what they refuse, or refuse what they must do."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure.errors import Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
+from tenure.queue.broker import Broker, Claim, Selection
+from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
+from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite, Lossy
+from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.conformance.test_planted import calls
+
+state = {"full": False, "cut": False}  # of the one store that a test has
+
+
+def refuse() -> None:
+    """Refuse to grow, if full."""
+    if state["full"]:
+        raise Unavailable("the store is full, as the test wants it")
+
+
+class Bounded(MemoryBroker):
+    """A broker in memory that can be full, as it should be."""
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        refuse()
+        return await super().send(queue, messages)
+
+
+class KeepsTheFirst(Bounded):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        await MemoryBroker.send(self, queue, messages[:1])
+        return await super().send(queue, messages)
+
+
+class RemembersIds(Bounded):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if state["full"] and messages[0].id:
+            self._queue(queue).sent.note(messages[0].id, 1e12)
+        return await super().send(queue, messages)
+
+
+class TakesWhatHasAnId(Bounded):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        return await (MemoryBroker.send(self, queue, messages) if messages[0].id else super().send(queue, messages))
+
+
+class RefusesToRenew(Bounded):
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        refuse()
+        return await super().renew(held, lock)
+
+
+class RefusesToReceive(Bounded):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        refuse()
+        return await super().receive(queue, limit, lock)
+
+
+class RefusesToSettle(Bounded):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        refuse()
+        return await super().settle(settlements)
+
+
+class RefusesToRelease(Bounded):
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        refuse()
+        return await super().release(held)
+
+
+class RefusesToPurge(Bounded):
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        refuse()
+        return await super().purge(queue, which, limit)
+
+
+class StaysCutOff(Bounded):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if state["cut"]:
+            raise Unavailable("it does not come back")
+        return await super().send(queue, messages)
+
+
+class RefusesLeaseRenewal(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        refuse()
+        return await super().renew(grants, ttl)
+
+
+class RefusesLeaseRelease(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        refuse()
+        return await super().release(grant)
+
+
+class KeepsWhatItRefuses(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        answer = await super().acquire(name, holder, ttl, metadata)
+        if isinstance(answer, Granted):
+            refuse()
+        return answer
+
+
+class RefusesToAskToResign(MemoryLeases):
+    async def ask_to_resign(self, name: str) -> bool:
+        refuse()
+        return await super().ask_to_resign(name)
+
+
+Plant = type[MemoryBroker | MemoryLeases]
+PLANTED: list[Plant] = [*Bounded.__subclasses__(), RefusesLeaseRenewal, RefusesLeaseRelease, KeepsWhatItRefuses]
+PLANTED.append(RefusesToAskToResign)
+
+
+@asynccontextmanager
+async def full() -> AsyncIterator[None]:
+    state["full"] = True
+    try:
+        yield
+    finally:
+        state["full"] = False
+
+
+async def findings(plant: Plant) -> set[str]:
+    """Run the suites of strain against *plant*; return the tests that fail."""
+
+    class Queues(MemoryQueueHarness):
+        faults = frozenset({"full", "slow"})
+
+        async def open(self) -> Broker:
+            assert issubclass(plant, MemoryBroker)
+            return plant(self._clock, self._memory)
+
+        def full(self):  # type: ignore[no-untyped-def]
+            return full()
+
+        @asynccontextmanager
+        async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
+            try:
+                yield
+            finally:
+                state["cut"] = False
+
+        async def reset(self, broker: Broker) -> None:
+            state["cut"] = True
+
+    class Leases(MemoryHarness):
+        faults = frozenset({"full"})
+
+        async def open(self) -> Lossy:
+            assert issubclass(plant, MemoryLeases)
+            return Lossy(plant(self._clock, self._memory))
+
+        def full(self):  # type: ignore[no-untyped-def]
+            return full()
+
+    suite = BrokerStrainSuite if issubclass(plant, MemoryBroker) else LeaseStrainSuite
+    failed = set()
+    for name, arguments in calls(suite):  # type: ignore[arg-type]
+        house = Queues() if issubclass(plant, MemoryBroker) else Leases()
+        try:
+            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+        finally:
+            await house.close()
+    return failed
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure.testing.conformance import strain
+
+    monkeypatch.setattr(strain, "BACK_WITHIN", 0.3)
+
+
+@pytest.mark.parametrize("store", [Bounded, MemoryLeases])
+async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
+    assert await findings(store) == set()
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_bug_is_found(plant: Plant) -> None:
+    assert await findings(plant), f"no test fails on {plant.__name__}"
