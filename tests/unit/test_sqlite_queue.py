@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import subprocess
 import sys
@@ -17,16 +18,18 @@ import pytest
 
 import tenure
 from tenure.backends import sqlite
+from tenure.backends.sqlite import client
 from tenure.backends.sqlite.client import Database, Options, Worker
+from tenure.backends.sqlite.leases import LEASES
 from tenure.backends.sqlite.ledger import CLAIM_MAX, IDLE, QUEUES, Ledger
 from tenure.backends.sqlite.places import RIPEN_MAX
-from tenure.backends.sqlite.queue import SqliteBroker
+from tenure.backends.sqlite.queue import SqliteBroker, _give_back
 from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import Wake
-from tenure.backends.sqlite.writer import Writer
+from tenure.backends.sqlite.writer import Writer, _Shift
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tenure.events import Event, GivenBack
-from tenure.queue.broker import EVERYTHING, NoSession
+from tenure.queue.broker import EVERYTHING, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
     LAPSED,
@@ -264,6 +267,129 @@ async def test_who_gave_up_leaves_no_lock_behind(house: House) -> None:
     await until(is_back, what="the claim that nobody waited for to be given back")
     [got] = await receive(other)
     assert got.delivery_count == 1
+
+
+async def test_what_was_given_up_before_its_turn_is_not_done(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x")])
+    [writer] = house.writers
+    done: list[str] = []
+    go_on = threading.Event()
+    busy = writer.submit(lambda _: go_on.wait(PATIENCE))
+    asked = [
+        writer.submit(lambda _: done.append("waiting")),
+        writer.submit(lambda _: done.append("urgent"), urgent=True),
+        writer.submit(lambda _: done.append("wanted")),
+    ]
+    for one in asked[:2]:
+        one.cancel()
+    go_on.set()
+    await asyncio.gather(busy, asked[2])
+    assert done == ["wanted"]
+
+
+async def test_a_claim_whose_loop_is_closed_is_given_back(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"x"), Outgoing(b"s", session="s")])
+    [writer] = house.writers
+    go_on = threading.Event()
+
+    async def give_up() -> None:
+        started = threading.Event()
+
+        def receive_late(ledger: Ledger) -> Claim:
+            started.set()
+            go_on.wait(PATIENCE)
+            return ledger.receive("q", 10, 60.0)
+
+        claiming = writer.submit(receive_late, _give_back, lasting=False)
+        assert await asyncio.to_thread(started.wait, PATIENCE)
+        claiming.cancel()
+
+    await asyncio.to_thread(asyncio.run, give_up())
+    go_on.set()
+    await writer.submit(lambda _: None)  # now the claim is made
+
+    async def is_back() -> bool:
+        stats = await broker.stats("q")
+        return (stats.ready, stats.locked) == (2, 0)
+
+    await until(is_back)
+    [got] = await receive(broker)
+    assert got.delivery_count == 1
+
+
+# --- the disk ----------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Stands between the writer and the disk: what is to be kept waits until the test lets it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.asked: list[tuple[str, int]] = []  # which file was synced, and how many messages others saw then
+        self.go_on = threading.Event()
+
+    def sync(self, file: int) -> None:
+        with closing(sqlite3.connect(self.path)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM tenure_message").fetchone()
+        self.asked.append((os.readlink(f"/proc/self/fd/{file}"), count))
+        assert self.go_on.wait(PATIENCE)
+        os.fdatasync(file)
+
+
+async def answers_wait_for_the_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send, then settle, on a disk that is slow to keep what was written."""
+    broker = house.open(options=Options(synchronous="full", busy=30.0))
+    await broker.send("q", [Outgoing(b"before")])
+    deliveries = await receive(broker)
+    for ask, seen in (
+        (lambda: broker.send("q", [Outgoing(b"x")]), 2),  # committed, and not kept yet
+        (lambda: broker.settle([Settlement(deliveries[0], COMPLETE)]), 1),
+    ):
+        disk = Disk(house.path)
+        monkeypatch.setattr(client, "_sync", disk.sync)
+        asked = asyncio.ensure_future(ask())
+        try:
+            await until(lambda disk=disk, asked=asked: disk.asked or asked.done())  # type: ignore[misc]
+            await asyncio.sleep(0.02)
+            assert not asked.done()
+            assert disk.asked == [(f"{house.path}-wal", seen)]
+        finally:
+            disk.go_on.set()
+            await asked
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
+async def test_an_answer_that_lasts_waits_for_the_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    await answers_wait_for_the_disk(house, monkeypatch)
+
+
+def _answers_first(self: Any, group: list[Any]) -> None:
+    self._deliver(group)
+    self._database.sync()
+
+
+def _forgets_the_disk(self: Any, group: list[Any]) -> None:
+    self._deliver(group)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
+@pytest.mark.parametrize("plant", [_answers_first, _forgets_the_disk])
+async def test_an_answer_before_the_disk_is_found(
+    house: House, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any, list[Any]], None]
+) -> None:
+    monkeypatch.setattr(_Shift, "_answer", plant)
+    with pytest.raises(AssertionError):
+        await answers_wait_for_the_disk(house, monkeypatch)
+
+
+def test_leases_are_kept_by_sqlite_itself(tmp_path: Path) -> None:
+    """They have no sync of their own, so each commit must wait for the disk."""
+    for options, level in ((Options(synchronous="full"), 2), (Options(synchronous="normal"), 1)):
+        database = Database(str(tmp_path / "x.db"), options, [LEASES])
+        assert database.read(lambda connection: connection.execute("PRAGMA synchronous").fetchone()) == (level,)
+        database.close()
 
 
 async def test_calls_come_from_several_loops_at_once(house: House) -> None:

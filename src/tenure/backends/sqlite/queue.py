@@ -102,16 +102,14 @@ class SqliteBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        claim = await self._writer.submit(
-            lambda ledger: ledger.receive(queue, limit, lock), self._give_back, lasting=False
-        )
+        claim = await self._writer.submit(lambda ledger: ledger.receive(queue, limit, lock), _give_back, lasting=False)
         died = self._writer.died(queue)
         return claim._replace(died=died) if died else claim
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         return await self._writer.submit(
-            lambda ledger: ledger.receive_deferred(queue, sequences, lock), self._give_back, lasting=False
+            lambda ledger: ledger.receive_deferred(queue, sequences, lock), _give_back, lasting=False
         )
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
@@ -125,23 +123,16 @@ class SqliteBroker:
                 raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
         return await self._writer.submit(lambda ledger: ledger.settle(settlements))
 
-    def _give_back(self, claim: Claim | Lapsed) -> None:
-        if isinstance(claim, Claim) and claim.deliveries:
-            given = [Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries]
-            _forget(self._writer, lambda ledger: ledger.settle(given))
-
     # --- sessions ---
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        held = await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), self._leave, lasting=False)
+        held = await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), _leave, lasting=False)
         return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        claim = await self._writer.submit(
-            lambda ledger: ledger.receive_session(held, limit), self._give_back, lasting=False
-        )
+        claim = await self._writer.submit(lambda ledger: ledger.receive_session(held, limit), _give_back, lasting=False)
         died = self._writer.died(held.queue)
         return claim._replace(died=died) if died and isinstance(claim, Claim) else claim
 
@@ -156,10 +147,6 @@ class SqliteBroker:
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store a session's state."""
         return await self._writer.submit(lambda ledger: ledger.write_state(held, state))
-
-    def _leave(self, held: SessionLock | NoSession) -> None:
-        if isinstance(held, SessionLock):
-            _forget(self._writer, lambda ledger: ledger.release(held))
 
     # --- looking on, dead letters ---
 
@@ -250,6 +237,11 @@ def _dead_taker(queue: str, which: Selection, limit: int, *, redrive: bool) -> C
     return lambda ledger: ledger.take_dead(queue, which, limit, redrive=redrive)
 
 
-def _forget(writer: Writer, work: Callable[[Ledger], object]) -> None:
-    """Ask for *work* whose answer nobody waits for; if there is none, a lock runs out by itself."""
-    writer.submit(work).add_done_callback(lambda done: done.cancelled() or done.exception())
+def _give_back(ledger: Ledger, claim: Claim | Lapsed) -> None:
+    if isinstance(claim, Claim) and claim.deliveries:
+        ledger.settle([Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries])
+
+
+def _leave(ledger: Ledger, held: SessionLock | NoSession) -> None:
+    if isinstance(held, SessionLock):
+        ledger.release(held)

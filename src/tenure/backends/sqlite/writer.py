@@ -14,6 +14,8 @@ House rules:
 - A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
 - Renewals go first: however much is to be sent, no lock may run out behind it.
 - Answers go back with one call per loop and commit.
+- What was given up before its turn is not done. What was given up later and is done all the same, is undone if that is
+  possible: a claim is given back, also when the loop that asked is closed by now.
 """
 
 from __future__ import annotations
@@ -60,23 +62,32 @@ class Request(Generic[T]):
     answer: asyncio.Future[T]
     loop: asyncio.AbstractEventLoop
     asked_at: float
-    unwanted: Callable[[T], None] | None
-    """Called on the loop with an answer that came after the caller had given up."""
+    undo: Callable[[Ledger, T], object] | None
+    """Undoes it in another transaction, if the answer comes after the caller had given up."""
     lasting: bool
     """Whether it must survive a loss of power before it is answered."""
     result: T | None = None
     error: BaseException | None = None
 
-    def deliver(self) -> None:
-        """Hand the answer over; on its loop."""
+    def deliver(self) -> bool:
+        """Hand the answer over; on its loop. False if nobody wants it any more."""
         answer = self.answer
-        if not answer.done():
-            if self.error is not None:
-                answer.set_exception(self.error)
-            else:
-                answer.set_result(cast(T, self.result))
-        elif self.error is None and self.unwanted is not None:
-            self.unwanted(cast(T, self.result))
+        if answer.done():
+            return False
+        if self.error is not None:
+            answer.set_exception(self.error)
+        else:
+            answer.set_result(cast(T, self.result))
+        return True
+
+    def undone(self) -> Request[object] | None:
+        """Return what undoes this; None if nothing was done, or nothing can."""
+        undo = self.undo
+        if self.error is not None or undo is None:
+            return None
+        result = cast(T, self.result)
+        answer: asyncio.Future[object] = self.loop.create_future()
+        return Request(lambda ledger: undo(ledger, result), answer, self.loop, time.monotonic(), None, lasting=False)
 
 
 class Desk:
@@ -139,7 +150,7 @@ class Writer:
     def submit(
         self,
         work: Callable[[Ledger], T],
-        unwanted: Callable[[T], None] | None = None,
+        undo: Callable[[Ledger, T], object] | None = None,
         *,
         lasting: bool = True,
         urgent: bool = False,
@@ -151,7 +162,7 @@ class Writer:
 
         Args:
             work: Runs in the writer's thread.
-            unwanted: Called with the answer if the caller has gone meanwhile.
+            undo: Undoes it, in the writer's thread too, if the caller has gone meanwhile.
             lasting: Whether the answer promises something that a loss of power must not undo.
             urgent: Go before all that is not.
 
@@ -163,7 +174,7 @@ class Writer:
         if shift is None or self._pid != os.getpid():
             shift = self._hire()
         loop = asyncio.get_running_loop()
-        request = Request(work, loop.create_future(), loop, time.monotonic(), unwanted, lasting)
+        request = Request(work, loop.create_future(), loop, time.monotonic(), undo, lasting)
         shift.take(request, urgent=urgent)
         return request.answer
 
@@ -276,9 +287,11 @@ class _Shift:
             except Empty:
                 self._ring_now()
                 continue
-            if request is _END or (isinstance(request, Request) and self._commit(request)):
-                break
-            if request is _NUDGE and self._urgent and self._commit(self._urgent.popleft()):
+            if request is _NUDGE and self._urgent:
+                request = self._urgent.popleft()
+            if request is _END or (
+                isinstance(request, Request) and not request.answer.done() and self._commit(request)
+            ):
                 break
         self._ring_now()
         self._database.close()
@@ -313,7 +326,7 @@ class _Shift:
                         another = self._urgent.popleft() if self._urgent else self._inbox.get_nowait()
                     except Empty:
                         break
-                    if isinstance(another, Request):
+                    if isinstance(another, Request) and not another.answer.done():
                         group.append(another)
                         another.result = another.work(ledger)
                     is_end = another is _END
@@ -346,7 +359,7 @@ class _Shift:
 
     def _answer(self, group: list[Request[Any]]) -> None:
         """Tell those who wait; those whose answer must last, when it does."""
-        _deliver([request for request in group if not request.lasting])
+        self._deliver([request for request in group if not request.lasting])
         lasting = [request for request in group if request.lasting]
         if any(request.error is None for request in lasting):
             try:
@@ -354,7 +367,26 @@ class _Shift:
             except Exception as error:
                 for request in lasting:
                     request.error = request.error or error
-        _deliver(lasting)
+        self._deliver(lasting)
+
+    def _deliver(self, group: list[Request[Any]]) -> None:
+        """Hand the answers of *group* over, with one call for each loop."""
+        loops: dict[asyncio.AbstractEventLoop, list[Request[Any]]] = {}
+        for request in group:
+            loops.setdefault(request.loop, []).append(request)
+        for loop, requests in loops.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver_here, requests)
+            except RuntimeError:  # that loop is closed, and who waited is gone
+                self._undo(requests)
+
+    def _deliver_here(self, requests: list[Request[Any]]) -> None:
+        self._undo([request for request in requests if not request.deliver()])
+
+    def _undo(self, requests: list[Request[Any]]) -> None:
+        for request in requests:
+            if (undoing := request.undone()) is not None:
+                self._inbox.put(undoing)
 
     def _commit_singly(self, group: list[Request[Any]]) -> None:
         """Find out which request of *group* is bad, and do the others."""
@@ -399,21 +431,6 @@ def _telling_faults() -> Iterator[None]:
         raise
     except Exception as error:
         raise _FaultyRequestError from error
-
-
-def _deliver(group: list[Request[Any]]) -> None:
-    """Hand the answers of *group* over, with one call for each loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[Request[Any]]] = {}
-    for request in group:
-        loops.setdefault(request.loop, []).append(request)
-    for loop, requests in loops.items():
-        with suppress(RuntimeError):  # that loop is closed, and who waited is gone
-            loop.call_soon_threadsafe(_deliver_here, requests)
-
-
-def _deliver_here(requests: list[Request[Any]]) -> None:
-    for request in requests:
-        request.deliver()
 
 
 def _settle(ended: asyncio.Future[None]) -> None:
