@@ -21,7 +21,9 @@ from tenure.backends.azure_storage import queue as queue_module
 from tenure.backends.azure_storage.client import Line
 from tenure.backends.azure_storage.names import queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
-from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, Outgoing, Settlement
+from tenure.lease import Granted, NoAnswer
+from tenure.queue.broker import Selection
+from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, DeadLetter, Outgoing, Settlement
 from tenure.testing import until
 from tenure.url import Url
 from tests.servers import Azurite, shared, url_of
@@ -199,3 +201,69 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
         stats = await others.broker.stats(name)
         assert (stats.dead, stats.ready + stats.locked) == ((1, 0) if answers_at_last else (0, 1))
         assert not [task for task in asyncio.all_tasks() if "burial" in task.get_name()]
+
+
+# --- one of many ---
+
+
+@asynccontextmanager
+async def silent_about(word: bytes) -> AsyncIterator[int]:
+    """Stand before the blobs, and keep what names *word*: no answer ever comes to that. Give the port."""
+    server, tasks = shared(Azurite), set[asyncio.Task[None]]()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keeps: bool) -> None:
+        silent = False
+        try:
+            while data := await reader.read(65_536):
+                silent = silent or (keeps and word in data)
+                if not silent:
+                    writer.write(data)
+        finally:
+            writer.close()
+
+    async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inside = await asyncio.open_connection("127.0.0.1", server.blob.port)
+        for task in (relay(reader, inside[1], keeps=True), relay(inside[0], writer, keeps=False)):
+            tasks.add(asyncio.ensure_future(task))
+
+    listening = await asyncio.start_server(welcome, "127.0.0.1", 0)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+    finally:
+        listening.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
+    server = shared(Azurite)
+    async with opened() as well, silent_about(b"renewed-not") as port:
+        grants = []
+        for name in ("renewed-1", "renewed-not", "renewed-2"):
+            answer = await well.leases.acquire(name, "ann#1", 60)
+            assert isinstance(answer, Granted)
+            grants.append(answer.grant)
+        url = f"azurite://127.0.0.1:{port}?queue_port={server.queue.port}&timeout=1"
+        hurt = azure_storage.open(Url.parse(url))
+        first, lacking, last = await hurt.leases.renew(grants, 60)
+        assert (first, last) == (Granted(grants[0]), Granted(grants[2]))
+        assert isinstance(lacking, NoAnswer)
+        with pytest.raises(tenure.Unavailable):
+            await hurt.leases.renew([grants[1]], 60)
+        await hurt.close()
+
+
+async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "ROUND", queue_module.PAGE)
+    async with opened() as backend:
+        broker = backend.broker
+        for reason, count in (("front", 34), ("behind", 3)):
+            await broker.send("by-reason", [Outgoing(b"a")] * count)
+            while deliveries := (await broker.receive("by-reason", 32, 30.0)).deliveries:
+                await broker.settle([Settlement(one, DeadLetter(reason)) for one in deliveries])
+        assert await broker.redrive("by-reason", Selection(reason="behind"), 2) == 2
+        assert await broker.purge("by-reason", Selection(reason="behind"), None) == 1
+        assert await broker.purge("by-reason", Selection(reason="front"), 33) == 33
+        assert await broker.purge("by-reason", Selection(reason="front"), None) == 1
+        assert (await broker.stats("by-reason")).dead == 0

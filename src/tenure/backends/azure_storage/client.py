@@ -200,6 +200,17 @@ class Account:
         """
         if len(questions) == 1:
             return [await self.ask(questions[0], within=within)]
+        found: list[T] = []
+        for answer in await self.ask_each(questions, within=within):
+            if isinstance(answer, Unavailable):
+                raise answer
+            found.append(answer)
+        return found
+
+    async def ask_each(
+        self, questions: Sequence[Callable[[Line], Coroutine[Any, Any, T]]], *, within: float | None = None
+    ) -> list[T | Unavailable]:
+        """Return the answers as ``ask_all`` does, each by itself: where there is none stands why."""
         free = asyncio.Semaphore(AT_ONCE)
 
         async def one(question: Callable[[Line], Coroutine[Any, Any, T]]) -> T:
@@ -207,9 +218,9 @@ class Account:
                 return await self.ask(question, within=within)
 
         answers = await asyncio.gather(*map(one, questions), return_exceptions=True)
-        found: list[T] = []
+        found: list[T | Unavailable] = []
         for answer in answers:
-            if isinstance(answer, BaseException):
+            if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
                 raise answer
             found.append(answer)
         return found

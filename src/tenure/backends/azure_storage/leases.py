@@ -37,7 +37,7 @@ from tenure.backends.azure_storage.names import blob_of, name_of, told, untold
 from tenure.bell import Bell
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import ConfigError, Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
     ttl_min=15.0,
@@ -164,10 +164,14 @@ class AzureLeases:
         written = _written(holder, ttl, metadata)
         return await self._account.ask(lambda line: self._acquire(line, name, holder, written))
 
-    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now, side by side."""
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, side by side; one that is not answered costs no other."""
         require_ttl(ttl, TRAITS)
-        return await self._account.ask_all([_bound(self._renew, grant, math.ceil(ttl)) for grant in grants])
+        answers = await self._account.ask_each([_bound(self._renew, grant, math.ceil(ttl)) for grant in grants])
+        lacking = [answer for answer in answers if isinstance(answer, Unavailable)]
+        if lacking and len(lacking) == len(answers):
+            raise lacking[0]
+        return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""

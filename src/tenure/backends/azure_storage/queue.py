@@ -610,8 +610,16 @@ class AzureBroker:
     async def _take_out(
         self, queue: str, which: Selection, limit: int | None, act: Callable[[Line, Found], Awaitable[None]]
     ) -> int:
-        """Lock all dead letters, a round at a time; act on those that are meant and remove them, unlock the others."""
+        """Lock all dead letters, a round at a time; act on those that are meant and remove them, unlock the others.
+
+        The others stay locked until all were looked at: unlocked before, they would come again in front of the rest.
+        """
         dead, count = dead_letters_of(queue), 0
+        others: dict[str, str] = {}  # id: pop receipt
+
+        async def unlock(line: Line, one: str) -> None:
+            await said(_client(line, dead).update_message(one, others[one], visibility_timeout=0), *_GONE)
+
         while True:
             found: list[Found] = []
             while len(found) < ROUND:
@@ -623,17 +631,17 @@ class AzureBroker:
             taken = meant if limit is None else meant[: limit - count]
             chosen = {one.raw.id for one in taken}
 
-            async def move(line: Line, one: Found, client: str = dead, chosen: set[str] = chosen) -> None:
-                at = _client(line, client)
-                if one.raw.id in chosen:
-                    await act(line, one)
-                    await said(at.delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
-                else:
-                    await said(at.update_message(one.raw.id, one.raw.pop_receipt, visibility_timeout=0), *_GONE)
+            async def move(line: Line, one: Found) -> None:
+                await act(line, one)
+                await said(_client(line, dead).delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
 
-            await self._account.ask_all([partial(move, one=one) for one in found])
+            # Those seen before were so many that their locks have ended.
+            is_round = len(found) >= ROUND and not all(one.raw.id in others for one in found)
+            others.update((one.raw.id, str(one.raw.pop_receipt)) for one in found if one.raw.id not in chosen)
+            await self._account.ask_all([partial(move, one=one) for one in taken])
             count += len(taken)
-            if len(found) < ROUND or not taken or count == limit:
+            if not is_round or count == limit:
+                await self._account.ask_all([partial(unlock, one=one) for one in others])
                 self._bell.ring(queue)
                 return count
 
