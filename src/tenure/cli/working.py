@@ -68,17 +68,18 @@ class Working:
                 until_empty=order.until_empty,
                 sigterm=False,
             )
-            await self._tell_if_never_used(backend)
+            await self._tell_if_never_used(backend, queue)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, consumer.drain)
             await consumer.run()
 
-    async def _tell_if_never_used(self, backend: tenure.Backend) -> None:
+    async def _tell_if_never_used(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
         """Say it if nobody has ever used this queue: no error, for a worker may start before the first sender."""
         if self._order.verbosity < 0:
             return
         with suppress(tenure.TenureError):  # no store that answers, or no right to list: the consumer copes
             if unused := await never_used(backend, self._order.queue):
+                await queue.stats()  # refused where listing alone is permitted: then the consumer's error says it all
                 complain(unused)
 
     def _take_signal(self, drain: Callable[[float | None], None]) -> None:
