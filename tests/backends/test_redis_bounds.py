@@ -18,9 +18,9 @@ from tenure.url import Url
 from tests.servers import Redis, private
 
 LOCK = 60.0
-DEEP = 600
-"""Many times what one script looks after."""
-MOST = 2_000
+DEEP = 384
+"""Three times what one script looks after; all of it in one script would be 2,200 commands, or more."""
+MOST = 1_500
 """Commands in one script: more would take longer than some 10 ms."""
 
 
