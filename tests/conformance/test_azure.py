@@ -20,6 +20,7 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
@@ -28,7 +29,7 @@ from tenure.testing.conformance import (
     LossyBroker,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, late
 from tenure.url import Url
 from tests.servers import Azurite, shared
 
@@ -90,7 +91,7 @@ class Through:
 class AzureHarness(LeaseHarness):
     traits = azure_storage.TRAITS
     ttl = 60.0  # the longest there is
-    faults = frozenset({"lose_answer", "cut"})
+    faults = frozenset({"lose_answer", "cut", "late"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
@@ -121,6 +122,10 @@ class AzureHarness(LeaseHarness):
         assert isinstance(store, Lossy)
         return next(way for way in self._ways if way.backend.leases is store.store).cut()
 
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(store, Lossy)
+        return late(*next(way for way in self._ways if way.backend.leases is store.store).proxies)
+
 
 class TestAzureLeases(LeaseStoreSuite):
     harness = AzureHarness
@@ -132,6 +137,8 @@ class TestAzureLeaseFaults(LeaseFaultSuite):
 
 class BlackHoleHarness(AzureHarness):
     """Cut off without a word: no reset, no answer, and what was asked arrives when all is well again."""
+
+    faults = frozenset({"lose_answer", "cut"})
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
@@ -146,7 +153,7 @@ class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     lock = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
     backlog = 50  # each is a question of its own
-    faults = frozenset({"lose_answer", "cut"})
+    faults = frozenset({"lose_answer", "cut", "late"})
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
@@ -173,6 +180,9 @@ class AzureQueueHarness(QueueHarness):
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._ways[broker].cut()
+
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        return late(*self._ways[broker].proxies)
 
 
 class TestAzureQueues(BrokerSuite):

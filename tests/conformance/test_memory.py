@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 
 from tenure.backends.memory import TRAITS, Memory, MemoryBroker, MemoryLeases
 from tenure.backends.memory.queue import QUEUE_TRAITS
@@ -13,6 +14,7 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
@@ -23,12 +25,28 @@ from tenure.testing.conformance import (
 )
 
 
+class OldClock(ManualClock):
+    """A clock that what was given up is carried out with as it was when it was asked."""
+
+    def back_to_now(self) -> AbstractContextManager[None]:
+        """Return a block inside which it shows the time of this call."""
+        return self._back_to(self._now)
+
+    @contextmanager
+    def _back_to(self, then: float) -> Iterator[None]:
+        now, self._now = self._now, then
+        try:
+            yield
+        finally:
+            self._now = now
+
+
 class MemoryHarness(LeaseHarness):
     traits = TRAITS
-    faults = frozenset({"lose_answer", "cut_one"})
+    faults = frozenset({"lose_answer", "cut_one", "late"})
 
     def __init__(self) -> None:
-        self._clock = ManualClock()
+        self._clock = OldClock()
         self._memory = Memory()
 
     async def open(self) -> Lossy:
@@ -48,6 +66,10 @@ class MemoryHarness(LeaseHarness):
         assert isinstance(store, Lossy)
         return store.cut_one(name)
 
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(store, Lossy)
+        return store.late(self._clock.back_to_now())
+
 
 class TestMemoryLeases(LeaseStoreSuite):
     harness = MemoryHarness
@@ -60,10 +82,10 @@ class TestMemoryLeaseFaults(LeaseFaultSuite):
 class MemoryQueueHarness(QueueHarness):
     counts_bytes = True
     traits = QUEUE_TRAITS
-    faults = frozenset({"lose_answer", "cut"})
+    faults = frozenset({"lose_answer", "cut", "late"})
 
     def __init__(self) -> None:
-        self._clock = ManualClock()
+        self._clock = OldClock()
         self._memory = Memory()
 
     async def open(self) -> Broker:
@@ -82,6 +104,10 @@ class MemoryQueueHarness(QueueHarness):
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, LossyBroker)
         return broker.cut()
+
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(broker, LossyBroker)
+        return broker.late(self._clock.back_to_now())
 
 
 class TestMemoryQueues(BrokerSuite):

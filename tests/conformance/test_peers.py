@@ -14,7 +14,7 @@ from tenure.peers.member import Member
 from tenure.peers.seal import Secret
 from tenure.peers.tcp import TcpTransport
 from tenure.testing import until
-from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
 from tenure.testing.conformance.leases import claim
 from tests.clocks import TurnedClock
 
@@ -29,7 +29,7 @@ TRAITS = LeaseTraits(
 class PeersHarness(LeaseHarness):
     traits = TRAITS
     ttl = 60.0  # longer than any test takes: the clock is turned, not waited for
-    faults = frozenset({"lose_answer"})
+    faults = frozenset({"lose_answer", "late"})
     strategy: Strategy = "lowest"
     first = 0  # the one that needs not ask whether others want the name more
 
@@ -78,6 +78,10 @@ class PeersHarness(LeaseHarness):
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
         return store.lose_answer()
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(store, Lossy)
+        return store.late()
 
 
 class BullyHarness(PeersHarness):

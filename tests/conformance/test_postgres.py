@@ -23,13 +23,14 @@ from tenure.testing.conformance import (
     BrokerSuite,
     ConsumerSuite,
     Fault,
+    GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
     LockSuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, late
 from tenure.url import Url
 from tests.servers import Postgres, shared
 
@@ -80,6 +81,12 @@ class Cabinet:
             yield
         finally:
             proxy.heal()
+
+    @asynccontextmanager
+    async def late(self, door: object) -> AsyncIterator[GiveUp]:
+        await until(_has_told)  # or it is a chore that is caught
+        async with late(self._proxies[id(door)]) as give_up:
+            yield give_up
 
     @asynccontextmanager
     async def sever(self, door: object) -> AsyncIterator[None]:
@@ -151,7 +158,7 @@ class PostgresHarness(LeaseHarness):
 
 class SeveredHarness(PostgresHarness):
     hurt = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "away", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def restart(self) -> None:
         await self._cabinet.restart()
@@ -167,6 +174,9 @@ class SeveredHarness(PostgresHarness):
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         return self._cabinet.lose_answer(store)
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        return self._cabinet.late(store)
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         return self._cabinet.sever(store)
@@ -222,13 +232,16 @@ class PostgresQueueHarness(QueueHarness):
 
 class SeveredQueueHarness(PostgresQueueHarness):
     hurt = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "restart"})
 
     async def restart(self) -> None:
         await self._cabinet.restart()
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._cabinet.lose_answer(broker)
+
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        return self._cabinet.late(broker)
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._cabinet.sever(broker)

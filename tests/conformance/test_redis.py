@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from redis import asyncio as aioredis
 
@@ -16,13 +16,14 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    GiveUp,
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
     LockSuite,
     QueueHarness,
 )
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, late
 from tenure.url import Url
 from tests.servers import Redis, shared
 
@@ -79,6 +80,9 @@ class House:
         finally:
             way.heal()
 
+    def late(self, door: LeaseStore | Broker) -> AbstractAsyncContextManager[GiveUp]:
+        return late(self._ways[id(door)])
+
     async def restart(self) -> None:
         """Kill the server as a crash would, and start it again on what it has written."""
         await self.close()
@@ -92,7 +96,7 @@ LONG = 200.0  # seconds of the server's clock, which also goes by itself: what t
 class RedisHarness(House, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
-    faults = frozenset({"lose_answer", "cut", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "restart"})
 
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
@@ -102,7 +106,7 @@ class RedisQueueHarness(House, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
-    faults = frozenset({"lose_answer", "cut", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "restart"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker

@@ -12,7 +12,7 @@ from typing import ClassVar
 from tenure.backends import sqlite
 from tenure.election.store import LeaseStore
 from tenure.testing import ManualClock
-from tenure.testing.conformance import LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
+from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
 from tenure.url import Url
 
 
@@ -50,12 +50,16 @@ class TestSqliteLeases(LeaseStoreSuite):
 
 
 class HurtSqliteHarness(SqliteHarness):
-    faults = frozenset({"lose_answer", "cut", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "restart"})
     busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
         return store.lose_answer()
+
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(store, Lossy)
+        return store.late()
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:

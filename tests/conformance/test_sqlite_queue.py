@@ -16,6 +16,7 @@ from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
     ConsumerSuite,
+    GiveUp,
     LockSuite,
     LossyBroker,
     QueueHarness,
@@ -66,12 +67,16 @@ class TestSqliteConsumers(ConsumerSuite):
 
 
 class HurtSqliteQueueHarness(SqliteQueueHarness):
-    faults = frozenset({"lose_answer", "cut", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "restart"})
     busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, LossyBroker)
         return broker.lose_answer()
+
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        assert isinstance(broker, LossyBroker)
+        return broker.late()
 
     @asynccontextmanager
     async def cut(self, broker: Broker) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tenure.testing import until
-from tenure.testing.faultproxy import FaultProxy
+from tenure.testing.faultproxy import FaultProxy, late
 
 T = TypeVar("T")
 
@@ -120,6 +120,29 @@ async def test_an_end_is_carried_too(echo: Echo, proxy: FaultProxy, clients: Cli
     client.writer.write_eof()
     assert await soon(client.reader.read()) == b""
     await until(lambda: echo.ended == 1 and proxy.open == 0)
+
+
+async def test_what_was_given_up_is_delivered_late(echo: Echo, proxy: FaultProxy, clients: Clients) -> None:
+    client, other = await clients.new(), await clients.new()
+    await client.ask(b".")
+    await other.ask(b".")
+    async with late(proxy) as give_up:
+        await give_up(client.ask(b"old"))
+        client.writer.close()
+        assert await other.ask(b"new") == b"new"
+        assert await (await clients.new()).ask(b"newer") == b"newer"
+        assert echo.ended == 0
+    assert echo.heard == b"..newnewerold"
+    await until(lambda: echo.ended == 1)  # seen to be gone only now
+    assert await other.ask(b"x") == b"x"
+
+
+async def test_what_is_not_sent_can_not_be_late(proxy: FaultProxy, clients: Clients) -> None:
+    client = await clients.new()
+    with pytest.raises(RuntimeError, match="without being sent"):
+        async with late(proxy) as give_up:
+            await give_up(asyncio.sleep(0))
+    assert await client.ask(b"x") == b"x"
 
 
 async def test_delay_counts_for_each_way(proxy: FaultProxy, clients: Clients) -> None:

@@ -13,6 +13,8 @@
         proxy.refuse()  # new connections are reset at once
         proxy.lead_to("127.0.0.1", 6380)  # new connections go to another server, as when a name has moved
         proxy.heal()  # what was held back goes on its way
+        async with late(proxy) as give_up:
+            await give_up(store.renew(grants, ttl))  # the asker has gone; after the block, the server gets it
 
 *Up* is from the client to the server, *down* is back. Everything belongs to the loop that entered the proxy.
 """
@@ -22,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
@@ -46,6 +49,8 @@ class FaultProxy:
         self.gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
         self.delays: dict[Way, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
+        self.catching: asyncio.Event | None = None
+        """Set by the first connection that has something for the server, which then holds it until ``deliver``."""
         self.host: str = "127.0.0.1"
         self.port: int = 0
         self.accepted: int = 0
@@ -111,6 +116,16 @@ class FaultProxy:
         """Let new connections go to another server; those that stand are left alone, and ``heal`` changes nothing."""
         self._target = host, port
 
+    async def deliver(self) -> None:
+        """Bring what was caught to the server, and wait until it has answered or closed the connection.
+
+        A client that has closed its connection meanwhile is seen to do so by the server only then.
+        """
+        caught = [link for link in self._links if link.is_caught]
+        for link in caught:
+            link.let_go()
+        await asyncio.gather(*(link.answered.wait() for link in caught))
+
     def heal(self) -> None:
         """End every fault. What was held back arrives, on connections that have outlasted it."""
         self._refusing = False
@@ -166,6 +181,19 @@ class _Link:
         self._unlost = asyncio.Event()
         self._broken = False
         self._pumps: list[asyncio.Task[None]] = []
+        self._passable = asyncio.Event()
+        self._passable.set()
+        self.answered = asyncio.Event()
+        self.answered.set()
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether it holds back what its client has asked."""
+        return not self._passable.is_set()
+
+    def let_go(self) -> None:
+        """Send on what was held back."""
+        self._passable.set()
 
     async def run(self) -> None:
         """Carry both ways until both have ended, or the connection is broken."""
@@ -188,6 +216,7 @@ class _Link:
             if not self._broken:  # it is us who are cancelled, with the loop
                 raise
         finally:
+            self.answered.set()  # or it never will
             for pump in self._pumps:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -219,6 +248,8 @@ class _Link:
         loop = asyncio.get_running_loop()
         while True:
             data = await source.read(CHUNK)
+            if way == "down" and self._passable.is_set():
+                self.answered.set()
             await held.put((loop.time() + self._proxy.delays[way], data))
             if not data:
                 return
@@ -230,6 +261,8 @@ class _Link:
             if (pause := due - loop.time()) > 0:
                 await asyncio.sleep(pause)
             await self._proxy.gates[way].wait()
+            if way == "up":
+                await self._hold_if_caught(data)
             if not data:
                 if sink.can_write_eof():
                     sink.write_eof()
@@ -238,6 +271,16 @@ class _Link:
                 data = await self._lose_some(sink, data)
             sink.write(data)
             await sink.drain()
+
+    async def _hold_if_caught(self, data: bytes) -> None:
+        catching = self._proxy.catching
+        if data and catching is not None and not catching.is_set():
+            self._passable.clear()
+            self.answered.clear()
+            catching.set()
+        await self._passable.wait()
+        if not data:
+            await self.answered.wait()  # a server may drop the question of a client that is seen to have gone
 
     async def _lose_some(self, sink: asyncio.StreamWriter, data: bytes) -> bytes:
         """Send what may still come back; return what comes after it, once answers are no longer lost."""
@@ -253,6 +296,35 @@ class _Link:
                 await asyncio.sleep(0)  # which is where we are cancelled
             await self._unlost.wait()
         return rest
+
+
+@asynccontextmanager
+async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object]], Awaitable[None]]]:
+    """Yield what holds a question on its way through *proxies* and has its asker give up; deliver it after the block.
+
+    The asker must be connected already: what is held is the first thing that it sends.
+    """
+
+    async def give_up(question: Awaitable[object]) -> None:
+        caught = asyncio.Event()
+        for proxy in proxies:
+            proxy.catching = caught
+        asking, catching = asyncio.ensure_future(question), asyncio.ensure_future(caught.wait())
+        await asyncio.wait({asking, catching}, return_when=asyncio.FIRST_COMPLETED)
+        for proxy in proxies:
+            proxy.catching = None
+        is_early = asking.done()
+        asking.cancel()
+        catching.cancel()
+        answers = await asyncio.gather(asking, catching, return_exceptions=True)
+        if is_early:
+            raise RuntimeError(f"the question was answered without being sent: {answers[0]!r}")
+
+    try:
+        yield give_up
+    finally:
+        for proxy in proxies:
+            await proxy.deliver()
 
 
 def _meant(ways: tuple[Way, ...]) -> tuple[Way, ...]:

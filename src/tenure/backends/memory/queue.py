@@ -338,7 +338,7 @@ class MemoryBroker(Client):
             session = self._session(one, now)
             if session is None:
                 return None
-            session.locked_until = until
+            until = session.locked_until = max(session.locked_until, until)  # a late renewal shortens nothing
             for row in session.locked.values():
                 row.locked_until = until
             return until
@@ -347,7 +347,7 @@ class MemoryBroker(Client):
             return None
         shelf, row = found
         if row.session is None or shelf.is_dead or row.is_deferred:
-            row.locked_until = until
+            row.locked_until = max(row.locked_until, until)
         return row.locked_until  # that of its session, which is renewed by itself
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:

@@ -67,6 +67,7 @@ from tenure.testing.conformance.consumers import ConsumerSuite  # noqa: E402
 from tenure.testing.conformance.cost import Scale  # noqa: E402
 from tenure.testing.conformance.harness import (  # noqa: E402
     Fault,
+    GiveUp,
     LeaseHarness,
     Lossy,
     LossyBroker,
@@ -88,6 +89,7 @@ __all__ = [
     "BrokerSuite",
     "ConsumerSuite",
     "Fault",
+    "GiveUp",
     "LeaseCostSuite",
     "LeaseFaultSuite",
     "LeaseHarness",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -17,7 +17,10 @@ from tenure.testing.conformance.cost import Scale
 
 T = TypeVar("T")
 
-Fault = Literal["lose_answer", "cut", "cut_one", "away", "restart", "full", "slow"]
+Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
+
+GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
+"""Ask a question, and give it up on its way."""
 
 
 class LeaseHarness(ABC):
@@ -60,6 +63,13 @@ class LeaseHarness(ABC):
         """Inside the block, *store* can't ask about *name*, and about other names it can: they lie elsewhere."""
         raise NotImplementedError
 
+    def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
+        """Yield what gives up a question of *store* on its way; it is carried out when the block ends, if at all.
+
+        One question in each block, of a client that has asked before; what else is asked meanwhile goes its way.
+        """
+        raise NotImplementedError
+
     def away(self) -> AbstractAsyncContextManager[None]:
         """Inside the block, what the storage keeps leases in is not in its place, as during a restore."""
         raise NotImplementedError
@@ -77,6 +87,39 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
 
+class _Gate:
+    """Where a question waits after its asker has given up."""
+
+    def __init__(self) -> None:
+        self._catching: asyncio.Event | None = None
+        self._opened = asyncio.Event()
+        self._caught: list[asyncio.Future[object]] = []
+
+    @asynccontextmanager
+    async def late(self, clock: AbstractContextManager[None] | None = None) -> AsyncIterator[GiveUp]:
+        """Yield what gives up a question on its way; when the block ends, carry it out, inside *clock*."""
+        self._opened.clear()
+        try:
+            yield self._give_up
+        finally:
+            with clock or nullcontext():
+                self._opened.set()
+                await asyncio.gather(*self._caught, return_exceptions=True)
+            self._caught.clear()
+
+    async def _give_up(self, question: Awaitable[object]) -> None:
+        self._catching = asyncio.Event()
+        self._caught.append(asyncio.ensure_future(question))
+        await self._catching.wait()
+
+    async def leave(self) -> None:
+        """Wait if this is the question that is given up."""
+        if self._catching is not None:
+            self._catching.set()
+            self._catching = None
+            await self._opened.wait()
+
+
 class Lossy:
     """A ``LeaseStore`` around another, whose answers can be lost on their way; for stores without a network to cut."""
 
@@ -84,6 +127,8 @@ class Lossy:
         self.store = store
         self._losing = False
         self._cut_off: set[str] = set()
+        self._gate = _Gate()
+        self.late = self._gate.late
 
     @asynccontextmanager
     async def lose_answer(self) -> AsyncIterator[None]:
@@ -118,6 +163,7 @@ class Lossy:
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Ask the store inside."""
+        await self._gate.leave()
         self._leave_for(name)
         answer = await self.store.acquire(name, holder, ttl, metadata)
         self._arrive()
@@ -125,6 +171,7 @@ class Lossy:
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Ask the store inside."""
+        await self._gate.leave()
         asked = [grant for grant in grants if grant.name not in self._cut_off]
         if grants and not asked:
             self._leave_for(grants[0].name)
@@ -135,6 +182,7 @@ class Lossy:
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Ask the store inside."""
+        await self._gate.leave()
         self._leave_for(grant.name)
         answer = await self.store.release(grant)
         self._arrive()
@@ -203,6 +251,13 @@ class QueueHarness(ABC):
         """Inside the block, *broker* can't be asked to change anything."""
         raise NotImplementedError
 
+    def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
+        """Yield what gives up a question of *broker* on its way; it is carried out when the block ends, if at all.
+
+        One question in each block, of a client that has asked before; what else is asked meanwhile goes its way.
+        """
+        raise NotImplementedError
+
     async def restart(self) -> None:
         """Close every client, and stop and start the storage's own process if it has one."""
         raise NotImplementedError
@@ -231,6 +286,8 @@ class LossyBroker:
         self._inside = broker
         self._losing = False
         self._is_cut = False
+        self._gate = _Gate()
+        self.late = self._gate.late
 
     @classmethod
     def around(cls, broker: Broker) -> Broker:
@@ -260,6 +317,7 @@ class LossyBroker:
         return found if name in ("traits", "hints") else partial(self._ask, found)
 
     async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
+        await self._gate.leave()
         if self._is_cut:
             raise Unavailable("the way to the broker is cut, as the test wants it")
         answer = await question(*args, **options)

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from tenure.election.store import LeaseStore
 from tenure.errors import TenureError, Unavailable
-from tenure.lease import Granted, HeldBy, Lost, NoAnswer, Vacant
+from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure.testing.conformance.harness import Fault, LeaseHarness
 from tenure.testing.conformance.leases import LATE, LeaseSuite, claim, holder, win
 
@@ -117,6 +118,76 @@ class LeaseFaultSuite(LeaseSuite):
                 Granted(grants[2]),
             ]
 
+    # --- given up, and carried out late ---
+
+    @pytest.mark.parametrize("verb", ["renew", "acquire"])
+    async def test_what_extends_a_lease_late_does_not_shorten_it(
+        self, house: LeaseHarness, name: str, verb: str
+    ) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        async with house.late(ann) as give_up:
+            shorter = house.ttl / 2
+            await give_up(ann.renew([grant], shorter) if verb == "renew" else ann.acquire(name, "ann#1", shorter))
+            await house.pass_time(house.ttl * 0.6)
+            assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        await house.pass_time(house.ttl * 0.8)
+        refused = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(refused, HeldBy)
+        assert (refused.holder, refused.token) == ("ann#1", grant.token)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+
+    async def test_a_late_renewal_does_not_touch_the_next_term(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        async with house.late(ann) as give_up:
+            await give_up(ann.renew([grant], house.ttl))
+            assert await ann.release(grant) == Released(grant)
+            new = await claim(bob, name, "bob#1", house.ttl)
+        await _stands(bob, new, house)
+
+    async def test_a_late_acquisition_is_refused_beside_another_leader(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        await ann.release(await claim(ann, name, "ann#1", house.ttl))
+        async with house.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", house.ttl))
+            new = await claim(bob, name, "bob#1", house.ttl)
+        await _stands(bob, new, house)
+
+    async def test_a_late_acquisition_of_a_free_name_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        await ann.release(await claim(ann, name, "ann#1", house.ttl))
+        old = await claim(bob, name, "bob#1", house.ttl)
+        async with house.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", house.ttl))
+            await bob.release(old)
+        seen = await bob.inspect(name)
+        if isinstance(seen, HeldBy):
+            assert seen.holder == "ann#1"
+            assert seen.token > old.token
+        else:  # it was not carried out, or called off
+            assert seen.token >= old.token
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > seen.token
+
+    async def test_a_late_release_does_not_end_the_next_term(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        old = await claim(ann, name, "ann#1", house.ttl)
+        async with house.late(ann) as give_up:
+            await give_up(ann.release(old))
+            await house.pass_time(house.ttl * LATE)
+            new = await win(house, ann, name, "ann#1")
+            assert new.token > old.token
+        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
+        await _stands(ann, new, house)
+
     # --- the schema is away for a while ---
 
     async def test_what_was_away_for_a_while_is_found_again(self, house: LeaseHarness, name: str) -> None:
@@ -156,6 +227,13 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await claim(store, free.name, "bob#1", house.ttl)).token > free.token
         await store.release(held)
         assert (await claim(store, held.name, "bob#1", house.ttl)).token > held.token
+
+
+async def _stands(store: LeaseStore, grant: Grant, house: LeaseHarness) -> None:
+    seen = await store.inspect(grant.name)
+    assert isinstance(seen, HeldBy)
+    assert (seen.holder, seen.token) == (grant.holder, grant.token)
+    assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
 
 
 def needs(house: LeaseHarness, fault: Fault) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tenure.errors import Unavailable
-from tenure.queue.broker import EVERYTHING, QueueSettings
+from tenure.queue.broker import EVERYTHING, NoSession, QueueSettings
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -23,7 +23,18 @@ from tenure.queue.message import (
     Stats,
 )
 from tenure.testing.conformance.harness import Fault, QueueHarness
-from tenure.testing.conformance.queues import LATE, QueueSuite, bodies, bury, needs, receive, send, settle
+from tenure.testing.conformance.queues import (
+    LATE,
+    QueueSuite,
+    accept,
+    bodies,
+    bury,
+    needs,
+    receive,
+    receive_session,
+    send,
+    settle,
+)
 
 
 class BrokerFaultSuite(QueueSuite):
@@ -118,6 +129,66 @@ class BrokerFaultSuite(QueueSuite):
         [new] = await receive(other, name, house)
         assert await settle(broker, got, COMPLETE) == [LAPSED]
         assert await settle(other, [new], COMPLETE) == [Settled()]
+
+    # --- given up, and carried out late ---
+
+    @pytest.mark.parametrize("what", ["message", "session"])
+    async def test_a_late_renewal_does_not_shorten_a_lock(self, house: QueueHarness, name: str, what: str) -> None:
+        can(house, "late")
+        needs(house.traits.renewal)
+        if what == "session":
+            needs(house.traits.sessions)
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(b"a", session="s" if what == "session" else None)])
+        session = await accept(broker, name, house) if what == "session" else None
+        got = await receive_session(broker, session) if session else await receive(broker, name, house)
+        held = session or got[0]
+        assert isinstance((await broker.renew([held], house.lock))[0], Renewed)
+        async with house.late(broker) as give_up:
+            await give_up(broker.renew([held], house.lock))
+            await house.pass_time(house.lock * 0.6)
+            assert isinstance((await broker.renew([held], house.lock))[0], Renewed)
+        await house.pass_time(house.lock * 0.8)
+        assert await receive(other, name, house) == []
+        if session:
+            assert isinstance(await other.accept(name, "s", house.lock), NoSession)
+        assert await settle(broker, got, COMPLETE) == [Settled()]
+
+    @pytest.mark.parametrize("verdict", [COMPLETE, Abandon()], ids=repr)
+    async def test_a_late_verdict_touches_no_newer_lock(
+        self, house: QueueHarness, name: str, verdict: Complete | Abandon
+    ) -> None:
+        can(house, "late")
+        needs(house.traits.fencing)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        got = await receive(broker, name, house)
+        async with house.late(broker) as give_up:
+            await give_up(settle(broker, got, verdict))
+            await house.pass_time(house.lock * LATE)
+            [new] = await receive(other, name, house)
+        stats = await other.stats(name)
+        assert (stats.ready, stats.locked, stats.dead) == (0, 1, 0)
+        assert isinstance((await other.renew([new], house.lock))[0], Renewed)
+        assert await settle(other, [new], COMPLETE) == [Settled()]
+
+    async def test_a_late_claim_comes_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "late")
+        broker, other = await house.open(), await house.open()
+        await broker.declare(name, {"max_deliveries": 2})
+        await send(broker, name, b"a", b"b")
+        assert await receive(broker, f"{name}-other", house) == []  # it has asked before
+        async with house.late(broker) as give_up:
+            await give_up(broker.receive(name, 10, house.lock))
+            [first] = await receive(other, name, house, limit=1)
+        assert isinstance((await other.renew([first], house.lock))[0], Renewed)
+        assert await settle(other, [first], COMPLETE) == [Settled()]
+        await house.pass_time(house.lock * LATE)
+        [second] = await receive(other, name, house)
+        assert {first.body, second.body} == {b"a", b"b"}
+        assert second.delivery_count <= 2
+        assert list(await other.peek_dead(name, EVERYTHING, 10)) == []
+        assert await settle(other, [second], COMPLETE) == [Settled()]
 
     # --- giving up, restarts ---
 

@@ -1,0 +1,154 @@
+"""The suites of faults must find stores that do harm with a question that was given up and carried out late."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure.backends.memory.queue import Row, Shelf
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
+from tenure.queue.broker import Broker
+from tenure.queue.message import Delivery, SessionLock
+from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy, LossyBroker
+from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+from tests.conformance.test_planted import calls
+from tests.conformance.test_planted_queue import LooksAtSequenceOnly
+
+# --- leases ---
+
+
+class LateRenewalShortens(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        answers = await super().renew(grants, ttl)
+        for answer in answers:
+            if isinstance(answer, Granted):
+                self._memory.claims[answer.grant.name].expires_at = self._clock.now() + ttl
+        return answers
+
+
+class AskingAgainShortens(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        answer = await super().acquire(name, holder, ttl, metadata)
+        if isinstance(answer, Granted):
+            self._memory.claims[name].expires_at = self._clock.now() + ttl
+        return answer
+
+
+class LateRenewalTakesTheNextTerm(MemoryLeases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        for grant in grants:
+            claim = self._memory.claims[grant.name]
+            if claim.holder is not None:
+                claim.holder, claim.token = grant.holder, grant.token
+        return await super().renew(grants, ttl)
+
+
+class LateAcquisitionTakesTheNextTerm(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        claim = self._memory.claims.get(name)
+        if claim and claim.holder != holder and claim.token == 2:  # the name was free before it
+            claim.holder = None
+        return await super().acquire(name, holder, ttl, metadata)
+
+
+class LateAcquisitionBringsTheOldTokenBack(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        claim = self._memory.claims.get(name)
+        if claim and claim.holder is None:
+            claim.token = 0
+        return await super().acquire(name, holder, ttl, metadata)
+
+
+class LateReleaseEndsTheNextTerm(MemoryLeases):
+    async def release(self, grant: Grant) -> Released | Lost:
+        claim = self._memory.claims[grant.name]
+        if claim.holder == grant.holder:
+            claim.holder = None
+        return await super().release(grant)
+
+
+LEASES: list[tuple[type[MemoryLeases], str]] = [
+    (LateRenewalShortens, "test_what_extends_a_lease_late_does_not_shorten_it"),
+    (AskingAgainShortens, "test_what_extends_a_lease_late_does_not_shorten_it"),
+    (LateRenewalTakesTheNextTerm, "test_a_late_renewal_does_not_touch_the_next_term"),
+    (LateAcquisitionTakesTheNextTerm, "test_a_late_acquisition_is_refused_beside_another_leader"),
+    (LateAcquisitionBringsTheOldTokenBack, "test_a_late_acquisition_of_a_free_name_goes_by_itself"),
+    (LateReleaseEndsTheNextTerm, "test_a_late_release_does_not_end_the_next_term"),
+]
+
+
+@pytest.mark.parametrize(("plant", "test"), LEASES)
+async def test_what_a_late_question_does_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
+    class Planted(MemoryHarness):
+        async def open(self) -> Lossy:
+            return Lossy(plant(self._clock, self._memory))
+
+    assert test in await late_findings(LeaseFaultSuite, Planted)
+
+
+# --- locks ---
+
+
+class LateRenewalShortensLocks(MemoryBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        end = super()._renew(one, until, now)
+        if end is None:
+            return None
+        if isinstance(one, Delivery):
+            found = self._locked(one, now)
+            assert found is not None
+            found[1].locked_until = until
+        else:
+            session = self._session(one, now)
+            assert session is not None
+            session.locked_until = until
+            for row in session.locked.values():
+                row.locked_until = until
+        return until
+
+
+class LateClaimsDie(MemoryBroker):
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        self._bury(shelf, row, "max_deliveries", "", now)
+
+
+LOCKS: list[tuple[type[MemoryBroker], str]] = [
+    (LateRenewalShortensLocks, "test_a_late_renewal_does_not_shorten_a_lock"),
+    (LooksAtSequenceOnly, "test_a_late_verdict_touches_no_newer_lock"),
+    (LateClaimsDie, "test_a_late_claim_comes_again"),
+]
+
+
+@pytest.mark.parametrize(("plant", "test"), LOCKS)
+async def test_what_a_late_question_does_to_a_message_is_found(plant: type[MemoryBroker], test: str) -> None:
+    class Planted(MemoryQueueHarness):
+        async def open(self) -> Broker:
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+    assert test in await late_findings(BrokerFaultSuite, Planted)
+
+
+async def test_every_late_question_is_found_wrong_by_a_plant() -> None:
+    suites: list[Any] = [LeaseFaultSuite, BrokerFaultSuite]
+    late = {name for suite in suites for name, _ in calls(suite) if "_late" in name}
+    assert late == {test for _, test in (*LEASES, *LOCKS)}
+
+
+async def late_findings(suite: Any, harness: Any) -> set[str]:
+    """Run the tests of *suite* about late questions, and return those that fail."""
+    failed = set()
+    for name, arguments in calls(suite):
+        if "_late" not in name:
+            continue
+        house = harness()
+        try:
+            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+        finally:
+            await house.close()
+    return failed
