@@ -18,6 +18,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "postgres": ("tenure.backends.postgres", "postgres"),
         "postgresql": ("tenure.backends.postgres", "postgres"),
         "redis": ("tenure.backends.redis", "redis"),
+        "redis+sentinel": ("tenure.backends.redis", "redis"),
         "rediss": ("tenure.backends.redis", "redis"),
         "sqlite": ("tenure.backends.sqlite", None),
         "peers": ("tenure.peers.member", None),

@@ -8,7 +8,7 @@ from pathlib import Path
 from tenure.registry import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERS = {"http", "https", "psycopg"}
+OTHERS = {"http", "https", "postgresql+psycopg"}
 """What names no store: addresses on the web, and SQLAlchemy's own ``postgresql+psycopg``."""
 
 
@@ -18,7 +18,7 @@ def test_every_scheme_that_is_named_has_a_backend() -> None:
         (scheme, str(page.relative_to(ROOT)))
         for page in pages
         if page.suffix in {".md", ".py", ".sql", ".lua"}
-        for scheme in re.findall(r"([a-z]+)://", page.read_text())
+        for scheme in re.findall(r"([a-z]+(?:\+[a-z]+)?)://", page.read_text())
     }
     assert len(named) > 50
     assert {(scheme, page) for scheme, page in named if scheme not in BACKENDS and scheme not in OTHERS} == set()

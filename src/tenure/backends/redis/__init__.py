@@ -1,4 +1,7 @@
-"""Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS."""
+"""Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS.
+
+``redis+sentinel://a:26379,b:26379/SERVICE`` leads to the primary that sentinels name.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from tenure.backends.redis.cluster import ClusterClient
 from tenure.backends.redis.facts import facts
 from tenure.backends.redis.leases import TRAITS, RedisLeases
 from tenure.backends.redis.queue import QUEUE_TRAITS, RedisBroker
+from tenure.backends.redis.sentinel import SentinelClient, SentinelOptions, primary_of
 from tenure.backends.redis.wake import Wake
 from tenure.clock import Clock
 from tenure.errors import ConfigError
@@ -24,6 +28,11 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
+    if url.scheme == "redis+sentinel":
+        asked_for = url.options(SentinelOptions)
+        if asked_for.ca or asked_for.cert or asked_for.key:
+            raise ConfigError(f"{str(url)!r} has options for TLS, which tenure does not speak behind sentinels")
+        return RedisBackend(SentinelClient(primary_of(url, asked_for), asked_for))
     address, options = address_of(url), url.options(Options)
     if not address.is_tls and (options.ca or options.cert or options.key):
         raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write rediss://")

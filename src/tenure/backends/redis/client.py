@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,6 +37,10 @@ from tenure.url import Url
 T = TypeVar("T")
 
 Argument = str | bytes | int
+Place = tuple[str, int]
+"""Host and port of a server."""
+HEAD_START = 0.2
+"""For so many seconds one of several servers may think about an answer before another one is asked, too."""
 Answer = Any
 """What Redis returns: bytes, numbers, None, and lists of them."""
 
@@ -113,7 +117,7 @@ def cluster_word(error: Exception) -> str:
 
 def _other(place: str, worked: bool) -> str:
     """Say what else may be wrong where nothing has worked yet: each sort of server is deaf to the other's clients."""
-    if worked:
+    if worked or place.startswith("redis+sentinel:"):
         return ""
     if place.startswith("rediss:"):
         return "; if this server speaks no TLS, write redis://"
@@ -351,8 +355,11 @@ class Client:
         if line is None:
             for ended in [known for known in self._lines if known.is_closed()]:
                 del self._lines[ended]
-            line = self._lines[loop] = Line(self.address, self.options)
+            line = self._lines[loop] = self._new_line()
         return line
+
+    def _new_line(self) -> Line:
+        return Line(self.address, self.options)
 
     def require_open(self) -> None:
         """Refuse to be used after the end."""
@@ -469,10 +476,13 @@ class Client:
 class Line:
     """The way of one loop to one server: a pool of connections, and a new one when those lead nowhere any longer."""
 
-    def __init__(self, address: Address, options: Options) -> None:
+    def __init__(
+        self, address: Address, options: Options, connect: Callable[[Address, Options], aioredis.Redis] | None = None
+    ) -> None:
         self._address = address
         self._options = options
-        self.redis: aioredis.Redis = connected(address, options)
+        self._connect = connect or connected
+        self.redis: aioredis.Redis = self._connect(address, options)
         self._has_idle = False
         self._left: set[aioredis.Redis] = set()
         self._burials: set[asyncio.Task[None]] = set()
@@ -507,7 +517,7 @@ class Line:
         """
         if self.redis is redis:
             self._has_idle = False
-            self.redis = connected(self._address, self._options)
+            self.redis = self._connect(self._address, self._options)
             self._left.add(redis)
             # By then all that is still asked over them has ended.
             asyncio.get_running_loop().call_later(2 * self._options.timeout, self._bury, redis)
@@ -573,8 +583,34 @@ def require_files(address: Address, options: Options) -> None:
             ) from error
 
 
-def connected(address: Address, options: Options) -> aioredis.Redis:
-    """Return a pool of connections, none of them open yet."""
+async def first_told(places: Sequence[Place], ask: Callable[[Place], Coroutine[Any, Any, T]]) -> tuple[Place, T]:
+    """Return which of *places* was the first to answer, and what. One that is silent must not use up all our time."""
+    left, asked = list(places), dict[asyncio.Task[T], Place]()
+    try:
+        while True:
+            if left:
+                place = left.pop(0)
+                asked[asyncio.create_task(ask(place))] = place
+            done, _ = await asyncio.wait(
+                asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for one in done:
+                place = asked.pop(one)
+                try:
+                    return place, one.result()
+                except (exceptions.ConnectionError, exceptions.TimeoutError):
+                    if not asked and not left:
+                        raise
+    finally:
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+def connected(
+    address: Address, options: Options, kind: type[aioredis.Connection] | None = None, **more: Any
+) -> aioredis.Redis:
+    """Return a pool of connections, of *kind* if it says so and made with *more*; none of them is open yet."""
     tls: dict[str, Any] = {}
     if address.is_tls:
         tls = {
@@ -586,7 +622,7 @@ def connected(address: Address, options: Options) -> aioredis.Redis:
     pool = aioredis.BlockingConnectionPool(
         max_connections=options.connections,
         timeout=options.timeout,
-        connection_class=aioredis.SSLConnection if address.is_tls else aioredis.Connection,
+        connection_class=kind or (aioredis.SSLConnection if address.is_tls else aioredis.Connection),
         host=address.host,
         port=address.port,
         db=address.database,
@@ -601,6 +637,7 @@ def connected(address: Address, options: Options) -> aioredis.Redis:
         retry=Retry(NoBackoff(), 0),
         retry_on_error=[],
         **tls,
+        **more,
     )
     return aioredis.Redis.from_pool(pool)
 

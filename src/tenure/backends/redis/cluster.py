@@ -28,8 +28,10 @@ from tenure.backends.redis.client import (
     Client,
     Line,
     Options,
+    Place,
     Script,
     cluster_word,
+    first_told,
     is_cut_off,
     pipelined,
 )
@@ -37,14 +39,8 @@ from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
 
-Place = tuple[str, int]
-"""Host and port of a node."""
-
 REDIRECTS_MAX = 4
 """So often a question is sent on before we say that nobody has it."""
-
-HEAD_START = 0.2
-"""For so many seconds a node may think about who has which slot before another one is asked, too."""
 
 
 class Nodes:
@@ -97,32 +93,10 @@ class Nodes:
             if self._slots:
                 return
             # In any order: who answered last may be cut off from the others, and know nothing new for a long time.
-            asked, told = await self._first_told(random.sample(self._places, len(self._places)), limit)
+            places = random.sample(self._places, len(self._places))
+            asked, told = await first_told(places, lambda place: self._tell(place, limit))
             self._slots = dict(_slots(told, asked[0]))
             self._places = list({self._home, *self.primaries()})
-
-    async def _first_told(self, places: Sequence[Place], limit: asyncio.Timeout) -> tuple[Place, Any]:
-        """Return who was the first of *places* to answer, and what. One that is silent must not use up all our time."""
-        left, asked = list(places), dict[asyncio.Task[Answer], Place]()
-        try:
-            while True:
-                if left:
-                    place = left.pop(0)
-                    asked[asyncio.create_task(self._tell(place, limit))] = place
-                done, _ = await asyncio.wait(
-                    asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                for one in done:
-                    place = asked.pop(one)
-                    try:
-                        return place, one.result()
-                    except (exceptions.ConnectionError, exceptions.TimeoutError):
-                        if not asked and not left:
-                            raise
-        finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
 
     async def _tell(self, place: Place, limit: asyncio.Timeout) -> Answer:
         return await self.at(place).command(limit, "CLUSTER SLOTS")

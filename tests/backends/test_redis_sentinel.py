@@ -1,0 +1,143 @@
+"""Behind sentinels: the primary that they name is asked, also after a fail-over; and what is told of wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis import asyncio as aioredis
+
+from tenure.backends import redis
+from tenure.backends.redis.sentinel import SentinelOptions, primary_of
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import Granted
+from tenure.queue.message import Outgoing, Stats
+from tenure.testing import until
+from tenure.url import Url
+from tests.servers import Redis, free_port, private, shared
+from tests.servers.redis_sentinel import Sentinel
+
+TTL = 60.0
+SECRET = "s3cret"
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
+    backend = redis.open(Url.parse(url))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+@pytest.fixture(scope="module")
+def sentinel() -> Iterator[Sentinel]:
+    """A sentinel with a password, over a primary that stays."""
+    with private(Sentinel, watches=shared(Redis).port, password=SECRET) as sentinel:
+        yield sentinel
+
+
+async def test_after_a_failover_the_new_primary_is_asked() -> None:
+    at_once = [("repl-diskless-sync-delay", "0")]
+    with (
+        private(Redis, password=SECRET, options=[*at_once, ("masterauth", SECRET)]) as first,
+        private(
+            Redis, password=SECRET, options=[("replicaof", f"127.0.0.1 {first.port}"), ("masterauth", SECRET)]
+        ) as second,
+    ):
+        async with aioredis.Redis.from_url(second.url) as replica:
+
+            async def is_linked() -> bool:
+                return bool((await replica.info("replication"))["master_link_status"] == "up")
+
+            await until(is_linked, within=60)
+            with private(Sentinel, watches=first.port, primary_password=SECRET) as sentinel:
+                # The first of them is not there.
+                places = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
+                async with opened(f"redis+sentinel://:{SECRET}@{places}/mymaster?timeout=2") as backend:
+                    answer = await backend.leases.acquire("name", "ann#1", TTL)
+                    assert isinstance(answer, Granted)
+                    grant = answer.grant
+                    await backend.broker.send("queue", [Outgoing(b"before")])
+
+                    async def is_copied() -> bool:
+                        return bool(await replica.zcard("tenure:queue:{queue}:ready"))
+
+                    await until(is_copied)
+                    first.kill()
+                    with pytest.raises(Unavailable):
+                        await backend.leases.renew([grant], TTL)
+
+                    async def is_renewed() -> bool:
+                        try:
+                            return list(await backend.leases.renew([grant], TTL)) == [Granted(grant)]
+                        except Unavailable:
+                            return False
+
+                    await until(is_renewed, within=60)
+                    await backend.broker.send("queue", [Outgoing(b"after")])
+                    claim = await backend.broker.receive("queue", 10, TTL)
+                    assert [one.body for one in claim.deliveries] == [b"before", b"after"]
+                    assert await backend.broker.stats("queue") == Stats(locked=2)
+                async with aioredis.Redis.from_url(second.url) as promoted:
+                    assert await promoted.zcard("tenure:queue:{queue}:locked") == 2
+
+
+async def test_at_the_sentinels_we_may_be_another_than_at_the_primary(sentinel: Sentinel) -> None:
+    async with opened(f"{sentinel.url}?sentinel_password={SECRET}") as backend:
+        assert await backend.leases.names() is not None
+        facts = {fact.name: fact.value for fact in await backend.describe()}
+        assert facts["server"] == sentinel.url
+    async with opened(sentinel.url) as backend:
+        with pytest.raises(ConfigError, match="sentinel_password"):
+            await backend.leases.names()
+
+
+async def test_a_service_that_no_sentinel_knows_is_told(sentinel: Sentinel) -> None:
+    async with opened(f"{sentinel.url}r?sentinel_password={SECRET}") as backend:
+        with pytest.raises(ConfigError, match="knows no service 'mymasterr'"):
+            await backend.leases.names()
+
+
+async def test_no_sentinel_that_can_be_asked_is_unavailable() -> None:
+    async with opened(f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/mymaster") as backend:
+        with pytest.raises(Unavailable, match=r"no sentinel of .* can be asked"):
+            await backend.leases.names()
+
+
+async def test_a_server_that_is_no_sentinel_is_told() -> None:
+    async with opened(f"redis+sentinel://127.0.0.1:{shared(Redis).port}/mymaster") as backend:
+        with pytest.raises(ConfigError, match="no sentinel"):
+            await backend.leases.names()
+
+
+def test_an_address_is_taken_apart() -> None:
+    url = Url.parse(f"redis+sentinel://us%40er:p%2Fw@a,b:7000,[::1]:7001/orders?db=3&sentinel_password={SECRET}")
+    address = primary_of(url, url.options(SentinelOptions))
+    assert address.service.sentinels == (("a", 26379), ("b", 7000), ("::1", 7001))
+    assert (address.service.name, address.database) == ("orders", 3)
+    assert (address.username, address.password) == ("us@er", "p/w")
+    assert (address.service.at_sentinels.username, address.service.at_sentinels.password) == (None, SECRET)
+    shown = str(address) + repr(address) + str(url)
+    assert "p/w" not in shown
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("redis+sentinel:///orders", "no sentinel"),
+        ("redis+sentinel://a:b:c/orders", "no host:port"),
+        ("redis+sentinel://a:70000/orders", "no host:port"),
+        ("redis+sentinel://a", "no service"),
+        ("redis+sentinel://a/orders/0", "no service"),
+        ("redis+sentinel://a/orders?cluster=true", "cluster"),
+        ("redis+sentinel://a/orders?ca=/ca.pem", "TLS"),
+        ("redis+sentinel://a/orders?db=-1", "db"),
+        ("redis+sentinel://a/orders?timeout=0", "timeout"),
+    ],
+)
+def test_a_wrong_address_is_refused(wrong: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        redis.open(Url.parse(wrong))
