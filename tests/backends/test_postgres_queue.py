@@ -30,6 +30,7 @@ from tenure.queue.message import (
     DeadLetter,
     Defer,
     Outgoing,
+    Renewed,
     SessionLock,
     Settled,
     Settlement,
@@ -255,6 +256,33 @@ async def test_a_session_is_offered_whatever_transaction_ends_late(turnable: Pos
                 assert isinstance(await broker.accept(name, None, LOCK), NoSession)
         held, claim = await claimed(broker, name)
         assert [one.body for one in claim.deliveries] == [b"4"]
+
+
+async def test_a_late_renewal_does_not_shorten_the_lock_of_another_session(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as stranger, native(url) as late:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(session="a"), Outgoing(session="b")])
+        held = [await broker.accept(name, session, TTL) for session in ("a", "b")]
+        first, second = [one for one in held if isinstance(one, SessionLock)]
+        await broker.receive_session(second, 1)
+        asked = "SELECT tenure.renew_sessions($1, $2, $3, $4)"
+        tokens = [int(one.token) for one in (first, second)]
+
+        async def waits() -> bool:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND pid = $1"
+            return bool(await stranger.fetchval(waiting, late.get_server_pid()) == 1)
+
+        async with stranger.transaction():
+            await stranger.execute("SELECT FROM tenure.session WHERE name = 'a' AND token = $1 FOR UPDATE", tokens[0])
+            asking = asyncio.ensure_future(late.fetch(asked, name, ["a", "b"], tokens, TTL))
+            await until(waits)
+            [newer] = await broker.renew([second], TTL * 10)
+        answers = [row[0] for row in await asking]
+        ends = "SELECT until FROM tenure.session WHERE token = $1 UNION ALL SELECT due_at FROM tenure.message "
+        until_then = [row[0] for row in await late.fetch(f"{ends} WHERE token = $1", tokens[1])]
+        assert isinstance(newer, Renewed)
+        assert until_then == [answers[1]] * 2
+        assert answers[1] > answers[0] + TTL
 
 
 async def test_a_session_that_is_being_let_go_of_is_left_to_the_next(url: str, name: str) -> None:

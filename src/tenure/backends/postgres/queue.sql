@@ -1264,12 +1264,14 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
-    v_until double precision := v_now + p_lock;
+    v_until double precision;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_sessions) LOOP
-        UPDATE {schema}.session SET until = v_until
-        WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now;
+        -- It may have waited for the row of another session, and be older than what has extended this one meanwhile.
+        UPDATE {schema}.session SET until = greatest(until, v_now + p_lock)
+        WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now
+        RETURNING until INTO v_until;
         IF FOUND THEN
             UPDATE {schema}.message SET due_at = v_until
             WHERE ctid = ANY (ARRAY(
@@ -1282,7 +1284,7 @@ BEGIN
             SELECT seq, token, v_until FROM {schema}.message
             WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND due_at < v_until
               AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
-            ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
+            ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
             PERFORM {schema}._lower_due(v_queue, 1, v_until);
             RETURN NEXT v_until;
         ELSE
