@@ -86,25 +86,32 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._marks(p_queue integer) RETURNS double precision[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_raised bigint;
+    -- A cursor reads row by row, and nothing behind those that were raised last.
+    c_marks CURSOR FOR SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC;
+    v_kind smallint;
     v_keys double precision[];
+    v_lowest double precision[];
 BEGIN
-    SELECT m.n, m.keys INTO v_raised, v_keys
-    FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
-    IF NOT FOUND THEN
-        v_raised := 0;
-        v_keys := '{marks}';
-    END IF;
-    IF EXISTS (SELECT FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 0 AND m.n > v_raised) THEN
-        SELECT array_agg(least(v_keys[low.place], low.key) ORDER BY low.place) INTO v_keys
-        FROM (
-            SELECT a.place, min(a.key) AS key
-            FROM {schema}.mark AS m CROSS JOIN LATERAL unnest(m.keys) WITH ORDINALITY AS a (key, place)
-            WHERE m.queue = p_queue AND m.kind = 0 AND m.n > v_raised
-            GROUP BY a.place
-        ) AS low;
-    END IF;
-    RETURN v_keys;
+    OPEN c_marks;
+    LOOP
+        FETCH c_marks INTO v_kind, v_keys;
+        IF NOT FOUND THEN
+            v_keys := '{marks}';
+            v_kind := 2;
+        END IF;
+        IF v_lowest IS NULL AND v_kind <> 1 THEN
+            v_lowest := v_keys;
+        ELSIF v_kind <> 1 THEN
+            FOR v_place IN 1 .. 14 LOOP
+                IF v_keys[v_place] < v_lowest[v_place] THEN
+                    v_lowest[v_place] := v_keys[v_place];
+                END IF;
+            END LOOP;
+        END IF;
+        EXIT WHEN v_kind = 2;
+    END LOOP;
+    CLOSE c_marks;
+    RETURN v_lowest;
 END
 $$;
 
@@ -159,24 +166,32 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._lower_due(p_queue integer, p_state integer, p_due double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_raised bigint;
-    v_lows double precision[] := array_fill('Infinity'::double precision, '{14}');
+    c_marks CURSOR FOR SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC;
+    v_place integer := 11 + p_state;
+    v_lows double precision[];
+    v_is_above boolean := p_state <> 1;  -- as long as none was raised
 BEGIN
     IF p_due IS NULL THEN
         RETURN;
-    END IF;
-    IF current_setting('transaction_isolation') = 'read committed' THEN
-        SELECT m.n INTO v_raised
-        FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
-        IF NOT EXISTS (
-            SELECT FROM {schema}.mark AS m
-            WHERE m.queue = p_queue AND m.n >= coalesce(v_raised, 0) AND m.kind <> 0 AND m.keys[11 + p_state] > p_due
-        ) AND (v_raised IS NOT NULL OR p_state = 1) THEN
+    ELSIF current_setting('transaction_isolation') = 'read committed' THEN
+        FOR v_mark IN c_marks LOOP
+            IF v_mark.kind = 0 THEN
+                IF v_mark.keys[v_place] <= p_due THEN
+                    RETURN;
+                END IF;
+            ELSE
+                v_is_above := v_mark.keys[v_place] > p_due;
+                EXIT WHEN v_is_above OR v_mark.kind = 2;
+                v_is_above := p_state <> 1;
+            END IF;
+        END LOOP;
+        IF NOT v_is_above THEN
             RETURN;
         END IF;
     END IF;
-    v_lows[11 + p_state] := p_due;
-    PERFORM {schema}._lower(p_queue, v_lows);
+    v_lows := array_fill('Infinity'::double precision, '{14}');
+    v_lows[v_place] := p_due;
+    INSERT INTO {schema}.mark (queue, kind, keys) VALUES (p_queue, 0, v_lows);
 END
 $$;
 
@@ -372,6 +387,9 @@ CREATE OR REPLACE FUNCTION {schema}._is_overdue(
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF least(p_keys[11], p_keys[12], p_keys[13]) > p_now THEN
+        RETURN false;
+    END IF;
     RETURN p_keys[12] <= p_now AND EXISTS (
         SELECT FROM {schema}.message
         WHERE queue = p_queue AND state = 1 AND due_at >= p_keys[12] AND due_at <= p_now
@@ -473,6 +491,25 @@ DECLARE
 BEGIN
     IF p_ids IS NOT NULL THEN
         v_fresh := {schema}._fresh(v_queue, p_ids, v_now);
+    END IF;
+    IF coalesce(p_delays, p_moments, p_ttls) IS NULL AND p_sessions IS NULL AND p_priorities IS NULL THEN
+        -- All are ready, in their order, and no mark is above them: less is to be found out.
+        WITH kept AS (
+            INSERT INTO {schema}.message (
+                queue, state, enqueued_at, priority, id, reply_to, correlation_id, headers, body
+            )
+            SELECT v_queue, 0, v_now, 0, a.id, a.reply_to, a.correlation_id, a.headers, a.body
+            FROM unnest(p_bodies, p_ids, p_headers, p_reply_tos, p_correlation_ids, v_fresh) WITH ORDINALITY
+                AS a (body, id, headers, reply_to, correlation_id, fresh, place)
+            WHERE v_fresh IS NULL OR a.fresh
+            ORDER BY a.place
+            RETURNING seq, id
+        )
+        SELECT array_agg(seq ORDER BY seq) FILTER (WHERE id IS NULL), count(*) INTO v_numbers, v_all FROM kept;
+        IF v_all > 0 THEN
+            INSERT INTO {schema}.tally (queue, ready) VALUES (v_queue, v_all);
+        END IF;
+        RETURN coalesce(v_numbers, '{}');
     END IF;
     WITH asked AS (
         SELECT a.*, coalesce(a.moment, v_now + a.delay, v_now) AS visible_at, v_now + a.ttl AS expires_at
@@ -584,6 +621,18 @@ $$;
 
 -- --- receiving ---------------------------------------------------------------------------------------------------
 
+-- Return how large the bodies of one claim are together.
+CREATE OR REPLACE FUNCTION {schema}._size(p_queue integer, p_due double precision, p_token bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (
+        SELECT sum(octet_length(m.body))
+        FROM {schema}.message AS m
+        WHERE m.queue = p_queue AND m.state = 1 AND m.due_at = p_due AND m.token = p_token
+    );
+END
+$$;
+
 -- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
 -- come a row without number, whose locked_until is the seconds until something is due. A claim ends with the body that
 -- brings it to {claim_bytes} bytes.
@@ -599,52 +648,86 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_keys double precision[];
-    v_places tid[];
-    v_size bigint;
-    v_found integer := 0;
+    v_first bigint;
+    v_is_covered boolean;
+    v_found integer;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
-    SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
-    FROM (
-        SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
-        FROM (
-            SELECT m.ctid, octet_length(m.body) AS size
-            FROM generate_series(9, 0, -1) AS p (priority)
-            CROSS JOIN LATERAL (
-                SELECT m.ctid, m.body
-                FROM {schema}.message AS m
-                WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
-                  AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
-                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
-                ORDER BY m.seq + 0
-                LIMIT p_most
-                FOR UPDATE SKIP LOCKED
-            ) AS m
-            WHERE v_keys[1 + p.priority] < 'Infinity'
-            LIMIT p_most
-        ) AS ready
-    ) AS one
-    WHERE one.before < {claim_bytes};
-    IF v_places IS NOT NULL THEN
+    v_keys := {schema}._marks(v_queue);
+    IF least(v_keys[11], v_keys[12], v_keys[13]) <= v_now THEN
+        v_keys := {schema}._pass_time(v_queue, v_now, 10, v_keys);
+    END IF;
+    v_first := CASE WHEN v_keys[1] < 'Infinity' THEN v_keys[1]::bigint ELSE {int_max} END;
+    IF 'Infinity' <= ALL (v_keys[2:10]) THEN
         RETURN QUERY
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
-        WHERE m.ctid = ANY (v_places)
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT one.ctid
+            FROM (
+                SELECT ready.ctid, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
+                FROM (
+                    SELECT m.ctid, octet_length(m.body) AS size
+                    FROM {schema}.message AS m
+                    WHERE m.queue = v_queue AND m.priority = 0 AND m.state = 0 AND m.session IS NULL
+                      AND m.seq + 0 >= v_first
+                      AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                    ORDER BY m.seq + 0
+                    LIMIT p_most
+                    FOR UPDATE SKIP LOCKED
+                ) AS ready
+            ) AS one
+            WHERE one.before < {claim_bytes}
+        ))
         RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
             m.reply_to, m.correlation_id;
-        v_found := cardinality(v_places);
-        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
-        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+    ELSE
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT one.ctid
+            FROM (
+                SELECT ready.ctid, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
+                FROM (
+                    SELECT m.ctid, octet_length(m.body) AS size
+                    FROM generate_series(9, 0, -1) AS p (priority)
+                    CROSS JOIN LATERAL (
+                        SELECT m.ctid, m.body
+                        FROM {schema}.message AS m
+                        WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0
+                          AND m.session IS NULL AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+                          AND (m.expires_at IS NULL OR m.expires_at > v_now)
+                        ORDER BY m.seq + 0
+                        LIMIT p_most
+                        FOR UPDATE SKIP LOCKED
+                    ) AS m
+                    WHERE v_keys[1 + p.priority] < 'Infinity'
+                    LIMIT p_most
+                ) AS ready
+            ) AS one
+            WHERE one.before < {claim_bytes}
+        ))
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
     END IF;
-    IF v_size >= {claim_bytes} THEN
-        locked_until := 0;
-        RETURN NEXT;
-    ELSIF v_found < p_most THEN
-        locked_until := {schema}._due_in(v_queue, v_now);
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+        SELECT m.kind <> 1 AND m.keys[12] <= v_now + p_lock INTO v_is_covered
+        FROM {schema}.mark AS m WHERE m.queue = v_queue ORDER BY m.n DESC LIMIT 1;
+        IF NOT v_is_covered OR current_setting('transaction_isolation') <> 'read committed' THEN
+            PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+        END IF;
+    END IF;
+    IF v_found < p_most THEN
+        locked_until := CASE
+            WHEN v_found > 0 AND {schema}._size(v_queue, v_now + p_lock, p_token) >= {claim_bytes} THEN 0
+            ELSE {schema}._due_in(v_queue, v_now)
+        END;
         RETURN NEXT;
     END IF;
 END
@@ -815,7 +898,6 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_done bigint[];
-    v_firsts bigint[];
     v_sessions text[];
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
@@ -826,14 +908,11 @@ BEGIN
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
         RETURNING m.seq, m.session
     )
-    SELECT array_agg(seq), array_agg(seq) FILTER (WHERE session IS NOT NULL),
-           array_agg(session) FILTER (WHERE session IS NOT NULL)
-    INTO v_done, v_firsts, v_sessions
-    FROM done;
+    SELECT array_agg(seq), array_agg(session) INTO v_done, v_sessions FROM done;
     IF v_done IS NOT NULL THEN
         INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -cardinality(v_done));
-        IF v_firsts IS NOT NULL THEN
-            PERFORM {schema}._offer_late(v_queue, v_firsts, v_sessions, v_now);
+        IF array_remove(v_sessions, NULL) <> '{}' THEN
+            PERFORM {schema}._offer_late(v_queue, v_done, v_sessions, v_now);
         END IF;
     END IF;
     RETURN v_done;
@@ -1017,7 +1096,9 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._offer(p_queue integer, p_numbers bigint[], p_sessions text[]) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO {schema}.waiting (queue, seq, session)
-    SELECT p_queue, min(a.seq), a.session FROM unnest(p_numbers, p_sessions) AS a (seq, session) GROUP BY a.session
+    SELECT p_queue, min(a.seq), a.session FROM unnest(p_numbers, p_sessions) AS a (seq, session)
+    WHERE a.session IS NOT NULL
+    GROUP BY a.session
 $$;
 
 -- Note it for messages that were settled, if the lock of their session may have ended before this transaction does: while
@@ -1029,7 +1110,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM unnest(p_sessions) AS a (name)
-        WHERE coalesce((
+        WHERE a.name IS NOT NULL AND coalesce((
             SELECT CASE WHEN s.token IS NOT NULL THEN s.until END
             FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = a.name
         ), 0) < p_now + {late}
