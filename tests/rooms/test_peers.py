@@ -507,7 +507,7 @@ async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: 
         await until(lambda: sum(each.done() for each in silent) >= 8)
         assert transport.counts.dropped == {"crowded out": 8}
         # What a handshake has taken is given back at once: a flood doesn't wait for the garbage to be collected.
-        await until(lambda: sum(isinstance(each, SSLProtocol) for each in gc.get_objects()) <= 4)
+        await until(lambda: sum(type(each) is SSLProtocol for each in gc.get_objects()) <= 4)
         second = await stack.enter_async_context(tenure.connect(fleet[1]))
         await second.leaders()
         await until(lambda: machine.liveness.alive(SystemClock().now()) == [0, 1])

@@ -109,6 +109,9 @@ REST = 2.0
 DECLARED = 0.25
 """Seconds after which to look whether a setting that was written still stands."""
 
+DOOMED_MAX = 64
+"""After so many messages that were dead before they were handed out, the rest is left to the next question."""
+
 ROUND = 1_024
 """So many dead letters are looked through at once."""
 
@@ -290,13 +293,15 @@ class AzureBroker:
         wait_until = self._clock.now() + seconds / 3
         deliveries: list[Delivery] = []
         burials: list[asyncio.Task[None]] = []
-        while len(deliveries) < limit:
+        doomed = 0
+        while len(deliveries) < limit and doomed < DOOMED_MAX:
             want = min(PAGE, limit - len(deliveries))
             try:
                 page = await self._account.ask(partial(self._page, queue=queue, limit=want, seconds=seconds))
                 found, dead_by_now = await self._handed_out(queue, page, token, seconds)
                 deliveries += found
                 burials += self._buried_meanwhile(dead_by_now)
+                doomed += len(dead_by_now)
             except Exception:
                 if not deliveries:
                     raise
@@ -311,6 +316,8 @@ class AzureBroker:
         if deliveries:
             self._idle.pop(queue, None)
             return Claim(tuple(deliveries))
+        if doomed >= DOOMED_MAX:
+            return Claim((), 0.0)
         return Claim((), await self._look_again(queue))
 
     async def _look_again(self, queue: str) -> float | None:
