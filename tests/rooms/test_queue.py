@@ -1805,6 +1805,87 @@ async def test_a_foreign_error_before_anything_has_worked_ends_it(town: Town) ->
 
 
 @in_town
+async def test_a_cancelled_error_that_cancels_nobody_is_no_answer(town: Town) -> None:
+    """A driver may raise one of its own, also at the very first question."""
+    queue = town.queue()
+    log = Log(LOCK)
+    for verb in ("receive", "renew", "settle"):
+        answering = getattr(town.road, verb)
+
+        async def fails(*_: Any, verb: str = verb, answering: Any = answering) -> Any:
+            setattr(town.road, verb, answering)
+            raise asyncio.CancelledError
+
+        setattr(town.road, verb, fails)
+    async with town.consuming(queue, log, concurrency=1, prefetch=2):
+        await fill(queue, 3)
+        await asyncio.sleep(5 * LOCK)
+    assert log.ended == [b"0", b"1", b"2"]
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_a_worker_that_is_cancelled_in_its_error_hook_leaves_nothing_locked(town: Town) -> None:
+    queue = town.queue()
+    worker: asyncio.Task[Any] | None = None
+    handled = 0
+
+    async def handler(message: Message) -> None:
+        nonlocal worker, handled
+        worker, handled = asyncio.current_task(), handled + 1
+        if handled == 1:
+            raise ValueError("the first time")
+
+    async def on_error(message: Message, error: BaseException) -> None:
+        assert worker is not None
+        worker.cancel()
+        await asyncio.sleep(1.0)
+
+    async with town.consuming(queue, handler, concurrency=1, on_error=on_error):
+        await fill(queue, 2)
+        await asyncio.sleep(5 * LOCK)
+    assert handled == 3
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_since(town: Town) -> None:
+    mine, theirs = town.queue(dead_retention=60.0), town.queue(dead_retention=10_000.0)
+    await mine.send(b"a")
+    [message] = await mine.receive()
+    await message.dead_letter("no use")
+    await theirs.send(b"b")
+    await asyncio.sleep(100.0)
+    assert (await mine.receive())[0].body == b"b"
+    await asyncio.sleep(1.0)
+    assert (await mine.stats()).dead == 1
+    await asyncio.sleep(10_000.0)
+    await mine.receive()
+    await asyncio.sleep(1.0)
+    assert (await mine.stats()).dead == 0
+
+
+@in_town
+async def test_reply_queues_that_are_not_empty_hide_no_others(town: Town) -> None:
+    left = [f"rpc.replies.{number:016x}" for number in range(150)]
+    for name in left[:120]:
+        await town.road.send(name, [Outgoing(b"late")])
+        await town.road.delete_when_idle(name, 0.0)
+    await asyncio.sleep(1.0)
+    for name in left[120:]:
+        await town.road.delete_when_idle(name, 0.0)
+    queue = town.queue("rpc")
+
+    async def answer(message: Message) -> None:
+        await message.reply(b"yes")
+
+    async with town.consuming(queue, answer):
+        await queue.request(b"?")
+        await asyncio.sleep(IDLE)
+    assert [name for name in await town.road.names() if name in left] == left[:120]
+
+
+@in_town
 async def test_an_unanswered_accept_is_told_of(town: Town) -> None:
     queue = town.queue()
     town.road.loses_answers = True

@@ -36,7 +36,9 @@ from tenure.queue.message import (
     SETTLED,
     Abandon,
     Complete,
+    Deleted,
     Delivery,
+    NotEmpty,
     Outgoing,
     SessionLock,
     Settlement,
@@ -410,6 +412,42 @@ async def test_calls_come_from_several_loops_at_once(house: House) -> None:
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert (await broker.stats("q")).ready == 200
+
+
+async def test_what_is_sent_in_the_transaction_of_a_deletion_is_kept(house: House) -> None:
+    broker = house.open()
+    for name in ("q", "other"):
+        await broker.send(name, [Outgoing(b"a")])
+    await broker.delete("q", force=True)
+    with closing(house.connect()) as third, closing(house.connect()):
+        third.execute("BEGIN IMMEDIATE")  # what is asked meanwhile is done together
+        asked = [
+            asyncio.ensure_future(question)
+            for question in (
+                broker.send("other", [Outgoing(b"b")]),
+                broker.send("q", [Outgoing(b"kept")]),
+                broker.delete("q"),
+                broker.send("other", [Outgoing(b"c")]),
+            )
+        ]
+        await asyncio.sleep(0)
+        third.rollback()
+        await asyncio.gather(*asked)
+    assert isinstance(asked[2].result(), NotEmpty)
+    assert [one.body for one in (await broker.receive("q", 9, 10.0)).deliveries] == [b"kept"]
+    assert (await broker.stats("other")).ready == 3
+
+
+async def test_a_count_that_is_wrong_keeps_no_queue_from_its_deletion(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"a")])
+    with closing(house.connect()) as third:
+        third.execute("UPDATE tenure_queue SET ready = ready + 1")
+        third.commit()
+    async with asyncio.timeout(PATIENCE):
+        assert isinstance(await broker.delete("q", force=True), Deleted)
+    assert await broker.names() == []
+    await broker.send("other", [Outgoing(b"a")])
 
 
 async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) -> None:

@@ -148,7 +148,7 @@ async def _find(queue: Queue, letter: str) -> DeadMessage | None:
 def _given(chosen: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in chosen.items() if value not in (None, ())}
     if "older_than" in given:
-        given["dead_before"] = time.time() - given.pop("older_than")
+        given["dead_before"] = max(0.0, time.time() - given.pop("older_than"))  # nothing is older than that clock
     return given
 
 

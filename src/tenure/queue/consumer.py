@@ -509,7 +509,13 @@ class _Worker:
             if self._why is None and (outcome is None or not issubclass(type(outcome), _NO_RESULT)):
                 verdict = success
             else:
-                verdict = await consumer._judge(self, delivery, message, outcome)
+                try:
+                    verdict = await consumer._judge(self, delivery, message, outcome)
+                except asyncio.CancelledError:
+                    if not consumer._is_ending:  # by somebody else: without a verdict, it would be renewed for ever
+                        done(delivery, GIVE_BACK)
+                        turn_soon()
+                    raise
             done(delivery, verdict)
             turn_soon()
             if self.is_cancelled:
@@ -523,6 +529,7 @@ class _Worker:
             self._consumer._fail(error)
         elif not self._consumer._is_ending:  # somebody has cancelled it: another may be made
             self._consumer._workers.remove(self)
+            self._consumer._wake(1)
 
     def cancel(self, why: Why) -> None:
         """Cancel the handler that runs, if one does."""
@@ -620,7 +627,10 @@ class LockKeeper:
     async def _ask(self, ask: int, question: Awaitable[Any]) -> None:
         try:
             answers = await question
-        except Exception as error:  # also one that can never work: the locks end when their time is up
+        except (Exception, asyncio.CancelledError) as error:  # also one that can never work: the locks end in time
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # by us, at the end
             answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
         self._feed(Answered(ask, answers))
 

@@ -50,7 +50,6 @@ from tenure.queue.message import (
     outgoing,
     text_of,
 )
-from tenure.threads import in_thread
 
 T = TypeVar("T")
 
@@ -103,13 +102,16 @@ class Desk:
         if kept == math.inf or self.clock.now() < self.purge_at:
             return
         self.purge_at = self.clock.now() + min(PURGE_EVERY, kept / 20)
-        purging = asyncio.get_running_loop().create_task(self._purge(kept), name="tenure-dead-retention")
+        purging = asyncio.get_running_loop().create_task(self._purge(), name="tenure-dead-retention")
         self._chores.add(purging)
         purging.add_done_callback(self._chores.discard)
 
-    async def _purge(self, kept: float) -> None:
+    async def _purge(self) -> None:
         with suppress(TenureError):  # it can wait
-            while await self.broker.purge(self.name, Selection(dead_for=kept), PURGE_MAX) == PURGE_MAX:
+            kept = (await self.broker.settings(self.name)).dead_retention  # another process may have declared another
+            while (
+                kept < math.inf and await self.broker.purge(self.name, Selection(dead_for=kept), PURGE_MAX) == PURGE_MAX
+            ):
                 pass
 
     async def rest(self) -> None:
@@ -126,11 +128,12 @@ class Desk:
         """
         if isinstance(error, Unavailable):
             return str(error)
-        if isinstance(error, TenureError) or not self.has_answered:
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return None  # meant for us
+        elif isinstance(error, TenureError) or not self.has_answered:
             return None
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            return None  # meant for us
         return f"{name_of(error)}: {text_of(error)}"
 
     def tell_of_dead(self, died: Sequence[Died]) -> None:
@@ -141,12 +144,6 @@ class Desk:
 
     def tell(self, event: Event) -> None:
         """Let the ears know. Nothing that a log handler or a hook raises comes out of this."""
-        if self.keeper.is_current:  # a thread that consumes by itself asked: its ears must not hold the keeper up
-            in_thread("tenure-telling", self._tell, event)
-        else:
-            self._tell(event)
-
-    def _tell(self, event: Event) -> None:
         try:
             if is_logged(event):
                 log_event(event)

@@ -15,6 +15,7 @@ from tenure.queue.message import (
     COMPLETE,
     DeadLetter,
     Delivery,
+    NotEmpty,
     Outgoing,
     Settlement,
     check_text,
@@ -142,8 +143,9 @@ class Requests:
             with suppress(TenureError):  # the next time comes soon enough
                 await broker.delete_when_idle(self.reply_to, IDLE)
                 for name in await broker.idle():
-                    if is_reply_queue(name) and name != self.reply_to:
-                        await broker.delete(name)
+                    is_others = is_reply_queue(name) and name != self.reply_to
+                    if is_others and isinstance(await broker.delete(name), NotEmpty):
+                        await broker.delete_when_idle(name, IDLE)  # or it would hide others, as few are listed
             await asyncio.sleep(IDLE / 4)
 
     def _pause(self) -> float:

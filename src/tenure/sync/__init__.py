@@ -118,10 +118,16 @@ class Backend:
         max_deliveries: int | None = None,
         dedupe_window: float | None = None,
         body_max: int | None = None,
+        dead_retention: float | None = None,
     ) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
         queue = self._behind.queue(
-            name, lock=lock, max_deliveries=max_deliveries, dedupe_window=dedupe_window, body_max=body_max
+            name,
+            lock=lock,
+            max_deliveries=max_deliveries,
+            dedupe_window=dedupe_window,
+            body_max=body_max,
+            dead_retention=dead_retention,
         )
         return Queue(queue, self._keeper, self._pump_thread)
 

@@ -256,6 +256,8 @@ class Database:
         Raises:
             DiskFullError: There would be none.
         """
+        if not hasattr(os, "statvfs"):  # on Windows: how much room there is can't be known so
+            return
         self._grown += growth
         if self._grown > self._reserve.spare() / 8:  # to look each time would cost more than it is worth
             if not (self._reserve.keep(growth) and self._fits()):
@@ -297,7 +299,7 @@ class Database:
         Raises:
             DiskFullError: There is no room to send anything.
         """
-        if self._reserve.is_disk_full():
+        if hasattr(os, "statvfs") and self._reserve.is_disk_full():
             raise DiskFullError(_full(self.path))
         journal = self.read(lambda connection: connection.execute("PRAGMA journal_mode").fetchone()[0])
         known = self.read(_versions)

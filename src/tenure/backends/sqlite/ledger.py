@@ -462,14 +462,18 @@ class Ledger(Places):
         """Note when a queue may be deleted."""
         self._run(_SQL["set_idle"], (self.open(name).number, self._at.wall + seconds))
 
-    def delete(self, name: str) -> bool:
-        """Delete a queue; tell whether that is so: it isn't if something is in it."""
+    def delete(self, name: str, *, force: bool) -> bool:
+        """Delete a queue; tell whether that is so: it isn't if something is in it, or by *force* was until now."""
         self._flush()
+        self._refresh_sessions()  # none may be entered for a queue that is gone
+        self._write_counts()  # other requests of this transaction may have sent to it
         queue = self.find(name)
         if queue is None:
             return True
-        (size,) = self._run(_SQL["size"], (queue.number,)).fetchone()
-        if size:
+        if force:  # the rows decide, and not the counts, which somebody may have changed
+            if self.empty(name):
+                return False
+        elif self._run(_SQL["size"], (queue.number,)).fetchone()[0]:
             return False
         for number in (queue.number, queue.number + 1):
             for what in ("holds", "sessions", "ids", "inbox", "idle", "retention"):

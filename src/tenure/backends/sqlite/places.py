@@ -57,12 +57,18 @@ class Places(View):
         self._flush()
         self._believe_no_end()
         self._refresh_sessions()
-        for queue in self._queues.values():
-            if queue.ready or queue.locked or queue.delayed or queue.deferred:
-                self._run(_SQL["count"], (queue.number, queue.ready, queue.locked, queue.delayed, queue.deferred))
+        self._write_counts()
         at = self._at
         if at.is_news or self._newest != at.sequence:
             self._run(_SQL["set_clock"], (self._newest, at.boot, at.ahead, at.wall))
+
+    def _write_counts(self) -> None:
+        """Write by how much the counts have changed; before anything that may want to read them."""
+        for queue in self._queues.values():
+            changed = (queue.ready, queue.locked, queue.delayed, queue.deferred)
+            if any(changed):
+                self._run(_SQL["count"], (queue.number, *changed))
+                queue.ready = queue.locked = queue.delayed = queue.deferred = 0
 
     def _flush(self) -> None:
         """Write what was sent; before anything that may want to read it."""

@@ -184,7 +184,7 @@ class SqliteBroker:
                 return NotEmpty(found)
             while force and await self._writer.submit(lambda ledger: ledger.empty(queue)):
                 pass
-            if await self._writer.submit(lambda ledger: ledger.delete(queue)):
+            if await self._writer.submit(lambda ledger: ledger.delete(queue, force=force)):
                 return Deleted(found)
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
