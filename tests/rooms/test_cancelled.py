@@ -28,10 +28,10 @@ MOMENTS = 16
 @asynccontextmanager
 async def nothing_kept() -> AsyncIterator[None]:
     """See that no locks are renewed any more when all have left."""
-    before = {id(one): one for one in gc.get_objects() if isinstance(one, LockKeeper)}
+    before = {id(one): one for one in gc.get_objects() if type(one) is LockKeeper}
 
     def kept() -> list[LockKeeper]:
-        found = [one for one in gc.get_objects() if isinstance(one, LockKeeper) and id(one) not in before]
+        found = [one for one in gc.get_objects() if type(one) is LockKeeper and id(one) not in before]
         return [one for one in found if not one._ended]
 
     yield

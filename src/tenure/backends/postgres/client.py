@@ -572,6 +572,8 @@ class Line:
     def _give_back(self, connection: Connection) -> None:
         self._busy.discard(connection)
         self._offer(connection)
+        if self._waiting:  # it may have broken meanwhile
+            self._open_more()
 
     def _offer(self, connection: Connection) -> None:
         """Give a connection to the first who waits, or keep it."""

@@ -31,6 +31,9 @@ CATCH_UP = 10.0
 _WITHOUT_MARKS = (2, 3)
 """Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
 
+ROUNDS = 20
+"""Steps of 1,000 messages that one question makes of what time has done."""
+
 LATE = 5.0
 """Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
 
@@ -207,6 +210,7 @@ def functions(schema: str) -> str:
         "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "late": LATE,
+        "rounds": ROUNDS,
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,
     }

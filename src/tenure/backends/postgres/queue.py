@@ -92,6 +92,7 @@ class PostgresBroker:
         self._raising: set[str] = set()
         self._unanswered: dict[str, dict[int, float]] = {}  # claims by queue and token: until when they may hold locks
         self._unsure: set[int | str] = set()  # tokens of sessions whose last claim was not answered
+        self._in_hand: dict[int | str, set[int]] = {}  # what reached the caller under a session's token, by that
         self._chores: set[asyncio.Task[None]] = set()
 
     @property
@@ -242,6 +243,9 @@ class PostgresBroker:
         """Pass many verdicts."""
         if not settlements:
             return []
+        for delivery, _ in settlements:
+            if delivery.session is not None and delivery.token in self._in_hand:
+                self._in_hand[delivery.token].discard(delivery.sequence)
         queue = settlements[0].delivery.queue
         if not queue.endswith(DEAD_SUFFIX) and all(
             verdict is COMPLETE and delivery.queue == queue for delivery, verdict in settlements
@@ -329,7 +333,8 @@ class PostgresBroker:
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
         if held.token in self._unsure:  # else what comes next would come before what was claimed last
-            await self._call("give_back_session", held.queue, held.session, held.token)
+            kept = sorted(self._in_hand.get(held.token, ()))
+            await self._call("give_back_session", held.queue, held.session, held.token, kept)
             self._unsure.discard(held.token)
         try:
             rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
@@ -337,13 +342,17 @@ class PostgresBroker:
             self._unsure.add(held.token)
             raise
         if not rows[-1][4]:
+            self._in_hand.pop(held.token, None)
             return LAPSED
         assert isinstance(held.token, int)
+        if len(rows) > 1:
+            self._in_hand.setdefault(held.token, set()).update(row[0] for row in rows[:-1])
         return self._claim(held.queue, held.token, rows, itemgetter(0))
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
         self._unsure.discard(held.token)
+        self._in_hand.pop(held.token, None)
         if not await self._call("release_session", held.queue, held.session, held.token):
             return LAPSED
         self._wake.ring(f"queue:{held.queue}")
@@ -363,6 +372,7 @@ class PostgresBroker:
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
+        await self._catch_up(queue.removesuffix(DEAD_SUFFIX))
         rows = await self._rows("stats", queue.removesuffix(DEAD_SUFFIX))
         if not rows:
             return Stats()
@@ -375,14 +385,21 @@ class PostgresBroker:
         """Show deferred messages."""
         return [_delivery(queue, "", row) for row in await self._rows("peek_deferred", queue, limit, after)]
 
+    async def _catch_up(self, queue: str) -> None:
+        """Have done what time has done, in steps, each of which ends long before the server gives a question up."""
+        while await self._call("catch_up", queue):
+            pass
+
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
+        await self._catch_up(queue)
         rows = await self._rows("peek_dead", queue, *_meant(await self._dated(which)), limit)
         return [_dead_message(queue, row) for row in rows]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
         """Put dead letters back into *queue*."""
         if dry_run:
+            await self._catch_up(queue)
             which = await self._dated(which)
             counted: int = await self._call("revive", queue, *_meant(which), limit, False, True)
             return counted
@@ -397,6 +414,7 @@ class PostgresBroker:
 
     async def _revive(self, queue: str, which: Selection, limit: int | None, *, purge: bool) -> int:
         """Go through dead letters in steps, each of which ends long before the server gives a question up."""
+        await self._catch_up(queue)
         which = await self._dated(which)
         if limit is None or limit > REVIVED_AT_ONCE:  # what dies again meanwhile is not meant
             [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
@@ -406,7 +424,7 @@ class PostgresBroker:
             most = REVIVED_AT_ONCE if limit is None else min(REVIVED_AT_ONCE, limit - total)
             found: int = await self._call("revive", queue, *_meant(which), most, purge, False)
             total += found
-            if found < most:
+            if not found:  # fewer than asked for may be found because others were at some of them
                 break
         return total
 

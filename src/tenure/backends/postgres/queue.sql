@@ -234,6 +234,9 @@ BEGIN
         RETURN false;
     END IF;
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('tenure marks {schema}', v_queue)) THEN
+        RETURN false;  -- two that raise at once would wait for each other's rows
+    END IF;
     v_keys := {schema}._marks(v_queue);
     SELECT array_agg(coalesce(first.key, 'Infinity') ORDER BY p.priority) INTO v_live
     FROM generate_series(0, 9) AS p (priority)
@@ -380,6 +383,29 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
 LANGUAGE sql AS $$ SELECT {schema}._pass_time(p_queue, p_now, p_rounds, {schema}._marks(p_queue)) $$;
+
+-- Do what time has done, a bounded part of it; tell whether there is more to do. A question that did it all would be ended
+-- by the server when its time is over, and have done nothing.
+CREATE OR REPLACE FUNCTION {schema}.catch_up(p_queue text) RETURNS boolean
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_keys double precision[];
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    v_keys := {schema}._pass_time(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
+    IF NOT coalesce({schema}._is_overdue(v_queue, v_now, v_keys), false) THEN
+        RETURN false;
+    END IF;
+    PERFORM FROM {schema}.message AS m
+    WHERE m.queue = v_queue AND m.due_at <= v_now AND m.state <= 2
+    ORDER BY m.due_at
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED;  -- what others are at is theirs
+    RETURN FOUND;
+END
+$$;
 
 -- Tell whether time has changed something that is not done yet.
 CREATE OR REPLACE FUNCTION {schema}._is_overdue(
@@ -1439,7 +1465,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_keys := {schema}._pass_time(v_queue, v_now, 1000000, {schema}._marks(v_queue));
+    v_keys := {schema}._pass_time(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
     PERFORM {schema}._sum_up(v_queue);
     SELECT sum(t.ready), sum(t.locked), sum(t.delayed), sum(t.deferred), sum(t.dead)
     INTO ready, locked, delayed, deferred, dead
@@ -1507,6 +1533,26 @@ BEGIN
         RETURN;
     END IF;
     PERFORM {schema}._sum_up(v_queue);
+    -- Make one row of what was lowered, which is as low and newer: senders in REPEATABLE READ leave one each.
+    IF (
+        SELECT count(*) FROM (SELECT FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.kind = 0 LIMIT 50) AS found
+    ) = 50 THEN
+        WITH old AS (
+            DELETE FROM {schema}.mark WHERE ctid = ANY (ARRAY(
+                SELECT m.ctid FROM {schema}.mark AS m
+                WHERE m.queue = v_queue AND m.kind = 0 ORDER BY m.n LIMIT 20000 FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING keys
+        )
+        INSERT INTO {schema}.mark (queue, kind, keys)
+        SELECT v_queue, 0, array_agg(low.key ORDER BY low.place)
+        FROM (
+            SELECT a.place, min(a.key) AS key
+            FROM old CROSS JOIN LATERAL unnest(old.keys) WITH ORDINALITY AS a (key, place)
+            GROUP BY a.place
+        ) AS low
+        HAVING count(*) > 0;
+    END IF;
     DELETE FROM {schema}.sent WHERE ctid = ANY (ARRAY(
         SELECT old.ctid FROM {schema}.sent AS old
         WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
@@ -1550,7 +1596,7 @@ CREATE OR REPLACE FUNCTION {schema}._meant(
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql {plans} AS $$
 BEGIN
-    PERFORM {schema}._pass_time(p_queue, p_now, 1000000);
+    PERFORM {schema}._pass_time(p_queue, p_now, {rounds});
     RETURN QUERY
     SELECT d.seq
     FROM {schema}.dead AS d
@@ -1754,8 +1800,9 @@ BEGIN
 END
 $$;
 
--- Give back, uncounted, all that is claimed under a session's lock, which stays.
-CREATE OR REPLACE FUNCTION {schema}.give_back_session(p_queue text, p_session text, p_token bigint) RETURNS void
+-- Give back, uncounted, what is claimed under a session's lock, which stays; but what is in the caller's hands.
+CREATE OR REPLACE FUNCTION {schema}.give_back_session(p_queue text, p_session text, p_token bigint, p_kept bigint[])
+RETURNS void
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
@@ -1772,6 +1819,7 @@ BEGIN
         SELECT m.* FROM {schema}.message AS m
         WHERE m.queue = v_queue AND m.session = p_session AND m.token = p_token
           AND m.state IN (1, 2) AND m.deliveries > 0 AND NOT m.is_deferred AND m.state = 1
+          AND m.seq <> ALL (p_kept)
         ORDER BY m.seq + 0
         FOR UPDATE SKIP LOCKED
     LOOP
