@@ -9,15 +9,18 @@ import pytest
 
 from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Row, Shelf
 from tenure.bell import Bell
-from tenure.queue.broker import Broker, Claim, Selection
+from tenure.queue.broker import Broker, Claim, NoSession, Selection
 from tenure.queue.message import (
     COMPLETE,
+    DEAD_SUFFIX,
+    EXPIRED,
     GIVE_BACK,
     LAPSED,
     SETTLED,
     Abandon,
     Complete,
     Delivery,
+    Died,
     GiveBack,
     Lapsed,
     Outgoing,
@@ -100,6 +103,36 @@ class OneTryTooMany(MemoryBroker):
         died = super()._return(shelf, row, verdict, now)
         row.delivery_count += 1
         return died
+
+
+class TellsOfNoEndedTtl(MemoryBroker):
+    def _tell_dead(self, shelf: Shelf, row: Row) -> None:
+        if row.death is not None and row.death.reason != EXPIRED:
+            super()._tell_dead(shelf, row)
+
+
+class TellsDeathsAgain(MemoryBroker):
+    _again: Sequence[Died] = ()
+
+    def _died(self, shelf: Shelf) -> Sequence[Died]:
+        told = super()._died(shelf)
+        self._again, again = told, self._again
+        return told or again
+
+
+class TellsEachProcessOfDeaths(MemoryBroker):
+    _told = 0
+
+    def _died(self, shelf: Shelf) -> Sequence[Died]:
+        told = tuple(self._memory.queues[shelf.name.removesuffix(DEAD_SUFFIX)].died)[self._told :]
+        self._told += len(told)
+        return () if shelf.is_dead else told
+
+
+class ForgetsDeathsWhereNoSessionIs(MemoryBroker):
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        answer = await super().accept(queue, session, lock)
+        return NoSession(answer.due_in) if isinstance(answer, NoSession) else answer
 
 
 class DropsTheDead(MemoryBroker):

@@ -530,6 +530,33 @@ class BrokerSuite(QueueSuite):
             Died(stands.sequence + 1, "b", 0, EXPIRED),
         ]
 
+    @pytest.mark.parametrize("session", [None, "s"], ids=["messages", "session"])
+    async def test_each_death_by_time_is_told_to_one_of_two_consumers(
+        self, house: QueueHarness, name: str, session: str | None
+    ) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        needs(house.traits.sessions if session else "native")
+        brokers = [await house.open(), await house.open()]
+        quiet, busy = name, f"{name}-busy"
+        for queue in (quiet, busy):
+            await doom(brokers[0], queue, house, session)
+        await brokers[1].send(busy, [Outgoing(b"lives", session=session)])
+        await house.pass_time(house.lock * LATE)
+        for queue, lives in ((quiet, []), (busy, [b"lives"])):
+            died: list[tuple[str, int, str]] = []
+            handled: list[bytes] = []
+            for _ in range(3):
+                for claim in await asyncio.gather(*(polled(broker, queue, house, session) for broker in brokers)):
+                    died += [(one.id, one.delivery_count, one.reason) for one in claim.died]
+                    handled += bodies(claim.deliveries)
+            assert handled == lives
+            crashed, late = ([f"{what}-{number}" for number in range(3)] for what in ("crashes", "late"))
+            assert sorted(died) == [
+                *((one, 1, MAX_DELIVERIES) for one in crashed),
+                *((one, 0, EXPIRED) for one in late),
+            ]
+
     async def test_a_lower_limit_meets_old_messages(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker, other = await house.open(), await house.open()
@@ -1290,6 +1317,31 @@ async def send(broker: Broker, name: str, *contents: bytes) -> list[str]:
 async def receive(broker: Broker, name: str, house: QueueHarness, limit: int = 100) -> list[Delivery]:
     """Claim what there is."""
     return list((await broker.receive(name, limit, house.lock)).deliveries)
+
+
+async def doom(broker: Broker, name: str, house: QueueHarness, session: str | None) -> None:
+    """Send some messages whose only delivery ends with its lock, as in a crash, and some whose ttl ends before that."""
+    await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+    await broker.send(name, [Outgoing(b"crashes", id=f"crashes-{number}", session=session) for number in range(3)])
+    if session is None:
+        assert len(await receive(broker, name, house)) == 3
+    else:
+        assert len(await receive_session(broker, await accept(broker, name, house))) == 3
+    short = [Outgoing(b"late", id=f"late-{number}", ttl=house.lock / 2, session=session) for number in range(3)]
+    await broker.send(name, short)
+
+
+async def polled(broker: Broker, name: str, house: QueueHarness, session: str | None) -> Claim:
+    """Claim and complete what there is, in sessions if *session* is one; return what came."""
+    held = None if session is None else await broker.accept(name, None, house.lock)
+    if isinstance(held, NoSession):
+        return Claim((), held.due_in, held.died)
+    claim = await (broker.receive(name, 10, house.lock) if held is None else broker.receive_session(held, 10))
+    assert isinstance(claim, Claim), claim
+    await settle(broker, claim.deliveries, COMPLETE)
+    if held is not None:
+        await broker.release(held)
+    return claim
 
 
 async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed]:
