@@ -82,6 +82,20 @@ class RefusesToPurge(Bounded):
         return await super().purge(queue, which, limit)
 
 
+class SettlesWhatItRefuses(Bounded):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        answers = await super().settle(settlements)
+        refuse()
+        return answers
+
+
+class ClaimsWhatItRefuses(Bounded):
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        claim = await super().receive(queue, limit, lock)
+        refuse()
+        return claim
+
+
 class StaysCutOff(Bounded):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         if state["cut"]:
@@ -185,6 +199,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("store", [Bounded, MemoryLeases])
 async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
     assert await findings(store) == set()
+
+
+@pytest.mark.parametrize("plant", [SettlesWhatItRefuses, ClaimsWhatItRefuses])
+async def test_what_is_done_although_it_is_refused_is_found(plant: Plant) -> None:
+    assert "test_what_a_full_broker_refuses_to_do_is_not_done" in await findings(plant)
 
 
 @pytest.mark.parametrize("plant", PLANTED)

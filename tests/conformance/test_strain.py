@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import asyncpg
 from redis import asyncio as aioredis
 
+from tenure.backends import postgres
+from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
 from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite
 from tenure.testing.faultproxy import FaultProxy
+from tenure.url import Url
 from tests.conformance.test_azure import AzureQueueHarness
+from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
 from tests.conformance.test_redis import House, RedisHarness, RedisQueueHarness
+from tests.conformance.test_sqlite import SqliteHarness
+from tests.conformance.test_sqlite_queue import SqliteQueueHarness
+from tests.disks import fill, small_disk
+from tests.servers import Postgres, shared
 
 
 @asynccontextmanager
@@ -24,6 +35,141 @@ async def slowed(proxies: list[FaultProxy], round_trip: float) -> AsyncIterator[
     finally:
         for proxy in proxies:
             proxy.heal()
+
+
+# --- SQLite ---
+
+
+class OnASmallDisk:
+    """A file on a disk of 2 MB, which somebody else fills."""
+
+    _folder: TemporaryDirectory[str]
+    _file: Path
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]  # of the harness that this comes before
+        self._stack = ExitStack()
+        try:
+            disk = self._stack.enter_context(small_disk(Path(self._folder.name, "disk")))
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._file = disk / "small.db"
+
+    async def restart(self) -> None:
+        await super().restart()  # type: ignore[misc]
+
+    async def close(self) -> None:
+        await self.restart()
+        self._stack.close()
+        self._folder.cleanup()
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        ballast = fill(self._file.parent)
+        try:
+            yield
+        finally:
+            ballast.unlink()
+
+
+class StrainedSqlite(OnASmallDisk, SqliteHarness):
+    faults = frozenset({"full"})
+
+
+class StrainedSqliteQueues(OnASmallDisk, SqliteQueueHarness):
+    faults = frozenset({"full"})
+    slack = 300_000  # its reserve is as large as the log, and some more
+
+
+class TestSqliteLeaseStrain(LeaseStrainSuite):
+    harness = StrainedSqlite
+
+
+class TestSqliteQueueStrain(BrokerStrainSuite):
+    harness = StrainedSqliteQueues
+
+
+# --- PostgreSQL ---
+
+MOVE = """
+DO $$
+DECLARE one record;
+BEGIN
+    FOR one IN SELECT oid, relkind FROM pg_class WHERE relnamespace = 'strained'::regnamespace AND relkind IN ('r', 'i')
+    LOOP
+        EXECUTE format('ALTER %s %s SET TABLESPACE small',
+            CASE one.relkind WHEN 'r' THEN 'TABLE' ELSE 'INDEX' END, one.oid::regclass);
+    END LOOP;
+END $$
+"""
+
+
+class InASmallTablespace:
+    """A schema whose tables are on a disk of 1 MB, apart from the server's log; somebody else fills it."""
+
+    async def start(self) -> None:
+        self._stack = AsyncExitStack()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> None:
+        self._server = shared(Postgres, turnable=True)
+        self._disk = self._stack.enter_context(small_disk(self._server.folder / "small", "1m"))
+        self._server.give(self._disk, 0o700)
+        user = await asyncpg.connect(self._server.url)
+        self._stack.push_async_callback(user.close)
+        await user.execute(f"CREATE TABLESPACE small LOCATION '{self._disk}'")
+        self._stack.push_async_callback(user.execute, "DROP TABLESPACE small")
+        await postgres.migrate(f"{self._server.url}?schema=strained")
+        self._stack.push_async_callback(user.execute, "DROP SCHEMA strained CASCADE")
+        await user.execute(MOVE)
+
+    async def backend(self) -> postgres.PostgresBackend:
+        backend = postgres.open(Url.parse(f"{self._server.url}?schema=strained"))
+        self._stack.push_async_callback(backend.close)
+        return backend
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def pass_time(self, seconds: float) -> None:
+        self._server.turn(seconds)
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        ballast = fill(self._disk)
+        try:
+            yield
+        finally:
+            ballast.unlink()
+
+
+class StrainedPostgres(InASmallTablespace, PostgresHarness):
+    faults = frozenset({"full"})
+
+    async def open(self) -> LeaseStore:
+        return (await self.backend()).leases
+
+
+class StrainedPostgresQueues(InASmallTablespace, PostgresQueueHarness):
+    faults = frozenset({"full"})
+    slack = 100_000  # what is free in the pages that it has
+    drains_when_full = False  # a verdict writes a row anew
+
+    async def open(self) -> Broker:
+        return (await self.backend()).broker
+
+
+class TestPostgresLeaseStrain(LeaseStrainSuite):
+    harness = StrainedPostgres
+
+
+class TestPostgresQueueStrain(BrokerStrainSuite):
+    harness = StrainedPostgresQueues
 
 
 # --- Redis ---

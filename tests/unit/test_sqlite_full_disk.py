@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Iterator
@@ -19,6 +17,7 @@ from tenure.errors import Unavailable
 from tenure.lease import Granted
 from tenure.queue.message import COMPLETE, SETTLED, Abandon, DeadLetter, Outgoing, Settlement, Stats
 from tenure.url import Url
+from tests.disks import fill, small_disk
 
 BODY = bytes(1_000)
 
@@ -26,26 +25,12 @@ BODY = bytes(1_000)
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=2m", "tenure", str(place)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here; that takes root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "disk") as place:
+        yield place
 
 
 def opened(disk: Path) -> sqlite.SqliteBackend:
     return sqlite.open(Url.parse(f"sqlite:///{disk}/x.db?busy=1"))
-
-
-def fill(disk: Path) -> None:
-    """Let somebody else take all that is left."""
-    with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4_096)):
-            pass
-    assert os.statvfs(disk).f_bfree == 0
 
 
 async def send_until_full(backend: sqlite.SqliteBackend, most: int = 10_000) -> int:

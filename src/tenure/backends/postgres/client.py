@@ -62,7 +62,7 @@ _NOT_NOW = {
     "57P02": "had to restart after a crash",
     "57P03": "is starting or stopping",
     "53300": "has no connection left; raise max_connections, use smaller pools (option pool), or a pooler",
-    "53100": "has no room left on its disk",
+    "53100": "has no room left on its disk, and did nothing of it; make room there",
     "53200": "has no memory left",
     "25006": "is a read-only standby or set to read only, and nothing is decided by such a one; "
     "it is asked again once it is the primary, or name all hosts in the URL",

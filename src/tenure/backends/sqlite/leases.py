@@ -25,11 +25,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tenure.backends.sqlite.boot import agreed, this_boot
-from tenure.backends.sqlite.client import Database, Part, Worker, statements
+from tenure.backends.sqlite.client import Database, DiskFullError, Part, Worker, statements
 from tenure.backends.sqlite.wake import Wake
 from tenure.clock import Clock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
@@ -48,6 +49,9 @@ TRAITS = LeaseTraits(
 
 SLACK = 0.001
 """Seconds by which a lease may end later than its ttl from now, and is still believed: for rounding."""
+
+PAGE = 4_096
+"""Bytes: a new name takes no more beside its metadata."""
 
 _SQL = statements("leases.sql")
 
@@ -161,7 +165,15 @@ class SqliteLeases:
         now = self._clock.now()
         if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
             return _held(row, row.expires_at - now)
-        answer, won = database.write(lambda connection: self._claim(connection, name, holder, ttl, metadata))
+
+        def claim(connection: sqlite3.Connection) -> tuple[Granted | HeldBy, bool]:
+            answer, won = self._claim(connection, name, holder, ttl, metadata)
+            if won:
+                with suppress(DiskFullError):  # a name may be led on a full disk for as long as there is any room
+                    database.keep_reserve(len(metadata) + PAGE)
+            return answer, won
+
+        answer, won = database.write(claim)
         if won and isinstance(answer, Granted):
             asking.won = answer.grant
             self._wake.ring(f"lease:{name}")

@@ -3,7 +3,8 @@
 To receive and to complete write too, into SQLite's log; and to empty the log into the file takes room for all that the
 file doesn't hold yet. On a disk that is full to the last block neither works, so no message could ever be taken off. So
 the reserve is kept as large as the log, and some more, before anything is sent; where it can't be had, to send is
-refused. When something else finds no room, the reserve is given up, the log is emptied, and it is tried again.
+refused. It is also kept from the first lease on, and no lease is refused for it. When something else finds no room, the
+reserve is given up, the log is emptied, and it is tried again.
 
 House rules:
 

@@ -223,6 +223,10 @@ class QueueHarness(ABC):
     """More messages than the broker deals with in one step when time has come for all of them."""
     counts_bytes: ClassVar[bool] = False
     """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
+    slack: ClassVar[int] = 0
+    """How many bytes a full broker may still take in messages: what it had kept free for them."""
+    drains_when_full: ClassVar[bool] = True
+    """Whether a full broker hands out and settles all that it has; else it may refuse that, too, and changes nothing."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
     scale: ClassVar[Scale | None] = None
