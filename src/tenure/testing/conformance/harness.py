@@ -226,7 +226,7 @@ class QueueHarness(ABC):
     slack: ClassVar[int] = 0
     """How many bytes a full broker may still take in messages: what it had kept free for them."""
     drains_when_full: ClassVar[bool] = True
-    """Whether a full broker hands out and settles all that it has; else it may refuse that, too, and changes nothing."""
+    """Whether a full broker hands out and settles all that it has; else it may refuse that, too, and change nothing."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
     scale: ClassVar[Scale | None] = None

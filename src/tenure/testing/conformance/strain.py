@@ -11,7 +11,17 @@ import pytest
 from tenure.errors import Unavailable
 from tenure.lease import Granted, HeldBy, Released
 from tenure.queue.broker import EVERYTHING
-from tenure.queue.message import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Outgoing, Renewed, SessionLock, Settled
+from tenure.queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    Abandon,
+    DeadLetter,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Verdict,
+)
 from tenure.testing import until
 from tenure.testing.conformance.harness import LeaseHarness, QueueHarness
 from tenure.testing.conformance.lease_faults import needs as needs_fault
@@ -59,7 +69,7 @@ class BrokerStrainSuite(QueueSuite):
                     [Outgoing(b"named", id="one"), Outgoing(b"named" + large, id="two")],
                     [Outgoing(delay=house.lock), Outgoing(b"ends" + large, ttl=house.lock), Outgoing(session="s")],
                 ):
-                    with pytest.raises(Unavailable, match="full|no room|out of memory"):
+                    with pytest.raises(Unavailable, match=r"full|no room|out of memory"):
                         await broker.send(queue, batch)
         assert list(await broker.send(name, [Outgoing(b"after", id="one")])) == ["one"]  # it is not known
         assert sorted(bodies(await receive(broker, name, house))) == [b"after", b"before"]
@@ -106,9 +116,10 @@ class BrokerStrainSuite(QueueSuite):
         broker, count = await house.open(), 60
         await send(broker, name, *[b"%d " % number + secrets.token_bytes(500) for number in range(count)])
         held = await receive(broker, name, house, limit=20)
+        verdicts: list[Verdict] = [DeadLetter("bad"), COMPLETE]
         done: list[bytes] = []
         async with house.full():
-            for one, verdict in zip(held, [DeadLetter("bad"), COMPLETE] * 10, strict=True):
+            for one, verdict in zip(held, verdicts * 10, strict=True):
                 with suppress(Unavailable):
                     assert await settle(broker, [one], verdict) == [Settled()]
                     done.append(one.body)
