@@ -165,8 +165,8 @@ class Backend:
             renew_every, retry_every, drift, margin, grace: See :class:`tenure.Timing`; unset, they follow from *ttl*.
             stall_after: Renew only while ``term.beat()`` was called within so many seconds.
             health: Renew only while this function (plain or async, called on the work's loop) returns true.
-            overrun: What happens when cancelled work still runs at the end of its term: ``"report"`` leaves the lease
-                to run out and says so, ``"exit"`` ends the process with code 70.
+            overrun: What happens when work still runs at the end of its term: ``"report"`` leaves the lease to run out
+                and says so; ``"exit"`` ends the process with code 70, from a thread of its own.
             metadata: What others read of the leader, such as its address.
             label: The readable part of the holder's identity (default: host name and process id). A random part is
                 always appended: identities must never be shared.

@@ -66,6 +66,10 @@ class Office(Protocol):
         """Tell the work to stop."""
         ...
 
+    def must_end_by(self, at: float) -> None:
+        """Work that still runs then has overrun; called again whenever that changes."""
+        ...
+
     def overran(self, token: int) -> None:
         """The work did not stop in time."""
         ...
@@ -114,7 +118,9 @@ class Candidacy:
         if self.ended.is_set():
             return
         try:
-            for effect in self.machine.handle(event, self._driver.clock.now()):
+            effects = self.machine.handle(event, self._driver.clock.now())
+            self.office.must_end_by(self.machine.overruns_at)
+            for effect in effects:
                 self._perform(effect)
         except Exception as error:  # a machine that breaks must not leave anybody believing
             self.fail(error)

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from tenure.clock import Clock
 from tenure.loopthread import LoopThread
 from tenure.observe.aside import Aside, aside
+from tenure.watchdog import Watchdog
 
 
 class Keeper(LoopThread):
@@ -28,6 +30,7 @@ class Keeper(LoopThread):
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(loop)
         self._aside = Aside()
+        self._watchdog: Watchdog | None = None
 
     @classmethod
     def enter(cls) -> Keeper:
@@ -61,6 +64,23 @@ class Keeper(LoopThread):
             Keeper._shared = None
         self.end()
         self._aside.end()
+        if self._watchdog is not None:
+            self._watchdog.end()
+
+    def watchdog(self, clock: Clock) -> Watchdog | None:
+        """Return the thread that ends the process at a deadline, started if it isn't running; None in a test's loop.
+
+        Raises:
+            RuntimeError: The system gives no thread.
+        """
+        if self._thread is None:
+            return None
+        with Keeper._guard:
+            if self._watchdog is None:
+                watchdog = Watchdog(clock)
+                watchdog.start()
+                self._watchdog = watchdog
+            return self._watchdog
 
     def _prepare(self) -> None:
         self._aside.use_here()

@@ -146,6 +146,8 @@ class WatchedMachine:
             assert self.told, "work goes on though its time is over"
         assert machine.settled == (machine.state is State.STOPPED and not self.open)
         overran = machine._office is not None and machine._office.overran
+        assert (machine.overruns_at == math.inf) == (self.work is None)
+        assert self.now >= machine.overruns_at if overran else machine.wake_at <= machine.overruns_at
         if machine.state is not State.STOPPED and not (self.work is not None and overran):
             assert machine.wake_at < math.inf, f"{machine.state} and never wakes"
 

@@ -12,11 +12,12 @@ from typing import Any, cast
 import pytest
 
 from tenure.backends.memory.leases import MemoryLeases
-from tenure.election.elector import EXIT_OVERRUN, Election, Term
+from tenure.election.elector import Election, Term
 from tenure.errors import ConfigError, TermLost
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
 from tenure.lease import Grant, Granted, Leader, Lost, NoAnswer
 from tenure.pacing import Timing
+from tenure.watchdog import EXIT_OVERRUN
 from tests.rooms.test_elector import TIMING, Road, Town, elected, forever, in_town
 
 

@@ -14,7 +14,6 @@ import random
 import secrets
 import socket
 import sys
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType, TracebackType
@@ -24,7 +23,7 @@ from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver, is_cancelled
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.election.store import NAME_MAX, require_name
-from tenure.errors import ConfigError, TermLost, in_words
+from tenure.errors import ConfigError, TermLost, Unavailable, in_words
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
@@ -33,15 +32,10 @@ from tenure.observe.log import is_logged, log_event
 from tenure.pacing import Timing
 from tenure.sigterm import sigterm_tells
 from tenure.threads import in_thread
-
-LAST_WORDS = 0.2
-"""Seconds that a process which is to exit takes to say why."""
+from tenure.watchdog import EXIT_OVERRUN, Deadline, Watchdog, end_process
 
 HOLDER_BYTES = 16
 """How much chance follows the label in a holder's identity, as two characters each."""
-
-EXIT_OVERRUN = 70
-"""With which code ``overrun="exit"`` ends the process: EX_SOFTWARE of sysexits."""
 
 _this_process = object()
 """What stands for this process: a forked child has another one, and no need to ask for its number."""
@@ -100,6 +94,8 @@ class Tenancy(Generic[FlagT]):
         self._reason: Reason | None = None
         self._process = _this_process
         self._pid = os.getpid()
+        self._deadline: Deadline | None = None  # with overrun="exit": when the process ends, if work still runs
+        self._has_ended = False
 
     def remaining(self) -> float:
         """Return for how many seconds this term may still be trusted, if nothing more is heard; 0.0 if it is over.
@@ -125,6 +121,12 @@ class Tenancy(Generic[FlagT]):
     def beat(self) -> None:
         """Prove that the work makes progress: with ``stall_after``, the lease is renewed only while beats come."""
         self._beat_at = self._clock.now()
+
+    def _end(self) -> None:
+        """Note that the work has ended, on its own thread: from here on nothing ends the process for its sake."""
+        self._has_ended = True
+        if self._deadline is not None and self._process is _this_process:
+            self._deadline.lift()
 
     def obituary(self) -> str:
         """Say why this term is over, and what to do about it."""
@@ -455,10 +457,13 @@ class Seat:
         self._error: BaseException | None = None
         self._news = asyncio.Event()
         self._context = election.context or contextvars.copy_context()
+        self._watchdog: Watchdog | None = None
 
     async def __aenter__(self) -> Seat:
         election = self._election
         timing, driver = election.timing, election._driver
+        if election.overrun == "exit":
+            self._watchdog = self._started_watchdog()
 
         async def stand() -> None:
             if self._withdrawn:
@@ -481,6 +486,15 @@ class Seat:
                     election._keeper.loop.call_soon_threadsafe(self._withdraw)
             raise
         return self
+
+    def _started_watchdog(self) -> Watchdog | None:
+        try:
+            return self._election._keeper.watchdog(self._election._driver.clock)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"overrun='exit' needs a thread of its own, and the system gives none: {error}; "
+                f"nobody stands for {self._election.name!r} here without it; free threads, and campaign again"
+            ) from error
 
     @property
     def is_forked(self) -> bool:
@@ -537,6 +551,7 @@ class Seat:
 
     def ended(self, term: Tenancy[Any], *, again: bool) -> None:
         """Work of *term* runs no more: the lease may be handed back."""
+        term._end()
         self._serving = None
         self._on_keeper(self._work_ended, term, again)
 
@@ -566,7 +581,10 @@ class Seat:
     # --- the keeper's side (an Office) ---
 
     def begin(self, grant: Grant, trusted_until: float) -> None:
-        self._term = term = self._election._make_term(grant, trusted_until, self._election._driver.clock)
+        term = self._election._make_term(grant, trusted_until, self._election._driver.clock)
+        if self._watchdog is not None:
+            term._deadline = self._watchdog.watch(trusted_until, self._why_to_exit(grant.token))
+        self._term = term
         self._post(self._on_begun, term)
 
     def trust(self, token: int, until: float) -> None:
@@ -584,22 +602,19 @@ class Seat:
             self._term._reason = reason
             self._post(self._on_cancelled, self._term)
 
-    def overran(self, token: int) -> None:
-        if self._election.overrun == "exit":
-            try:
-                self._say_why(token)
-            finally:  # also if no thread is to be had, or anything else fails on the way
-                os._exit(EXIT_OVERRUN)
+    def must_end_by(self, at: float) -> None:
+        if self._term is not None and self._term._deadline is not None:
+            self._term._deadline.move(at)
 
-    def _say_why(self, token: int) -> None:
-        said = (
-            f"tenure: work of term {token} of {self._election.name!r} still runs although its lease ends now; "
-            f"overrun='exit' ends this process with code {EXIT_OVERRUN}\n"
+    def overran(self, token: int) -> None:
+        if self._election.overrun == "exit" and not (self._term and self._term._has_ended):
+            end_process(self._why_to_exit(token))
+
+    def _why_to_exit(self, token: int) -> str:
+        return (
+            f"work of term {token} of {self._election.name!r} still runs although its lease ends now; "
+            f"overrun='exit' ends this process with code {EXIT_OVERRUN}"
         )
-        # Whoever reads our stderr may be stuck, or the work may hold its lock: that must not keep us alive.
-        saying = threading.Thread(target=_say, args=(said,), daemon=True)
-        saying.start()
-        saying.join(LAST_WORDS)
 
     def stalled(self) -> str | None:
         limit, term = self._election.stall_after, self._term
@@ -718,11 +733,6 @@ def leader_of(found: HeldBy | Vacant) -> Leader | None:
 async def _stop_when(stop: asyncio.Event, seat: Seat, *, at_once: bool) -> None:
     await stop.wait()
     seat.stop(at_once=at_once)
-
-
-def _say(what: str) -> None:
-    sys.stderr.write(what)
-    sys.stderr.flush()
 
 
 async def _awaited(well: Awaitable[bool]) -> bool:

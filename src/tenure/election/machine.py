@@ -281,6 +281,14 @@ class Machine:
         return NEVER
 
     @property
+    def overruns_at(self) -> float:
+        """When the work of the present term will have overrun if nothing more is heard; infinity if no work runs."""
+        office = self._office
+        if office is None or not office.work_runs:
+            return NEVER
+        return office.stop_by if self.state is State.RESIGNING else office.trusted_until
+
+    @property
     def trusted_until(self) -> float:
         """Until when the present term may be trusted; minus infinity if there is none."""
         return self._office.trusted_until if self._office else -math.inf

@@ -91,6 +91,8 @@ class Election:
             raise
         finally:
             try:
+                if term is not None:
+                    term._end()
                 if not self._keeper.is_forked:
                     self._keeper.call_blocking(lambda: campaign.withdraw(failure))
                 elif term is not None and failure is None:
@@ -154,5 +156,6 @@ def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
     except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
         error = TenureError(f"work raised {in_words(raised)}")
         error.__cause__ = raised
+    term._end()
     outcome.set_result(error)
     del error, outcome  # or the error's traceback would hold this frame, and this frame the error
