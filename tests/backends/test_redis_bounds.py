@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 from redis import asyncio as aioredis
 
 from tenure.backends import redis
 from tenure.errors import Unavailable
-from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession
-from tenure.queue.message import COMPLETE, Outgoing, SessionLock, Settled, Settlement, Stats
+from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, NoSession
+from tenure.queue.message import (
+    COMPLETE,
+    EXPIRED,
+    Died,
+    Outgoing,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    dead_letters_of,
+)
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
@@ -102,6 +113,51 @@ async def test_no_script_does_more_the_more_waits(
         await question(broker, f"{name}-other")  # its script is known
         await waits(server, broker, name, DEEP)
         assert await commands_in_a_script(client, question(broker, name)) < MOST
+
+
+LOOKS: dict[str, Callable[[redis.RedisBroker, str], Awaitable[object]]] = {
+    "stats": lambda broker, name: broker.stats(name),
+    "peek_dead": lambda broker, name: broker.peek_dead(name, EVERYTHING, 1),
+    "peek_deferred": lambda broker, name: broker.peek_deferred(name, 1),
+    "dead letters": lambda broker, name: broker.receive(dead_letters_of(name), 1, LOCK),
+    "deferred": lambda broker, name: broker.receive_deferred(name, [7], LOCK),
+    "accept": lambda broker, name: broker.accept(name, "s", LOCK),
+    "delete": lambda broker, name: broker.delete(name),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+async def test_what_one_process_buries_in_passing_is_told_to_the_next_that_claims(
+    server: Redis, name: str, look: Callable[[redis.RedisBroker, str], Awaitable[object]]
+) -> None:
+    async with hurt(server) as (_, broker), hurt(server) as (_, other):
+        await broker.send(name, [Outgoing(id="ä|1", headers={"k": "v"}, ttl=1.0), Outgoing(ttl=1.0)])
+        server.turn(LOCK)
+        await look(other, name)
+        died = [*(await broker.receive(name, 1, LOCK)).died, *(await other.receive(name, 1, LOCK)).died]
+        assert sorted(died) == [Died(1, "ä|1", 0, EXPIRED), Died(2, f"{name}$2", 0, EXPIRED)]
+
+
+async def test_of_many_that_die_at_once_each_is_told_also_if_a_part_has_no_answer(
+    server: Redis, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hurt(server) as (way, broker):
+        await expired(server, broker, name, DEEP)
+        ask, parts = broker._receive_part, count()
+
+        async def cut_before_the_second(queue: str, limit: int, lock: float) -> Claim:
+            if next(parts) == 1:
+                way.refuse()
+                way.reset()
+            return await ask(queue, limit, lock)
+
+        monkeypatch.setattr(broker, "_receive_part", cut_before_the_second)
+        with pytest.raises(Unavailable):
+            await broker.receive(name, 10, LOCK)
+        way.heal()
+        claim = await broker.receive(name, 10, LOCK)
+        assert sorted(one.sequence for one in claim.died) == list(range(1, DEEP + 1))
+        assert (await broker.receive(name, 10, LOCK)).died == ()
 
 
 async def test_ids_are_forgotten_a_few_at_a_time(server: Redis, name: str) -> None:

@@ -25,6 +25,7 @@
 --   free              zset    sessions that can be accepted, by the sequence that is next
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
+--   untold            list    deaths that no claim has named yet: sequence|count|reason|id
 --   live:quiet, dead:quiet        there while hints are held back, see wake
 --   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
 --                             the lock. So a claim whose answer was lost can be given back
@@ -40,11 +41,13 @@ local WORK = 128      -- so much that time has brought is looked after at once, 
 local HEAVY = 8192    -- so many bytes that are rewritten count as one more
 local CLAIM_BYTES = 4 * 2 ^ 20  -- a claim ends with the message whose body reaches them: as in tenure.queue.broker
 local HISTORY = 50
+local UNTOLD = 10000  -- so many deaths are kept at most until a claim names them, and not for longer than a day
 local QUIET = 5       -- ms
 local QUIET_MAX = 100 -- as in wake.py
 local NEVER = math.huge
 
 local work = WORK     -- what is left of it
+local buried, causes = {}, {}  -- what this script has buried: sequences, and count|reason of each
 
 local function many(command, key, arguments)
     for first = 1, #arguments, PART do
@@ -140,6 +143,8 @@ end
 
 local function bury(base, sequence, row, reason, description)
     row.place, row.token, row.expires = 'd', '', 0
+    buried[#buried + 1] = sequence
+    causes[#causes + 1] = row.count .. '|' .. reason
     save(base, sequence, row)
     redis.call('HSET', base .. 'death', sequence, cjson.encode({reason, description, NOW}))
     redis.call('ZADD', base .. 'dead', sequence, sequence)
@@ -409,6 +414,36 @@ local function give_back_claims(base, first)
     return found
 end
 
+-- --- deaths of no verdict ---
+
+-- Name what this script has buried, each with its id, or none if that was made up.
+local function deaths(base)
+    local named = {}
+    for i, head in ipairs(#buried > 0 and fetch('HMGET', base .. 'head', buried) or {}) do
+        local id = head and cjson.decode(head)[1]
+        named[i] = buried[i] .. '|' .. causes[i] .. '|' .. (type(id) == 'string' and id or '')
+    end
+    return named
+end
+
+-- Keep those for the next claim: the answer of this script names none.
+local function keep_deaths(base)
+    if #buried > 0 then
+        many('RPUSH', base .. 'untold', deaths(base))
+        redis.call('LTRIM', base .. 'untold', -UNTOLD, -1)
+        redis.call('EXPIRE', base .. 'untold', 86400)
+    end
+end
+
+-- Name them, and of those that were kept a part.
+local function told_deaths(base)
+    local named = deaths(base)
+    for _, one in ipairs(redis.call('LPOP', base .. 'untold', WORK) or {}) do
+        named[#named + 1] = one
+    end
+    return named
+end
+
 -- --- sending ---
 
 local is_new = false  -- whether a queue has come into being
@@ -570,11 +605,15 @@ if #sequences < limit then
     due = (more or redis.call('EXISTS', base .. room .. 'ready') == 1) and 0
         or due_in(base, {room .. 'delayed', room .. 'locked'})
 end
-return {ends, due, told(base, sequences, states, bodies, histories), found}
+if is_dead then
+    keep_deaths(base)
+end
+return {ends, due, told(base, sequences, states, bodies, histories), found, is_dead and {} or told_deaths(base)}
 
 -- name: receive_deferred (lock in ms, token, sequences)
 local base, ends, token = KEYS[1], NOW + ARGV[1], ARGV[2]
 catch_up(base)
+keep_deaths(base)
 local sequences, states = {}, {}
 for i = 3, #ARGV do
     local sequence = ARGV[i]
@@ -586,7 +625,7 @@ for i = 3, #ARGV do
         sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
     end
 end
-return {ends, -1, told(base, sequences, states)}
+return {ends, -1, told(base, sequences, states), {}, {}}
 
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]
@@ -748,8 +787,9 @@ elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
     session = nil
 end
 if not session then
-    return {found, more and 0 or due_in(base, {'delayed', 'sessions'})}
+    return {found, more and 0 or due_in(base, {'delayed', 'sessions'}), told_deaths(base)}
 end
+keep_deaths(base)
 note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
 redis.call('HSET', base .. 'session_token', session, ARGV[2])
 redis.call('ZADD', base .. 'sessions', ends, session)
@@ -762,6 +802,7 @@ local found = give_back_claims(base, 6)
 local more = catch_up(base)
 local ends = session_holds(base, session, token)
 if not ends then
+    keep_deaths(base)
     return {0, found}
 end
 local sequences, states, size = {}, {}, 0
@@ -796,14 +837,16 @@ local due = -1
 if #sequences < limit then
     due = (more or next_of(base, session)) and 0 or due_in(base, {'delayed'})
 end
-return {ends, due, told(base, sequences, states), found}
+return {ends, due, told(base, sequences, states), found, told_deaths(base)}
 
 -- name: release (session, token)
 -- Returns 2 while more was received under the lock than one script gives back: then it is to be asked again.
 if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
     return 0
 end
-if not leave(KEYS[1], ARGV[1], false) then
+local is_done = leave(KEYS[1], ARGV[1], false)
+keep_deaths(KEYS[1])
+if not is_done then
     return 2
 end
 ring(KEYS[1], false)
@@ -830,7 +873,9 @@ return 1
 -- Returns nothing while more has come due than one script looks after: then it is to be asked again. What is counted at
 -- once all the same is counted where it most likely belongs.
 local base = KEYS[1]
-if catch_up(base) and ARGV[1] == '0' then
+local more = catch_up(base)
+keep_deaths(base)
+if more and ARGV[1] == '0' then
     return {}
 end
 local oldest = redis.call('ZRANGE', base .. 'waiting', 0, 0)[1]
@@ -857,8 +902,9 @@ return {
 -- name: peek_deferred (limit, after)
 local base = KEYS[1]
 catch_up(base)
+keep_deaths(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
-return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences))}
+return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}
 
 -- name: dead (what: peek, count, redrive or purge; how many at most, after, dead before in ms (with -, so long ago) or nothing, reason or
 -- nothing, begin of made-up ids, how many sequences, the sequences, how many ids, the ids; -1 for any)
@@ -884,6 +930,7 @@ local function set_of()
 end
 local wanted, ids = set_of(), set_of()
 catch_up(base)
+keep_deaths(base)
 local function id_of(sequence)
     local head = redis.call('HGET', base .. 'head', sequence)
     local id = head and cjson.decode(head)[1]
@@ -955,6 +1002,7 @@ return answers
 -- Returns whether it is gone (1), not empty (0), or too much for one step (2).
 local base, force = KEYS[1], ARGV[1] == '1'
 catch_up(base)
+keep_deaths(base)
 local rooms = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
 local found, names = {}, {}
 for _, key in ipairs(rooms) do
@@ -998,7 +1046,7 @@ if redis.call('EXISTS', base .. 'sequence') == 1 then
 end
 for _, key in ipairs({
     'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
-    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', unpack(rooms),
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'untold', unpack(rooms),
 }) do
     redis.call('UNLINK', base .. key)
 end

@@ -63,6 +63,7 @@ from tenure.queue.message import (
     Defer,
     Deleted,
     Delivery,
+    Died,
     Failure,
     GiveBack,
     Headers,
@@ -81,7 +82,7 @@ from tenure.queue.message import (
 T = TypeVar("T")
 A = TypeVar("A")
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28)
+QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 LIST_EVERY = 60.0
 """Seconds after which a queue in use is listed again: another process may have deleted it."""
@@ -110,6 +111,7 @@ class RedisBroker:
         self._idle = f"{self._prefix}idle"
         self._listed: dict[str, float] = {}  # when we have noted a queue among all names
         self._claimed: dict[str, Claims] = {}
+        self._untold: dict[str, list[Died]] = {}  # deaths that were named to a claim whose next part had no answer
 
     @property
     def traits(self) -> QueueTraits:
@@ -165,23 +167,31 @@ class RedisBroker:
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        for _ in range(PARTS_MAX):
-            claim = await self._receive_part(queue, limit, lock)
-            if claim.deliveries or claim.due_in != 0.0:
-                return claim
-            # A part of what time has brought was looked after, and nothing was left to claim.
-        return Claim((), 0.0)
+        died = self._untold.pop(queue, [])
+        try:
+            for _ in range(PARTS_MAX):
+                claim = await self._receive_part(queue, limit, lock)
+                died += claim.died
+                if claim.deliveries or claim.due_in != 0.0:
+                    return claim._replace(died=died) if died else claim
+                # A part of what time has brought was looked after, and nothing was left to claim.
+        except BaseException:
+            if died:
+                self._untold.setdefault(queue, []).extend(died)
+            raise
+        return Claim((), 0.0, died)
 
     async def _receive_part(self, queue: str, limit: int, lock: float) -> Claim:
         token = secrets.token_hex(16)
         base = self._base(queue)
         with self._claims(base).asking(lock, token) as asking:
-            *answer, asking.found = await self._client.run(
+            answer = await self._client.run(
                 _LUA["receive"],
                 [base],
                 *(limit, _milliseconds(lock), token, int(_is_dead(queue)), asking.lane),
                 *asking.arguments,
             )
+            asking.found = answer[3]
         return _claim(queue, token, answer)
 
     def _claims(self, base: str) -> Claims:
@@ -292,23 +302,23 @@ class RedisBroker:
         token = secrets.token_hex(16)
         base = self._base(queue)
         with self._claims(base).asking(lock, token) as asking:
-            asking.found, *answer = await self._client.run(
+            answer = await self._client.run(
                 _LUA["accept"],
                 [base],
                 *(_milliseconds(lock), token, int(session is not None), session or "", asking.lane),
                 *asking.arguments,
             )
-        if len(answer) == 1:
-            return NoSession(_seconds(answer[0]))
-        until, name, state = answer
+            asking.found = answer[0]
+        if len(answer) == 3:
+            return NoSession(_seconds(answer[1]), _died(queue, answer[2]))
+        _, until, name, state = answer
         return SessionLock(queue, name.decode(), token, until / 1_000, state)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
         with self._claims(self._base(held.queue)).asking(SESSION_LOST) as asking:
-            *answer, asking.found = await self._ask(
-                "receive_session", held, limit, asking.lane, asking.mark, *asking.arguments
-            )
+            answer = await self._ask("receive_session", held, limit, asking.lane, asking.mark, *asking.arguments)
+            asking.found = answer[3] if answer[0] else answer[1]
         return _claim(held.queue, held.token, answer) if answer[0] else LAPSED
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
@@ -527,8 +537,16 @@ def _bounded(seconds: float) -> int:
 
 
 def _claim(queue: str, token: Any, answer: Answer) -> Claim:
-    until, due_in, told = answer
-    return Claim(tuple(_deliveries(queue, token, until / 1_000, told)), _seconds(due_in))
+    until, due_in, told, _, died = answer
+    return Claim(tuple(_deliveries(queue, token, until / 1_000, told)), _seconds(due_in), _died(queue, died))
+
+
+def _died(queue: str, named: Sequence[bytes]) -> Sequence[Died]:
+    return [_death_of(queue, *one.decode().split("|", 3)) for one in named] if named else ()
+
+
+def _death_of(queue: str, sequence: str, count: str, reason: str, named: str) -> Died:
+    return Died(int(sequence), named or f"{queue}${sequence}", int(count), reason)
 
 
 def _deliveries(queue: str, token: Any, until: float, told: Answer) -> Iterator[Delivery]:

@@ -557,6 +557,19 @@ class BrokerSuite(QueueSuite):
                 *((one, 0, EXPIRED) for one in late),
             ]
 
+    async def test_a_death_of_a_session_that_is_let_go_is_told(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        needs(house.traits.sessions)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2, session="s")])
+        held = await accept(broker, name, house)
+        [got] = await receive_session(broker, held)
+        await house.pass_time(house.lock * 0.6)
+        assert await broker.release(held) == Settled()
+        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        assert told == [Died(got.sequence, "late", 0, EXPIRED)]
+
     async def test_a_lower_limit_meets_old_messages(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         broker, other = await house.open(), await house.open()
