@@ -250,6 +250,7 @@ class Broker(Protocol):
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now, in one step; the answers stand in the order of *held*.
 
+        A lock never ends sooner for being renewed: one that lasts longer keeps its end, and the answer tells that.
         A session's lock covers the deliveries received under it: they are extended with it (and not by themselves).
         """
         ...

@@ -202,7 +202,7 @@ class Desk:
             self.tell(MessageDied(self.clock.now(), delivery.queue, self.holder, *named, reason))
 
     async def renew(self, delivery: Delivery) -> float:
-        """Extend the lock to the queue's full length, and return its new end.
+        """Extend the lock to the queue's full length, unless it lasts longer already, and return its end.
 
         Raises:
             LockLost: It was over.
@@ -473,7 +473,7 @@ class Message(Received):
         await self._settle(GIVE_BACK)
 
     async def renew(self) -> float:
-        """Extend the lock to its full length again, and return its new end."""
+        """Extend the lock to its full length again, and return its end; one that lasts longer stays as it is."""
         try:
             self._locked_until = await self._desk.renew(self._delivery)
         except LockLost:

@@ -406,7 +406,8 @@ class AzureBroker:
         held = self._find(one)
         if held is None:
             return LAPSED
-        answer = await self._update(line, held, seconds)
+        left = math.ceil(held.ends - self._clock.now())  # a lock never ends sooner for being renewed
+        answer = await self._update(line, held, max(seconds, left))
         return LAPSED if answer is None else Renewed(moment_of(answer.next_visible_on))
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:

@@ -251,7 +251,7 @@ class Ledger(Places):
                     self._renew_hold(hold, lock)
                 elif hold.session is None:
                     kept[one.sequence] = None
-                until = hold.until if hold.session is not None else self._at.now + lock
+                until = hold.until if hold.session is not None else max(hold.until, self._at.now + lock)
                 answers[place] = Renewed(self._at.wall + until - self._at.now)
             if kept:
                 self._renew_part(holds, kept, lock)
@@ -270,12 +270,14 @@ class Ledger(Places):
                 del hold.sequences[sequence]
             self._keep(hold)
             (newest,) = self._run(_SQL["newest_part"], (hold.token,)).fetchone()
-            part = replace(hold, part=(newest or 0) + 1, lock=lock, sequences=dict.fromkeys(mine))
+            longer = max(lock, hold.until - self._at.now)
+            part = replace(hold, part=(newest or 0) + 1, lock=longer, sequences=dict.fromkeys(mine))
             self._insert_hold(part)
 
     def _renew_hold(self, hold: Hold, lock: float) -> None:
-        hold.until = self._at.now + lock
-        self._run(_SQL["renew_hold"], (hold.token, hold.part, self._at.boot, self._at.now + lock, lock))
+        hold.lock = max(lock, hold.until - self._at.now)  # a lock never ends sooner for being renewed
+        hold.until = self._at.now + hold.lock
+        self._run(_SQL["renew_hold"], (hold.token, hold.part, self._at.boot, hold.until, hold.lock))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
         """Pass many verdicts."""

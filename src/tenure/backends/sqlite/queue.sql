@@ -159,7 +159,9 @@ INSERT INTO tenure_hold (token, part, queue, session, was_deferred, boot, until,
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9);
 
 -- name: holds
-SELECT part, queue, session, was_deferred, until, lock, sequences
+SELECT part, queue, session, was_deferred,
+       -- Of another boot, or farther off than it can be: it is waited out anew.
+       CASE WHEN boot <> ?2 THEN ?3 + lock ELSE min(until, ?3 + lock) END, lock, sequences
 FROM tenure_hold
 WHERE token = ?1 AND (boot <> ?2 OR until > ?3)
 ORDER BY part;
