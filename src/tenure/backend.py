@@ -26,6 +26,7 @@ from tenure.lease import Leader
 from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
+from tenure.queue.hearing import Hearing
 from tenure.queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_name
 from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
@@ -80,6 +81,7 @@ class Backend:
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._queues_made = 0
         self._requests: dict[str, Requests] = {}
+        self._hearing = Hearing()
 
     async def __aenter__(self) -> Backend:
         if self._keeper is not None:
@@ -240,6 +242,7 @@ class Backend:
         settings.check(broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         desk = Desk(check_name(name), broker, keeper, self._clock, settings, holder, self._on_event, given)
+        desk.hearing = self._hearing
         queue = Queue(desk, self._requests)
         self._queues_made += 1
         self._queues[self._queues_made] = queue

@@ -37,6 +37,7 @@ from tenure.queue.message import (
     Settlement,
     Stats,
     Verdict,
+    dead_letters_of,
 )
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
@@ -932,6 +933,37 @@ async def test_the_same_notification_is_not_told_for_each_message(url: str, name
         await until(lambda: told)
         await connection.fetchval("SELECT 1")
         assert len([one for one in told if str(one).endswith(f":queue:{name}")]) <= took / wake.PAUSE + 2
+
+
+async def test_what_is_put_back_is_notified_and_not_each_time(url: str, name: str) -> None:
+    told: list[object] = []
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.declare(name, {"max_deliveries": 1_000})
+        await connection.add_listener(wake.channel_of("tenure"), lambda *heard: told.append(heard[3]))
+
+        async def is_told(of: str) -> bool:
+            await connection.fetchval("SELECT 1")
+            return any(str(one).endswith(f":queue:{of}") for one in told)
+
+        await broker.send(name, [Outgoing(b"x")])
+        await until(lambda: is_told(name))
+        told.clear()
+        began = time.monotonic()
+        for _ in range(30):
+            [got] = (await broker.receive(name, 1, TTL)).deliveries
+            await broker.settle([Settlement(got, Abandon())])
+        took = time.monotonic() - began
+        await until(lambda: is_told(name))
+        assert len(told) <= took / wake.PAUSE + 2
+        [got] = (await broker.receive(name, 1, TTL)).deliveries
+        await broker.settle([Settlement(got, DeadLetter("wrong", ""))])
+        await until(lambda: is_told(dead_letters_of(name)))
+        await asyncio.sleep(2 * wake.PAUSE)  # what was told of the queue itself before has come
+        await connection.fetchval("SELECT 1")
+        told.clear()
+        assert await broker.redrive(name, Selection(), None) == 1
+        await until(lambda: is_told(name))
 
 
 async def test_dead_letters_are_revived_in_steps(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

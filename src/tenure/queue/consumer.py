@@ -19,8 +19,9 @@ from tenure.errors import ConfigError, LockLost, TenureError
 from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed, ResultDiscarded
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
-from tenure.queue.desk import Desk, Message, listen, obituary
+from tenure.queue.desk import Desk, Message, obituary
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
+from tenure.queue.hearing import MESSAGES, Place
 from tenure.queue.hooks import complain
 from tenure.queue.machine import (
     NEVER,
@@ -115,6 +116,7 @@ class Consumer:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turning = False
+        self._place: Place | None = None  # among those who wait for messages
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = NEVER
         self._told = asyncio.Event()  # to drain, maybe before we have begun
@@ -161,7 +163,8 @@ class Consumer:
 
     def _begin(self, stop: asyncio.Event | None) -> None:
         # Also where no other process is heard of: what is sent by this one need not wait for the next look.
-        self._spawn(listen(self._desk, self._desk.name, lambda: self._feed(Hint())))
+        desk = self._desk
+        self._place = desk.hearing.join(desk.broker, desk.name, MESSAGES, self._hint)
         if stop is not None:
             self._spawn(self._stop_with(stop))
         self._feed(Pause() if self._is_paused else Tick())
@@ -227,6 +230,11 @@ class Consumer:
         else:
             self._arm()
 
+    def _hint(self) -> bool:
+        """Let the machine look at once; tell whether it asks, for it may have no room."""
+        self._feed(Hint())
+        return self._place is not None and self._place.is_asking
+
     def _turn_soon(self) -> None:
         """Let the machine look at what was taken and done, once this turn of the loop is over."""
         if not self._turning:
@@ -260,6 +268,8 @@ class Consumer:
             case Settle(ask, settlements):
                 self._spawn(self._settle(ask, settlements))
             case Receive(ask, limit):
+                if self._place is not None:
+                    self._place.asks()
                 self._spawn(self._receive(ask, limit))
             case Report(settlement, answer, lapsed_for):
                 self._report(settlement, answer, lapsed_for)
@@ -275,11 +285,15 @@ class Consumer:
             desk.look_after()
             claim = await desk.broker.receive(desk.name, limit, self._habits.timing.ttl)
         except (Exception, asyncio.CancelledError) as error:
+            if self._place is not None:
+                self._place.failed()
             self._go_without(ask, error)
             return
         desk.has_answered = True
         if claim.died:
             desk.tell_of_dead(claim.died)
+        if self._place is not None:
+            self._place.answered(bool(claim.deliveries), claim.due_in)
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
         is_empty = not claim.deliveries and claim.due_in != 0
         if self._consuming.until_empty and is_empty and not self._pump.outstanding:
@@ -450,6 +464,8 @@ class Consumer:
     async def _end_workers(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._place is not None:
+            self._place.leave()
         left = {*self._tasks, *(worker.task for worker in self._workers)}
         for _ in range(2):  # the second time, threads are left behind
             for task in left:

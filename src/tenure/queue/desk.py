@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,7 @@ from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
 from tenure.queue.bodies import decode
 from tenure.queue.broker import Broker, Claim, QueueSettings, Selection, SettingChanges
+from tenure.queue.hearing import MESSAGES, Hearing, Place
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -80,6 +81,8 @@ class Desk:
     purge_at: float = 0.0
     """When to look again for dead letters whose time is over."""
     _chores: set[asyncio.Task[None]] = field(default_factory=set)
+    hearing: Hearing = field(default_factory=Hearing)
+    """Where hints are heard, shared by all queues of one backend."""
     has_answered: bool = False
     """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
 
@@ -213,23 +216,37 @@ class Desk:
         return answer.locked_until
 
     async def wait_for(
-        self, look: Callable[[], Awaitable[tuple[T | None, float | None]]], wait: float, name: str = ""
+        self,
+        look: Callable[[], Awaitable[tuple[T | None, float | None]]],
+        wait: float,
+        name: str = "",
+        kind: Hashable = MESSAGES,
     ) -> T | None:
-        """Return what *look* finds, looking again at every hint, and when it says that something is due.
+        """Return what *look* finds, looking again when a hint wakes us, and when it says that something is due.
 
         None, if it has found nothing when *wait* seconds are over. *name* is the queue whose hints count, if not ours.
+        A hint wakes one of those who wait for it with the same *kind* of question.
         """
         check_seconds("wait", wait, least=0.0)
         give_up = self.clock.now() + wait
         woken = asyncio.Event()
-        listening: asyncio.Task[None] | None = None
+
+        def wake() -> bool:
+            woken.set()
+            return True
+
+        place: Place | None = None
+        if wait > 0:  # also where no other process is heard of: this one may send
+            place = self.hearing.join(self.broker, name or self.name, kind, wake)
         try:
-            if wait > 0:  # also where no other process is heard of: this one may send
-                listening = asyncio.ensure_future(listen(self, name or self.name, woken.set))
             poll = POLL if self.broker.traits.hints else 0.05
             while True:
                 woken.clear()
+                if place is not None:
+                    place.asks()
                 found, due_in = await look()
+                if place is not None:
+                    place.answered(found is not None, due_in)
                 left = give_up - self.clock.now()
                 if found is None and due_in == 0:
                     continue  # the store is not through yet, and has done as much as it does in one step
@@ -241,8 +258,8 @@ class Desk:
                     async with asyncio.timeout(pause):
                         await woken.wait()
         finally:
-            if listening is not None:
-                listening.cancel()
+            if place is not None:
+                place.leave()
 
 
 def report(what: str, error: BaseException) -> None:
@@ -252,21 +269,6 @@ def report(what: str, error: BaseException) -> None:
     """
     with suppress(BaseException):
         asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
-
-
-def listen(desk: Desk, name: str, wake: Callable[[], object]) -> Coroutine[Any, Any, None]:
-    """Return what calls *wake* at every hint for the queue *name*, for ever. It misses nothing from this call on."""
-    return _listen(desk, name, wake, desk.broker.hints(name))
-
-
-async def _listen(desk: Desk, name: str, wake: Callable[[], object], hints: AsyncIterator[None]) -> None:
-    while True:
-        with suppress(TenureError):  # hints may be absent; whoever waits looks again in its own time
-            async for _ in hints:
-                wake()
-        await asyncio.sleep(1.0)
-        hints = desk.broker.hints(name)
-        wake()
 
 
 _VERBS: dict[type[Verdict], str] = {

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.pacing import check_seconds
-from tenure.queue.desk import POLL, Desk, Received, listen
+from tenure.queue.desk import POLL, Desk, Received
 from tenure.queue.message import (
     COMPLETE,
     DeadLetter,
@@ -118,23 +118,30 @@ class Requests:
             await self._desk.broker.delete(self.reply_to)  # not if there are letters that nobody waited for
 
     async def _listen(self) -> None:
-        hearing = asyncio.ensure_future(listen(self._desk, self.reply_to, self._woken.set))
+        desk = self._desk
+        place = desk.hearing.join(desk.broker, self.reply_to, self, self._wake)
         staying = asyncio.ensure_future(self._stay())
         try:
             while True:
                 self._woken.clear()
+                place.asks()
                 try:
                     more = await self._take_in()
                 except Unavailable:
                     more = False
+                place.answered(more, None)  # where nobody else waits, a failure is nothing to pass on
                 if more:
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._pause()):
                         await self._woken.wait()
         finally:
-            hearing.cancel()
+            place.leave()
             staying.cancel()
+
+    def _wake(self) -> bool:
+        self._woken.set()
+        return True
 
     async def _stay(self) -> None:
         """Keep the reply queue for as long as we live, and delete those of processes that have died."""

@@ -129,7 +129,7 @@ class Session:
                 raise LockLost(self._obituary())
             return [Message(one, desk, self._user) for one in claim.deliveries] or None, claim.due_in
 
-        return await desk.wait_for(look, wait) or []
+        return await desk.wait_for(look, wait, kind=self) or []
 
     @property
     def sure_until(self) -> float:
@@ -207,7 +207,7 @@ class Session:
                 return None, answer.due_in
             return answer, None
 
-        held = await desk.wait_for(look, self._wait)
+        held = await desk.wait_for(look, self._wait, kind=("session", self._asked_for))
         if held is None:
             what = "no session with a message waiting is free" if self._asked_for is None else "it is locked to another"
             named = "" if self._asked_for is None else f"session {self._asked_for!r} of "

@@ -403,10 +403,7 @@ class PostgresBroker:
             which = await self._dated(which)
             counted: int = await self._call("revive", queue, *_meant(which), limit, False, True)
             return counted
-        found = await self._revive(queue, which, limit, purge=False)
-        if found:
-            self._wake.ring(f"queue:{queue}")
-        return found
+        return await self._revive(queue, which, limit, purge=False)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
@@ -424,6 +421,8 @@ class PostgresBroker:
             most = REVIVED_AT_ONCE if limit is None else min(REVIVED_AT_ONCE, limit - total)
             found: int = await self._call("revive", queue, *_meant(which), most, purge, False)
             total += found
+            if found and not purge:  # at each step: consumers need not wait for the last, which may fail
+                self._wake.ring(f"queue:{queue}")
             if not found:  # fewer than asked for may be found because others were at some of them
                 break
         return total

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tenure.clock import SystemClock
 from tenure.events import Event, MessageDied
 from tenure.keeper import Keeper
-from tenure.queue import hooks
-from tenure.queue.broker import Broker, QueueSettings, SettingChanges
+from tenure.queue import desk, hooks
+from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message
 from tenure.queue.message import Outgoing, Stats
 from tenure.queue.queue import Queue
 from tenure.queue.retry import Reject, Retry
+from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
 from tenure.testing.conformance.queues import QueueSuite, needs
 
@@ -93,7 +94,7 @@ IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInte
 
 
 class ConsumerSuite(QueueSuite):
-    """Nothing that a handler or a hook does costs more than the one delivery."""
+    """Nothing that a handler or a hook does costs more than the one delivery, and a message wakes few consumers."""
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     @pytest.mark.parametrize("where", ["loop", "thread"])
@@ -187,9 +188,59 @@ class ConsumerSuite(QueueSuite):
         assert await town.queue.stats() == Stats(dead=2)
         assert heard
 
+    async def test_a_message_wakes_a_few_of_many_that_wait(
+        self, house: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not house.traits.hints:
+            pytest.skip("this broker tells nobody")
+        monkeypatch.setattr(desk, "POLL", 600.0)  # whoever gets a message here was woken
+        broker, other = await house.open(), await house.open()
+        counting = _Counting(broker)
+        town = Town(cast(Broker, counting), name, house.lock)
+
+        async def get() -> None:
+            [message] = await town.queue.receive(1, wait=PATIENCE)
+            await message.complete()
+
+        async def send_one() -> None:
+            expected = sum(task.done() for task in waiting) + 1
+            await other.send(name, [Outgoing(b"a")])
+            await until(lambda: sum(task.done() for task in waiting) == expected)
+            await until(lambda: not counting.under_way)
+
+        waiting = [asyncio.ensure_future(get()) for _ in range(40)]
+        await until(lambda: counting.asked >= len(waiting))
+        await send_one()
+        before = counting.asked
+        for _ in range(3):
+            await send_one()
+        assert counting.asked <= before + 3 * 8  # a store may give two hints of a message, each costs three questions
+        await other.send(name, [Outgoing(b"a") for _ in range(36)])
+        await asyncio.gather(*waiting)
+
 
 async def _fail(message: Message) -> None:
     raise Retry
+
+
+class _Counting:
+    """A broker that counts how often messages are asked for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.asked = 0
+        self.under_way = 0
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        self.asked += 1
+        self.under_way += 1
+        try:
+            return await self._broker.receive(queue, limit, lock)
+        finally:
+            self.under_way -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
 
 
 class Town:
