@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("azure.storage.queue")
 
 from azure.core.exceptions import HttpResponseError
+from azure.storage.blob.aio import BlobServiceClient
 from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
@@ -21,12 +22,15 @@ from tenure.backends.azure_storage import queue as queue_module
 from tenure.backends.azure_storage.client import Line
 from tenure.backends.azure_storage.names import queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
+from tenure.events import CampaignFailed, TermBegan, TermEnding
 from tenure.lease import Granted, NoAnswer
 from tenure.queue.broker import Selection
 from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, DeadLetter, Outgoing, Settlement
 from tenure.testing import until
+from tenure.testing.conformance.lease_faults import Hall
 from tenure.url import Url
 from tests.servers import Azurite, shared, url_of
+from tests.servers.gate import HttpGate
 
 
 @asynccontextmanager
@@ -267,3 +271,66 @@ async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeyp
         assert await broker.purge("by-reason", Selection(reason="front"), 33) == 33
         assert await broker.purge("by-reason", Selection(reason="front"), None) == 1
         assert (await broker.stats("by-reason")).dead == 0
+
+
+# --- what somebody deletes ---------------------------------------------------------------------------------------
+
+
+def still_being_deleted(line: str) -> tuple[int, str] | None:
+    """Answer to what would create it again, as the service does for half a minute after a deletion."""
+    method, target, _ = line.split()
+    path, _, query = target.partition("?")
+    if method == "PUT" and "restype=container" in query:
+        return 409, "ContainerBeingDeleted"
+    return (409, "QueueBeingDeleted") if method == "PUT" and path.count("/") == 2 and "comp" not in query else None
+
+
+async def test_candidates_outlast_a_container_that_is_deleted() -> None:
+    server = shared(Azurite)
+    async with HttpGate(server.blob.port) as gate:
+        url = f"azurite://127.0.0.1:{gate.port}?queue_port={server.queue.port}&container=deleted"
+        backends = [azure_storage.open(Url.parse(url)) for _ in range(2)]
+        hall = Hall("office", azure_storage.TRAITS.ttl_min)
+        try:
+            for backend in backends:
+                await hall.candidate(backend.leases)
+            await until(lambda: hall.told(TermBegan))
+            gate.refusal = still_being_deleted
+            async with BlobServiceClient.from_connection_string(server.connection_string) as user:
+                await user.delete_container("deleted")
+            await until(lambda: hall.told(TermEnding))
+            failures = len(hall.told(CampaignFailed))
+            await until(lambda: len(hall.told(CampaignFailed)) > failures + 1)
+            assert len(hall.told(TermBegan)) == 1
+            gate.heal()
+            await until(lambda: len(hall.told(TermBegan)) == 2)
+        finally:
+            await hall.close()
+            for backend in backends:
+                await backend.close()
+
+
+async def test_a_consumer_outlasts_a_queue_that_is_deleted() -> None:
+    server = shared(Azurite)
+    handled: list[bytes] = []
+
+    async def work(message: tenure.Message) -> None:
+        handled.append(message.body)
+
+    async with HttpGate(server.queue.port) as gate:
+        url = f"azurite://127.0.0.1:{server.blob.port}?queue_port={gate.port}"
+        async with tenure.connect(url) as backend:
+            queue = backend.queue("deleted-by-somebody")
+            await queue.send(b"a")
+            consuming = asyncio.ensure_future(queue.consume(work, poll_every=0.1))
+            await until(lambda: handled == [b"a"] or consuming.done())
+            gate.refusal = still_being_deleted
+            native(queue_of("deleted-by-somebody")).delete_queue()
+            with pytest.raises(tenure.Unavailable, match="QueueBeingDeleted"):
+                await queue.send(b"b")
+            gate.heal()
+            await queue.send(b"c")
+            await until(lambda: handled == [b"a", b"c"] or consuming.done())
+            assert not consuming.done()
+            await queue.drain()
+            await consuming

@@ -12,6 +12,7 @@ import pytest
 
 from tenure.backends import azure_storage
 from tenure.backends.azure_storage import leases
+from tenure.backends.azure_storage.names import blob_of
 from tenure.backends.azure_storage.queue import QUEUE_TRAITS
 from tenure.clock import Clock
 from tenure.election.store import LeaseStore
@@ -32,6 +33,7 @@ from tenure.testing.conformance import (
 from tenure.testing.faultproxy import FaultProxy, late
 from tenure.url import Url
 from tests.servers import Azurite, shared
+from tests.servers.gate import HttpGate, Refusal
 
 
 class Turned:
@@ -47,9 +49,8 @@ class Turned:
 class Through:
     """A way to Azurite through a proxy, which can be cut; and the backend that uses it."""
 
-    def __init__(self, server: Azurite) -> None:
-        self.server = server
-        self.proxies = FaultProxy("127.0.0.1", server.blob.port), FaultProxy("127.0.0.1", server.queue.port)
+    def __init__(self, blob_port: int, queue_port: int) -> None:
+        self.proxies = FaultProxy("127.0.0.1", blob_port), FaultProxy("127.0.0.1", queue_port)
 
     async def open(self, clock: Clock | None = None) -> azure_storage.AzureBackend:
         blob, queue = [await proxy.__aenter__() for proxy in self.proxies]
@@ -95,6 +96,7 @@ class AzureHarness(LeaseHarness):
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
+        self._ports = self._server.blob.port, self._server.queue.port
         self._ways: list[Through] = []
         # On a busy machine a winner among twenty may take longer to write its term than it takes to be held for a
         # stranger, and there are none here.
@@ -102,7 +104,7 @@ class AzureHarness(LeaseHarness):
         self._patch.setattr(leases, "LOOKS", (*leases.LOOKS, 1.0, 2.0, 2.0))
 
     async def open(self) -> LeaseStore:
-        way = Through(self._server)
+        way = Through(*self._ports)
         self._ways.append(way)
         return cast(LeaseStore, Lossy((await way.open()).leases))
 
@@ -149,6 +151,59 @@ class TestAzureLeasesInABlackHole(LeaseFaultSuite):
     harness = BlackHoleHarness
 
 
+class Gates:
+    """A gate before each of Azurite's services."""
+
+    def __init__(self, server: Azurite) -> None:
+        self._gates = HttpGate(server.blob.port), HttpGate(server.queue.port)
+
+    async def open(self) -> tuple[int, int]:
+        blob, queue = [await gate.__aenter__() for gate in self._gates]
+        return blob.port, queue.port
+
+    async def close(self) -> None:
+        for gate in self._gates:
+            await gate.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def answering(self, refusal: Refusal) -> AsyncIterator[None]:
+        for gate in self._gates:
+            gate.refusal = refusal
+        try:
+            yield
+        finally:
+            for gate in self._gates:
+                gate.heal()
+
+    def without_rights(self) -> AbstractAsyncContextManager[None]:
+        return self.answering(lambda line: (403, "AuthorizationPermissionMismatch"))
+
+
+class GatedHarness(AzureHarness):
+    """Where rights are withdrawn for a while, and one blob can't be asked."""
+
+    faults = frozenset({"away", "cut_one"})
+
+    async def start(self) -> None:
+        await super().start()
+        self._gates = Gates(self._server)
+        self._ports = await self._gates.open()
+
+    async def close(self) -> None:
+        await super().close()
+        await self._gates.close()
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return self._gates.without_rights()
+
+    def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
+        return self._gates.answering(lambda line: (503, "ServerBusy") if f"/{blob_of(name)}?" in line else None)
+
+
+class TestAzureLeasesGated(LeaseFaultSuite):
+    harness = GatedHarness
+
+
 class AzureQueueHarness(QueueHarness):
     traits = QUEUE_TRAITS
     lock = 200.0  # seconds of the server's clock, which also goes by itself: what the test spends must not count
@@ -157,11 +212,12 @@ class AzureQueueHarness(QueueHarness):
 
     async def start(self) -> None:
         self._server = shared(Azurite, turnable=True)
+        self._ports = self._server.blob.port, self._server.queue.port
         self._clock = Turned()
         self._ways: dict[Broker, Through] = {}
 
     async def open(self) -> Broker:
-        way = Through(self._server)
+        way = Through(*self._ports)
         broker = LossyBroker.around((await way.open(self._clock)).broker)
         self._ways[broker] = way
         return broker
@@ -199,3 +255,25 @@ class TestAzureConsumers(ConsumerSuite):
 
 class TestAzureQueueFaults(BrokerFaultSuite):
     harness = AzureQueueHarness
+
+
+class GatedQueueHarness(AzureQueueHarness):
+    """Where rights are withdrawn for a while."""
+
+    faults = frozenset({"away"})
+
+    async def start(self) -> None:
+        await super().start()
+        self._gates = Gates(self._server)
+        self._ports = await self._gates.open()
+
+    async def close(self) -> None:
+        await super().close()
+        await self._gates.close()
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return self._gates.without_rights()
+
+
+class TestAzureQueuesGated(BrokerFaultSuite):
+    harness = GatedQueueHarness

@@ -38,14 +38,15 @@ from tests.servers import Postgres, shared
 class Cabinet:
     """One test's backends, each behind a proxy of its own if it is to be hurt."""
 
-    def __init__(self, *, hurt: bool) -> None:
+    def __init__(self, *, hurt: bool, turnable: bool = True) -> None:
         self._hurt = hurt
+        self._turnable = turnable
         self._stack = AsyncExitStack()
         self._proxies: dict[int, FaultProxy] = {}
         self._clients: dict[int, Client] = {}
 
     async def start(self) -> None:
-        self.server = shared(Postgres, turnable=True)
+        self.server = shared(Postgres, turnable=True) if self._turnable else shared(Postgres)
         await postgres.migrate(self.server.url)
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
@@ -112,6 +113,15 @@ class Cabinet:
             proxy.heal()
             client.options = patient
 
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        async with connected_to(self.server.url) as user:
+            await user.execute("ALTER SCHEMA tenure RENAME TO tenure_away")
+            try:
+                yield
+            finally:
+                await user.execute("ALTER SCHEMA tenure_away RENAME TO tenure")
+
 
 @asynccontextmanager
 async def connected_to(url: str) -> AsyncIterator[asyncpg.Connection]:
@@ -163,14 +173,8 @@ class SeveredHarness(PostgresHarness):
     async def restart(self) -> None:
         await self._cabinet.restart()
 
-    @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        async with connected_to(self._cabinet.server.url) as user:
-            await user.execute("ALTER SCHEMA tenure RENAME TO tenure_away")
-            try:
-                yield
-            finally:
-                await user.execute("ALTER SCHEMA tenure_away RENAME TO tenure")
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.away()
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         return self._cabinet.lose_answer(store)
@@ -189,6 +193,30 @@ class BlackHoledHarness(SeveredHarness):
         return self._cabinet.black_hole(store)
 
 
+class LockedRowHarness(PostgresHarness):
+    """On a server whose clock is its own: one whose clock was turned doesn't fire its time-outs."""
+
+    ttl = 2.4
+    faults = frozenset({"cut_one"})
+
+    async def start(self) -> None:
+        self._cabinet = Cabinet(hurt=False, turnable=False)
+        await self._cabinet.start()
+
+    async def open(self) -> LeaseStore:
+        return (await self._cabinet.open("?timeout=0.5")).leases
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @asynccontextmanager
+    async def cut_one(self, store: LeaseStore, name: str) -> AsyncIterator[None]:
+        """Hold the row, as anybody's open transaction may."""
+        async with connected_to(self._cabinet.server.url) as user, user.transaction():
+            await user.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
+            yield
+
+
 class TestPostgresLeases(LeaseStoreSuite):
     harness = PostgresHarness
 
@@ -199,6 +227,10 @@ class TestPostgresLeasesSevered(LeaseFaultSuite):
 
 class TestPostgresLeasesBlackHoled(LeaseFaultSuite):
     harness = BlackHoledHarness
+
+
+class TestPostgresLeasesWithALockedRow(LeaseFaultSuite):
+    harness = LockedRowHarness
 
 
 class PostgresQueueHarness(QueueHarness):
@@ -232,10 +264,13 @@ class PostgresQueueHarness(QueueHarness):
 
 class SeveredQueueHarness(PostgresQueueHarness):
     hurt = True
-    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "restart"})
+    faults: ClassVar[frozenset[Fault]] = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def restart(self) -> None:
         await self._cabinet.restart()
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return self._cabinet.away()
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         return self._cabinet.lose_answer(broker)

@@ -83,6 +83,17 @@ class House:
     def late(self, door: LeaseStore | Broker) -> AbstractAsyncContextManager[GiveUp]:
         return late(self._ways[id(door)])
 
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Take the right to run scripts away, and forget the scripts, as a restore does."""
+        async with aioredis.Redis.from_url(self._server.url) as client:
+            await client.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")  # type: ignore[no-untyped-call]
+            try:
+                yield
+            finally:
+                await client.execute_command("ACL", "SETUSER", "default", "+@all")  # type: ignore[no-untyped-call]
+                await client.script_flush()
+
     async def restart(self) -> None:
         """Kill the server as a crash would, and start it again on what it has written."""
         await self.close()
@@ -96,7 +107,7 @@ LONG = 200.0  # seconds of the server's clock, which also goes by itself: what t
 class RedisHarness(House, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
-    faults = frozenset({"lose_answer", "cut", "late", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
@@ -106,7 +117,7 @@ class RedisQueueHarness(House, QueueHarness):
     traits = QUEUE_TRAITS
     counts_bytes = True
     lock = LONG
-    faults = frozenset({"lose_answer", "cut", "late", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
 
     async def open(self) -> Broker:
         return (await self.backend()).broker

@@ -23,7 +23,8 @@ class SqliteHarness(LeaseHarness):
     async def start(self) -> None:
         self._clock = ManualClock()
         self._folder = tempfile.TemporaryDirectory(prefix="tenure-")
-        self._file = Path(self._folder.name, "leases.db")
+        self._file = Path(self._folder.name, "here", "leases.db")
+        self._file.parent.mkdir()
         self._opened: list[sqlite.SqliteBackend] = []
 
     async def open(self) -> Lossy:
@@ -50,7 +51,7 @@ class TestSqliteLeases(LeaseStoreSuite):
 
 
 class HurtSqliteHarness(SqliteHarness):
-    faults = frozenset({"lose_answer", "cut", "late", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
     busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
@@ -60,6 +61,15 @@ class HurtSqliteHarness(SqliteHarness):
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(store, Lossy)
         return store.late()
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        here, there = self._file.parent, Path(self._folder.name, "there")
+        here.rename(there)
+        try:
+            yield
+        finally:
+            there.rename(here)
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:

@@ -32,7 +32,8 @@ class SqliteQueueHarness(QueueHarness):
     async def start(self) -> None:
         self._clock = ManualClock()
         self._folder = tempfile.TemporaryDirectory(prefix="tenure-")
-        self._file = Path(self._folder.name, "queues.db")
+        self._file = Path(self._folder.name, "here", "queues.db")
+        self._file.parent.mkdir()
         self._opened: list[sqlite.SqliteBackend] = []
 
     async def open(self) -> Broker:
@@ -67,7 +68,7 @@ class TestSqliteConsumers(ConsumerSuite):
 
 
 class HurtSqliteQueueHarness(SqliteQueueHarness):
-    faults = frozenset({"lose_answer", "cut", "late", "restart"})
+    faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
     busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
@@ -77,6 +78,15 @@ class HurtSqliteQueueHarness(SqliteQueueHarness):
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
         assert isinstance(broker, LossyBroker)
         return broker.late()
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        here, there = self._file.parent, Path(self._folder.name, "there")
+        here.rename(there)
+        try:
+            yield
+        finally:
+            there.rename(here)
 
     @asynccontextmanager
     async def cut(self, broker: Broker) -> AsyncIterator[None]:

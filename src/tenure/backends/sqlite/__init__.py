@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from tenure.backends import Fact
@@ -50,16 +51,17 @@ class SqliteBackend:
     """
 
     def __init__(self, path: str, options: Options, clock: Clock) -> None:
-        self._worker = Worker(lambda: Database(path, options, [LEASES]))
+        used = threading.Event()
+        self._worker = Worker(lambda: Database(path, options, [LEASES], used=used))
         self._wake = Wake(path, self._worker)
         self.leases = SqliteLeases(self._worker, self._wake, clock)
         times = FileClock(clock)
         self._writer = Writer(
-            lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True),
+            lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True, used=used),
             times,
             lambda queue: self._wake.ring(topic_of(queue)),
         )
-        self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True))
+        self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True, used=used))
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
 
     async def describe(self) -> Sequence[Fact]:

@@ -206,6 +206,7 @@ class Database:
         reads_only: Let SQLite refuse whatever would write, once the tables are there.
         syncs_apart: Commit without waiting for the disk; what is to survive a loss of power does after ``sync``, which
             holds no lock. A loss of power leaves the log's beginning: no later commit without all before it.
+        used: Set once the file could be used, by whichever connection of a backend: then it may be so again.
     """
 
     def __init__(
@@ -216,6 +217,7 @@ class Database:
         *,
         reads_only: bool = False,
         syncs_apart: bool = False,
+        used: threading.Event | None = None,
     ) -> None:
         self.path = path
         self._reads_only = reads_only
@@ -226,7 +228,7 @@ class Database:
         self._parts = parts
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._worked = False  # whether the file could ever be used
+        self._used = used or threading.Event()
         self._reserve = Reserve(path)
         self._grown = math.inf  # since the reserve was looked at, in bytes
 
@@ -357,7 +359,8 @@ class Database:
                 time.sleep(random.uniform(0.0001, pause))
                 pause = min(pause * 1.05, 0.005)
             else:
-                self._worked = True
+                if not self._used.is_set():
+                    self._used.set()
                 return answer
 
     def _fits(self) -> bool:
@@ -384,7 +387,11 @@ class Database:
 
     def _barred(self, why: str) -> TenureError:
         """Return what to raise for a file that can't be used: for good, or only now."""
-        return Unavailable(f"{why} (it was usable before, so it may be again)") if self._worked else ConfigError(why)
+        return (
+            Unavailable(f"{why} (it was usable before, so it may be again)")
+            if self._used.is_set()
+            else ConfigError(why)
+        )
 
     @staticmethod
     def _transact(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:

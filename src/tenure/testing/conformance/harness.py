@@ -71,7 +71,7 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        """Inside the block, what the storage keeps leases in is not in its place, as during a restore."""
+        """Inside the block, what the storage keeps leases in is not in its place, or not to be used, for a while."""
         raise NotImplementedError
 
     async def restart(self) -> None:
@@ -260,6 +260,10 @@ class QueueHarness(ABC):
 
         One question in each block, of a client that has asked before; what else is asked meanwhile goes its way.
         """
+        raise NotImplementedError
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block, what the storage keeps messages in is not in its place, or not to be used, for a while."""
         raise NotImplementedError
 
     async def restart(self) -> None:

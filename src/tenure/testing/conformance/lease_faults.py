@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
-from tenure.election.store import LeaseStore
+from tenure.clock import SystemClock
+from tenure.driver import Driver
+from tenure.election.elector import Election, Term
+from tenure.election.store import LeaseStore, LeaseTraits
 from tenure.errors import TenureError, Unavailable
+from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding
+from tenure.events import Renewed as Extended
+from tenure.keeper import Keeper
 from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
-from tenure.testing.conformance.harness import Fault, LeaseHarness
+from tenure.pacing import Timing
+from tenure.testing import until
+from tenure.testing.conformance.harness import Fault, LeaseHarness, Lossy
 from tenure.testing.conformance.leases import LATE, LeaseSuite, claim, holder, win
+
+BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
 class LeaseFaultSuite(LeaseSuite):
@@ -209,6 +221,25 @@ class LeaseFaultSuite(LeaseSuite):
         assert isinstance(refused, HeldBy)
         assert refused.token == grant.token
 
+    async def test_candidates_outlast_what_is_away(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "away")
+        hall = Hall(name, house.traits.ttl_min)
+        try:
+            leader = await hall.candidate(await house.open())
+            await until(lambda: hall.told(TermBegan))
+            other = await hall.candidate(await house.open())
+            async with house.away():
+                await until(lambda: hall.told(TermEnding) or (hall.told(RenewalMissed) and hall.told(CampaignFailed)))
+            assert not hall.told(TermEnding)
+            renewals = len(hall.told(Extended))
+            await until(lambda: len(hall.told(Extended)) > renewals, within=BACK_WITHIN)
+            assert len(hall.told(TermBegan)) == 1
+            leader.cancel()
+            await until(lambda: len(hall.told(TermBegan)) == 2)
+            assert not other.done()
+        finally:
+            await hall.close()
+
     # --- a restart ---
 
     async def test_tokens_and_leases_survive_a_restart(self, house: LeaseHarness, name: str) -> None:
@@ -227,6 +258,50 @@ class LeaseFaultSuite(LeaseSuite):
         assert (await claim(store, free.name, "bob#1", house.ttl)).token > free.token
         await store.release(held)
         assert (await claim(store, held.name, "bob#1", house.ttl)).token > held.token
+
+
+class _Hintless(Lossy):
+    """A store that tells of nothing by itself, so that a candidate asks again and again."""
+
+    @property
+    def traits(self) -> LeaseTraits:
+        return replace(self.store.traits, hints=False)
+
+
+class Hall:
+    """Candidates for one name, each with a store of its own, all on the loop that is running."""
+
+    def __init__(self, name: str, ttl_min: float) -> None:
+        self._name = name
+        self._timing = Timing(max(ttl_min, 10.0), renew_every=0.2, retry_every=0.1)
+        self._drivers: list[Driver] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._events: list[Event] = []
+
+    async def candidate(self, store: LeaseStore) -> asyncio.Task[None]:
+        """Let another one stand, on a store that has worked before."""
+        await store.inspect(self._name)
+        driver = Driver(_Hintless(store), SystemClock())
+        election = Election(self._name, self._timing, driver=driver, keeper=Keeper.here(), on_event=self._events.append)
+        self._drivers.append(driver)
+        self._tasks.append(asyncio.create_task(election.run(_for_ever)))
+        return self._tasks[-1]
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        """Return the events of this *kind*, in order."""
+        return [event for event in self._events if isinstance(event, kind)]
+
+    async def close(self) -> None:
+        """End all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for driver in self._drivers:
+            await driver.close()
+
+
+async def _for_ever(term: Term) -> None:
+    await asyncio.Event().wait()
 
 
 async def _stands(store: LeaseStore, grant: Grant, house: LeaseHarness) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tenure.errors import Unavailable
+from tenure.events import BrokerUnanswered
 from tenure.queue.broker import EVERYTHING, NoSession, QueueSettings
+from tenure.queue.desk import Message
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -22,6 +24,8 @@ from tenure.queue.message import (
     Settled,
     Stats,
 )
+from tenure.testing import until
+from tenure.testing.conformance.consumers import Town
 from tenure.testing.conformance.harness import Fault, QueueHarness
 from tenure.testing.conformance.queues import (
     LATE,
@@ -35,6 +39,8 @@ from tenure.testing.conformance.queues import (
     send,
     settle,
 )
+
+BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
 class BrokerFaultSuite(QueueSuite):
@@ -189,6 +195,50 @@ class BrokerFaultSuite(QueueSuite):
         assert second.delivery_count <= 2
         assert list(await other.peek_dead(name, EVERYTHING, 10)) == []
         assert await settle(other, [second], COMPLETE) == [Settled()]
+
+    # --- away for a while ---
+
+    async def test_what_was_away_for_a_while_is_found_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "away")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a", b"b")
+        got = await receive(broker, name, house, limit=1)
+        assert (await other.stats(name)).locked == 1
+        async with house.away():
+            for ask in (
+                lambda: broker.send(name, [Outgoing(b"c")]),
+                lambda: broker.receive(name, 10, house.lock),
+                lambda: broker.renew(got, house.lock),
+                lambda: settle(broker, got, COMPLETE),
+                lambda: other.receive(name, 10, house.lock),
+                lambda: other.stats(name),
+            ):
+                with pytest.raises(Unavailable):  # and no ConfigError, which ends a consumer
+                    await ask()
+        assert isinstance((await broker.renew(got, house.lock))[0], Renewed)
+        assert await settle(broker, got, COMPLETE) == [Settled()]
+        assert bodies(await receive(other, name, house)) == [b"b"]
+
+    async def test_a_consumer_outlasts_what_is_away(self, house: QueueHarness, name: str) -> None:
+        can(house, "away")
+        town, other = Town(await house.open(), name, max(house.traits.lock_min, 4.0)), await house.open()
+        handled: list[bytes] = []
+
+        async def work(message: Message) -> None:
+            handled.append(message.body)
+
+        await send(other, name, b"a")
+        consuming = asyncio.create_task(town.queue.consume(work, poll_every=0.1))
+        try:
+            await until(lambda: handled == [b"a"])
+            async with house.away():
+                await until(lambda: town.told(BrokerUnanswered) or consuming.done())
+            await send(other, name, b"b")
+            await until(lambda: handled == [b"a", b"b"] or consuming.done(), within=BACK_WITHIN)
+            assert not consuming.done()
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
 
     # --- giving up, restarts ---
 

@@ -1,0 +1,182 @@
+"""The suites must find stores that are not found again after they were away, or end those who wait for them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Vacant
+from tenure.queue.broker import Broker, Claim
+from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
+from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy
+from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+
+TESTS = {
+    LeaseFaultSuite: ("test_what_was_away_for_a_while_is_found_again", "test_candidates_outlast_what_is_away"),
+    BrokerFaultSuite: ("test_what_was_away_for_a_while_is_found_again", "test_a_consumer_outlasts_what_is_away"),
+}
+
+state = {"away": False, "was away": False}  # of the one store that a test has
+
+
+class Leases(MemoryLeases):
+    """Leases in memory that can be away, as they should be."""
+
+    def _look(self) -> None:
+        if state["away"]:
+            raise Unavailable("the store is away, as the test wants it")
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        self._look()
+        return await super().acquire(name, holder, ttl, metadata)
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        self._look()
+        return await super().renew(grants, ttl)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        self._look()
+        return await super().inspect(name)
+
+
+class LeasesGoAwayToo(Leases):
+    def _look(self) -> None:
+        if state["away"]:
+            self._memory.claims.clear()
+        super()._look()
+
+
+class LeasesAreNotFoundAgain(Leases):
+    def _look(self) -> None:
+        if state["was away"]:
+            raise Unavailable("the store is away, as the test wants it")
+
+
+class LeasesAreLost(Leases):
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        return [Lost(grant) for grant in grants] if state["away"] else await super().renew(grants, ttl)
+
+
+class Messages(MemoryBroker):
+    """A broker in memory that can be away, as it should be."""
+
+    error: type[TenureError] = Unavailable
+
+    def _look(self) -> None:
+        if state["away"]:
+            raise self.error("the broker is away, as the test wants it")
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self._look()
+        return await super().send(queue, messages)
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        self._look()
+        return await super().receive(queue, limit, lock)
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        self._look()
+        return await super().renew(held, lock)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        self._look()
+        return await super().settle(settlements)
+
+    async def stats(self, queue: str) -> Stats:
+        self._look()
+        return await super().stats(queue)
+
+
+class MessagesAreForbidden(Messages):
+    error = ConfigError
+
+
+class MessagesAreNotFoundAgain(Messages):
+    def _look(self) -> None:
+        if state["was away"]:
+            raise Unavailable("the broker is away, as the test wants it")
+
+
+class LocksAreLost(Messages):
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        return [Lapsed()] * len(held) if state["away"] else await super().renew(held, lock)
+
+
+Plant = type[Leases] | type[Messages]
+
+
+@asynccontextmanager
+async def away() -> AsyncIterator[None]:
+    state["away"] = state["was away"] = True
+    try:
+        yield
+    finally:
+        state["away"] = False
+
+
+async def findings(plant: Plant) -> set[str]:
+    """Run what looks for it against *plant*; return the tests that fail."""
+
+    class LeaseHouse(MemoryHarness):
+        faults = frozenset({"away"})
+
+        async def open(self) -> Lossy:
+            assert issubclass(plant, Leases)
+            return Lossy(plant(self._clock, self._memory))
+
+        def away(self):  # type: ignore[no-untyped-def]
+            return away()
+
+    class QueueHouse(MemoryQueueHarness):
+        faults = frozenset({"away"})
+
+        async def open(self) -> Broker:
+            assert issubclass(plant, Messages)
+            return plant(self._clock, self._memory)
+
+        def away(self):  # type: ignore[no-untyped-def]
+            return away()
+
+    is_store = issubclass(plant, Leases)
+    suite: type[LeaseFaultSuite] | type[BrokerFaultSuite] = LeaseFaultSuite if is_store else BrokerFaultSuite
+    failed = set()
+    for name in TESTS[suite]:
+        house: MemoryHarness | MemoryQueueHarness = LeaseHouse() if is_store else QueueHouse()
+        state["was away"] = False
+        try:
+            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}")
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+        finally:
+            await house.close()
+    return failed
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure.testing.conformance import lease_faults, queue_faults
+
+    for module in (lease_faults, queue_faults):
+        monkeypatch.setattr(module, "BACK_WITHIN", 0.5)
+
+
+@pytest.mark.parametrize("store", [Leases, Messages])
+async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
+    assert await findings(store) == set()
+
+
+@pytest.mark.parametrize("plant", [LeasesGoAwayToo, LeasesAreLost, LocksAreLost])
+async def test_what_says_no_for_do_not_know_is_found(plant: Plant) -> None:
+    assert "test_what_was_away_for_a_while_is_found_again" in await findings(plant)
+
+
+@pytest.mark.parametrize(
+    "plant", [LeasesAreLost, LeasesAreNotFoundAgain, MessagesAreForbidden, MessagesAreNotFoundAgain]
+)
+async def test_what_ends_those_who_wait_is_found(plant: Plant) -> None:
+    assert len(await findings(plant)) == 2
