@@ -1104,6 +1104,22 @@ async def test_complete_may_send_in_the_same_step(town: Town) -> None:
 
 
 @in_town
+async def test_an_answer_that_nobody_waits_for_is_told_of_when_closing_meets_it(town: Town) -> None:
+    queue = town.queue()
+    with pytest.raises(TimeoutError):
+        await queue.request(b"?", timeout=1.0)
+    [asked] = await queue.receive()
+    town.road.delay = 1.0
+    replying = asyncio.ensure_future(asked.reply(b"late"))
+    async with asyncio.timeout(60.0):
+        while town.road.asked.count("settle 1") < 2:  # the second is the verdict on the answer
+            await asyncio.sleep(0.01)
+    await queue.close()
+    await replying
+    assert [one.reason for one in town.told(MessageDied)] == ["nobody_waits"]
+
+
+@in_town
 async def test_a_request_gets_its_answer(town: Town) -> None:
     queue = town.queue()
 
@@ -1149,6 +1165,9 @@ async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
         [name] = [one for one in await town.road.names() if "replies" in one]
         [dead] = await town.queue(name).dead_letters.peek()
         assert (dead.body, dead.reason, dead.correlation_id) == (b"at last", "nobody_waits", "mine")
+        await asyncio.sleep(100.0)
+        [died] = town.told(MessageDied)
+        assert (died.name, died.id, died.reason, died.delivery_count) == (name, dead.id, "nobody_waits", 1)
     with pytest.raises(ConfigError, match="reply queue of its own"):
         await queue.request(b"?", reply_to="elsewhere")
     await queue.send(b"no answer wanted")
@@ -1337,6 +1356,28 @@ async def test_a_session_that_comes_when_nobody_waits_any_more_is_let_go(town: T
         answer = await MemoryBroker.accept(town.road, "orders", None, LOCK)
         assert isinstance(answer, SessionLock), kind
         await town.road.release(answer)
+
+
+@in_town
+async def test_deaths_that_are_heard_of_late_are_told(town: Town) -> None:
+    """By a question that nobody waits for any more: of what time has buried, and of what dies on being given back."""
+    queue = town.queue()
+    await queue.send(b"late", id="a", ttl=1.0)
+    town.road.delay = 5.0
+    asks: list[Callable[[], Coroutine[Any, Any, object]]] = [queue.receive, queue.session().__aenter__]
+    for number, ask in enumerate(asks):
+        await queue.send(b"late", id=f"gone {number}", ttl=1.0)
+        await asyncio.sleep(2.0)
+        asking = asyncio.ensure_future(ask())
+        await asyncio.sleep(1.0)
+        asking.cancel()
+        await asyncio.sleep(20.0)
+    await queue.send(b"late", id="given back", ttl=1.0)
+    asking = asyncio.ensure_future(queue.receive())
+    await asyncio.sleep(0.5)
+    asking.cancel()
+    await asyncio.sleep(20.0)
+    assert [one.id for one in town.told(MessageDied)] == ["a", "gone 0", "gone 1", "given back"]
 
 
 @in_town

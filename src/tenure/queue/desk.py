@@ -139,11 +139,11 @@ class Desk:
             return None
         return f"{name_of(error)}: {text_of(error)}"
 
-    def tell_of_dead(self, died: Sequence[Died]) -> None:
-        """Let the ears know of what the broker has buried by itself."""
+    def tell_of_dead(self, died: Sequence[Died], queue: str = "") -> None:
+        """Let the ears know of what the broker has buried by itself, in *queue* if that is not ours."""
         for one in died:
             named = (one.id, one.sequence, one.delivery_count)
-            self.tell(MessageDied(self.clock.now(), self.name, self.holder, *named, one.reason))
+            self.tell(MessageDied(self.clock.now(), queue or self.name, self.holder, *named, one.reason))
 
     def tell(self, event: Event) -> None:
         """Let the ears know. Nothing that a log handler or a hook raises comes out of this."""
@@ -174,11 +174,18 @@ class Desk:
         if asked.cancelled() or asked.exception() is not None:
             return
         claim = asked.result()
-        if isinstance(claim, Claim) and claim.deliveries:
-            settling = asyncio.ensure_future(
-                self.broker.settle([Settlement(one, GIVE_BACK) for one in claim.deliveries])
-            )
+        if isinstance(claim, Lapsed):
+            return
+        self.tell_of_dead(claim.died)
+        if claim.deliveries:
+            settling = asyncio.ensure_future(self._settle_all(claim.deliveries, GIVE_BACK))
             settling.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _settle_all(self, deliveries: Sequence[Delivery], verdict: Verdict) -> None:
+        answers = await self.broker.settle([Settlement(one, verdict) for one in deliveries])
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if not isinstance(answer, Lapsed):
+                self.tell_if_dead(delivery, verdict, answer)
 
     async def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict*, and return once it stands: True if the message died of it.

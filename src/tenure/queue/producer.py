@@ -15,6 +15,7 @@ from tenure.queue.message import (
     COMPLETE,
     DeadLetter,
     Delivery,
+    Lapsed,
     NotEmpty,
     Outgoing,
     Settlement,
@@ -72,6 +73,7 @@ class Requests:
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
+        self._is_closing = False
 
     async def ask(self, producer: Producer, message: Outgoing, timeout: float) -> Received:
         """Send *message* and return the answer to it.
@@ -90,6 +92,7 @@ class Requests:
         answer: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
         self._waiting[correlation] = answer
         if self._listener is None or self._listener.done():
+            self._is_closing = False
             self._listener = asyncio.ensure_future(self._listen())
         try:
             async with asyncio.timeout(timeout):
@@ -110,7 +113,8 @@ class Requests:
         """Listen no longer. What has come meanwhile is put among the dead letters."""
         if self._listener is None:
             return
-        self._listener.cancel()
+        self._is_closing = True  # and not cancelled: what it has claimed is to be settled, and told of
+        self._woken.set()
         await asyncio.gather(self._listener, return_exceptions=True)
         self._listener = None
         with suppress(Unavailable):
@@ -122,7 +126,7 @@ class Requests:
         place = desk.hearing.join(desk.broker, self.reply_to, self, self._wake)
         staying = asyncio.ensure_future(self._stay())
         try:
-            while True:
+            while not self._is_closing:
                 self._woken.clear()
                 place.asks()
                 try:
@@ -159,14 +163,19 @@ class Requests:
         return 0.05 if self._waiting and not self._desk.broker.traits.hints else POLL
 
     async def _take_in(self) -> bool:
-        """Hand over the answers that have come; tell whether there were any."""
-        claim = await self._desk.broker.receive(self.reply_to, 100, self._desk.settings.lock)
+        """Hand over the answers that have come; tell whether there may be more."""
+        desk = self._desk
+        claim = await desk.broker.receive(self.reply_to, 100, desk.settings.lock)
+        desk.tell_of_dead(claim.died, self.reply_to)
         for_whom = [self._waiting.get(one.correlation_id or "") for one in claim.deliveries]
         settlements = [self._judge(one, waits) for one, waits in zip(claim.deliveries, for_whom, strict=True)]
         if settlements:
-            await self._desk.broker.settle(settlements)
+            answers = await desk.broker.settle(settlements)
             self._handed.difference_update(one.sequence for one in claim.deliveries)
-        return bool(settlements)
+            for (delivery, verdict), answer in zip(settlements, answers, strict=True):
+                if not isinstance(answer, Lapsed):
+                    desk.tell_if_dead(delivery, verdict, answer)
+        return bool(settlements) or claim.due_in == 0
 
     def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
         if delivery.sequence in self._handed:  # it comes again only because nobody said that it is gone

@@ -217,7 +217,9 @@ class Session:
     def _release(self, asked: asyncio.Future[SessionLock | NoSession]) -> None:
         if asked.cancelled() or asked.exception() is not None:
             return
-        if isinstance(held := asked.result(), SessionLock):
+        if isinstance(held := asked.result(), NoSession):
+            self._desk.tell_of_dead(held.died)
+        else:
             releasing = asyncio.ensure_future(self._desk.broker.release(held))
             releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
