@@ -1907,6 +1907,19 @@ async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_sin
 
 
 @in_town
+async def test_dead_letters_go_in_their_time_also_beside_a_consumer_of_sessions(town: Town) -> None:
+    queue = town.queue(dead_retention=60.0, max_deliveries=1)
+    async with town.consuming(queue, Log(), sessions=True, concurrency=1):
+        await asyncio.sleep(600.0)
+        for _ in range(2):
+            await queue.send(b"late", ttl=1.0)
+            await asyncio.sleep(30.0)
+            assert (await queue.stats()).dead == 1
+            await asyncio.sleep(60.0)
+            assert (await queue.stats()).dead == 0
+
+
+@in_town
 async def test_reply_queues_that_are_not_empty_hide_no_others(town: Town) -> None:
     left = [f"rpc.replies.{number:016x}" for number in range(150)]
     for name in left[:120]:

@@ -9,7 +9,6 @@ No task is made for a message: ``concurrency`` workers take from the buffer and 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -22,7 +21,7 @@ from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, obituary
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.hearing import MESSAGES, Place
-from tenure.queue.hooks import complain
+from tenure.queue.hooks import complain, is_interrupt
 from tenure.queue.machine import (
     NEVER,
     Answered,
@@ -387,21 +386,20 @@ class Consumer:
         if why == "stalled":
             return GIVE_BACK  # that this process did not run is no fault of the message
         if isinstance(outcome, NeverBegins):
-            self._failure = self._failure or unusable(outcome)
-            self.drain(grace=0.0)
+            self._end_with(unusable(outcome))
         if isinstance(outcome, NotBegun):
             return GIVE_BACK
         return judge_failure(self._desk, self._consuming.policy, delivery, outcome)
 
     async def _complain(self, message: Message, error: BaseException) -> None:
         CALLING.set(self)
-        await complain(self._consuming.on_error, message, error)
+        if (interrupt := await complain(self._consuming.on_error, message, error)) is not None:
+            self._end_with(interrupt)
 
-    def _take_interrupt(self, error: BaseException) -> None:
-        """End gracefully, and raise *error* then, if a handler was met by what is to end the program."""
-        if is_interrupt(error):
-            self._failure = self._failure or error
-            self.drain(grace=0.0)
+    def _end_with(self, error: BaseException) -> None:
+        """End gracefully, and raise *error* then."""
+        self._failure = self._failure or error
+        self.drain(grace=0.0)
 
     @property
     def _is_ending(self) -> bool:
@@ -516,7 +514,8 @@ class _Worker:
             except BaseException as error:
                 if is_being_closed(self.task):
                     raise
-                consumer._take_interrupt(error)
+                if is_interrupt(error):
+                    consumer._end_with(error)
                 outcome = error
             self.delivery = None
             if self.task.cancelling() and self._why is None and not consumer._is_ending:
@@ -666,11 +665,6 @@ def is_being_closed(task: asyncio.Task[Any]) -> bool:
         return asyncio.current_task() is not task
     except RuntimeError:
         return True
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Tell whether *error* may be a Ctrl-C, that comes wherever the main thread is: in a handler, say."""
-    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 async def take_back(task: asyncio.Task[Any]) -> None:

@@ -249,6 +249,7 @@ class Desk:
             poll = POLL if self.broker.traits.hints else 0.05
             while True:
                 woken.clear()
+                self.look_after()
                 if place is not None:
                     place.asks()
                 found, due_in = await look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -44,17 +45,24 @@ class ThreadedHook:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-async def complain(on_error: OnError | None, message: Message, error: BaseException) -> None:
-    """Tell the error hook. Whatever it raises is the loop's to report; one that does not end is left behind."""
+def is_interrupt(error: BaseException) -> bool:
+    """Tell whether *error* may be a Ctrl-C, that comes wherever the main thread is: in a handler, or in a hook."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+async def complain(on_error: OnError | None, message: Message, error: BaseException) -> BaseException | None:
+    """Tell the error hook, and return a Ctrl-C that it was met by, which is to end the consumer.
+
+    Whatever else it raises is the loop's to report; one that does not end is left behind.
+    """
     if on_error is None:
-        return
+        return None
     try:
         answer = on_error(message, error)
         if not is_awaitable(answer):
-            return
+            return None
     except BaseException as failed:
-        report(FAILED, failed)
-        return
+        return _interrupt_or_reported(failed)
     running = asyncio.ensure_future(_failure_of(answer))
     try:
         await asyncio.wait({running}, timeout=HOOK_MAX)
@@ -65,7 +73,15 @@ async def complain(on_error: OnError | None, message: Message, error: BaseExcept
         running.cancel()
         report(FAILED, TimeoutError(f"on_error did not end within {HOOK_MAX:g} s; it was cancelled and left behind"))
     elif not running.cancelled() and (failure := running.exception() or running.result()) is not None:
-        report(FAILED, failure)
+        return _interrupt_or_reported(failure)
+    return None
+
+
+def _interrupt_or_reported(failed: BaseException) -> BaseException | None:
+    if is_interrupt(failed):
+        return failed
+    report(FAILED, failed)
+    return None
 
 
 async def _failure_of(answer: Awaitable[Any]) -> BaseException | None:

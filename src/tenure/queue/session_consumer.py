@@ -14,7 +14,6 @@ from tenure.queue.consumer import (
     Why,
     event_of,
     is_being_closed,
-    is_interrupt,
     is_to_begin,
     judge_failure,
     outlast,
@@ -25,7 +24,7 @@ from tenure.queue.consumer import (
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
-from tenure.queue.hooks import complain
+from tenure.queue.hooks import complain, is_interrupt
 from tenure.queue.machine import Habits
 from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NeverBegins, NotBegun
@@ -178,7 +177,13 @@ class SessionConsumer:
         return self._runner is not None and self._runner.cancelling() > 0
 
     async def _complain(self, message: Message, error: BaseException) -> None:
-        await complain(self._consuming.on_error, message, error)
+        if (interrupt := await complain(self._consuming.on_error, message, error)) is not None:
+            self._end_with(interrupt)
+
+    def _end_with(self, error: BaseException) -> None:
+        """End gracefully, and raise *error* then."""
+        self._failure = self._failure or error
+        self.drain(grace=0.0)
 
     async def _was_handled(self, session: Session, delivery: Delivery) -> bool:
         broker, name = self._desk.broker, self._desk.name
@@ -270,8 +275,7 @@ class _Worker:
         if error is not None:
             await consumer._complain(message, error)
             if isinstance(error, NeverBegins):
-                consumer._failure = consumer._failure or unusable(error)
-                consumer.drain(grace=0.0)
+                consumer._end_with(unusable(error))
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
                 return  # it was left, and is nobody's to judge
             is_tried = not isinstance(error, NotBegun)
@@ -329,8 +333,7 @@ class _Worker:
             if is_being_closed(self.task):
                 raise
             if is_interrupt(error):
-                consumer._failure = consumer._failure or error
-                consumer.drain(grace=0.0)
+                consumer._end_with(error)
             await self._end_by_itself(session, before)
             return self._overdue(message) if self._has_expired else error
         await self._end_by_itself(session, before)

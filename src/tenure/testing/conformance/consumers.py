@@ -172,6 +172,29 @@ class ConsumerSuite(QueueSuite):
         assert await town.queue.stats() == Stats(dead=len(kinds))
         assert len(reported) == len(kinds)
 
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    @pytest.mark.parametrize("where", ["plain", "async"])
+    async def test_an_interrupt_that_meets_an_error_hook_ends_the_consumer(
+        self, house: QueueHarness, name: str, where: str, sessions: bool
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock)
+        await town.send(["a", "b"], sessions=sessions)
+
+        def hook(message: Message, error: BaseException) -> None:
+            raise KeyboardInterrupt
+
+        async def late(message: Message, error: BaseException) -> None:
+            hook(message, error)
+
+        on_error = hook if where == "plain" else late
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(KeyboardInterrupt):
+                await town.queue.consume(_fail, concurrency=1, sessions=sessions, on_error=on_error)
+        found = await town.queue.stats()
+        assert (found.ready + found.dead, found.locked) == (2, 0)
+
     async def test_an_ear_that_misbehaves_costs_nothing(self, house: QueueHarness, name: str) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         town = Town(await house.open(), name, house.lock)
