@@ -36,6 +36,9 @@ KEPT = 3.0
 SHORT = 2.0
 """Of a lease that is to run out."""
 
+IMPATIENT: dict[str, Any] = {"ttl": TTL, "grace": 0.1, "retry_every": 0.1}
+"""Of an election whose backend waits for work that does not end: for the sum of the last two."""
+
 
 @pytest.fixture
 def url() -> str:
@@ -536,7 +539,7 @@ class Stubborn:
 async def test_work_that_outlives_its_backend_is_told_so(url: str) -> None:
     work = Stubborn()
     async with tenure.connect(url) as backend:
-        task = asyncio.create_task(backend.election("chair", ttl=TTL).run(work))
+        task = asyncio.create_task(backend.election("chair", **IMPATIENT).run(work))
         await work.began.wait()
     assert not task.done()
     work.may_end.set()
@@ -600,7 +603,7 @@ def test_a_thread_whose_backend_is_closed_under_its_work(url: str, others: bool)
         may_end.clear()
         with tenure.sync.connect(url) if others else nullcontext():
             with tenure.sync.connect(url) as backend:
-                leading = threading.Thread(target=lead, args=(backend.election(name, ttl=TTL),))
+                leading = threading.Thread(target=lead, args=(backend.election(name, **IMPATIENT),))
                 leading.start()
                 assert began.wait(PATIENCE)
             assert leading.is_alive()  # run does not return before the work does
