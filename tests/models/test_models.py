@@ -26,11 +26,14 @@ def tools() -> None:
         pytest.skip(trouble)
 
 
-def errors(folder: Path, *defines: str) -> tuple[int, int]:
-    """Go through the model; return how many errors were found, and how many states there are."""
+def errors(folder: Path, *defines: str, deep: bool = False) -> tuple[int, int]:
+    """Go through the model; return how many errors were found, and how many states there are.
+
+    It is optimised only if it is *deep*: the compiler takes longer than the search of some ten thousand states.
+    """
     flags = [f"-D{each}" for each in defines]
     subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, capture_output=True)
-    compile_it = ["gcc", "-O2", "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=4000", "-o", "pan", "pan.c"]
+    compile_it = ["gcc", "-O1" if deep else "-O0", "-w", "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c"]
     subprocess.run(compile_it, cwd=folder, check=True, capture_output=True)
     # -E: when everything is said and done, nothing can happen any more, and that is no error.
     done = subprocess.run(["./pan", "-E", "-m1000000"], cwd=folder, check=True, capture_output=True, text=True)
@@ -46,7 +49,7 @@ def errors(folder: Path, *defines: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("strategy", ["BULLY", "RING"])
 def test_no_two_lead_and_tokens_rise(strategy: str, tmp_path: Path) -> None:
-    found, states = errors(tmp_path, strategy, f"TOKENS={TOKENS}", "RESTARTS=0")
+    found, states = errors(tmp_path, strategy, f"TOKENS={TOKENS}", "RESTARTS=0", deep=True)
     assert found == 0
     assert states > 10_000
 
@@ -54,7 +57,7 @@ def test_no_two_lead_and_tokens_rise(strategy: str, tmp_path: Path) -> None:
 # All at once, TOKENS=2 and RESTARTS=1, are 10 million states, 2 GiB and a minute: gone through by hand, no error.
 @pytest.mark.parametrize("bounds", ["TOKENS=2 RESTARTS=0", "TOKENS=1 RESTARTS=1", "TOKENS=2 RESTARTS=1 ONCE"])
 def test_no_two_lead_and_tokens_rise_whoever_claims_and_whenever(bounds: str, tmp_path: Path) -> None:
-    found, states = errors(tmp_path, *bounds.split())
+    found, states = errors(tmp_path, *bounds.split(), deep=True)
     assert found == 0
     assert states > 40_000
 
