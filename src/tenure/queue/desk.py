@@ -90,7 +90,8 @@ class Desk:
         """Make known what was given, and learn what others gave before; once."""
         given = self.given
         if given is None:
-            self.look_after()
+            if self.settings.dead_retention != math.inf:
+                self.look_after()
             return
         holds = await self.broker.settings(self.name)
         if any(getattr(holds, name) != value for name, value in given.items()):

@@ -43,9 +43,6 @@ CLAIM_MAX = 1_000
 FORGET_MAX = 100
 """So many ids are forgotten by a claim that finds nothing."""
 
-ROW_BYTES = 200
-"""About so many bytes a message takes beside its body."""
-
 QUEUES = Part("queues", version=1, script="queue_schema.sql")
 IDLE = Part("idle queues", version=1, script="idle_schema.sql")
 
@@ -83,12 +80,10 @@ class Ledger(Places):
 
     # --- sending ---
 
-    def send(self, name: str, messages: Sequence[Outgoing]) -> list[str]:
-        """Keep *messages*; return their ids."""
-        self.growth += sum(len(message.body) for message in messages) + ROW_BYTES * len(messages)
-        return self._send(name, messages)
-
-    def _send(self, name: str, messages: Sequence[Outgoing]) -> list[str]:
+    def send(self, name: str, messages: Sequence[Outgoing], *, needs_room: bool = True) -> list[str]:
+        """Keep *messages*; return their ids. With *needs_room*, only if a reserve is left on the disk."""
+        if needs_room:
+            self.needs_room = True
         queue = self.open(name)
         prefix, sequence, delayed = self._prefix, self._newest, queue.delayed
         add_plain = self._plain.setdefault(queue.number, []).extend
@@ -326,7 +321,7 @@ class Ledger(Places):
         if verdict.remember:
             self.remember(delivery.queue, delivery.id, verdict.remember)
         for name, message in verdict.sends:
-            self._send(name, [message])  # it takes the place of the one that was completed
+            self.send(name, [message], needs_room=False)  # it takes the place of the one that was completed
 
     def _remove(self, queue: Queue, sequences: list[int]) -> None:
         """Remove messages that were locked for good."""

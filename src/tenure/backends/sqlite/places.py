@@ -29,6 +29,9 @@ from tenure.queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD,
 RIPEN_MAX = 1_000
 """So many messages ripen in one transaction, so that none takes long."""
 
+ROW_BYTES = 200
+"""About so many bytes a message takes beside its body."""
+
 MANY = 20
 """So many plain messages go into one statement: three times faster than one by one, and more gain little."""
 
@@ -46,7 +49,9 @@ class Places(View):
         self._newest = self._flushed = self._at.sequence
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
         self.growth = 0
-        """About how many bytes are added."""
+        """About how many bytes were sent, once they are written."""
+        self.needs_room = False
+        """Whether that needs a reserve to be left on the disk."""
         self.rung: dict[str, None] = {}
         """Queues in which something may have become claimable, now or later."""
         self.died: dict[str, list[Died]] = {}
@@ -74,8 +79,12 @@ class Places(View):
         """Write what was sent; before anything that may want to read it."""
         if self._newest == self._flushed:
             return
+        self.growth += ROW_BYTES * (self._newest - self._flushed)
         self._run_many(_SQL["insert_message"], self._messages)
+        for row in self._messages:
+            self.growth += len(row[-1])
         for number, flat in self._plain.items():
+            self.growth += sum(map(len, flat[1::2]))
             cut = len(flat) - len(flat) % (2 * MANY)
             for start in range(0, cut, 2 * MANY):
                 self._run(_INSERT_MANY, (number, self._at.wall, *flat[start : start + 2 * MANY]))

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from tenure.backends.sqlite.client import PATIENCE, Database, DiskFullError
 from tenure.backends.sqlite.ledger import Ledger
@@ -66,7 +66,7 @@ class Request(Generic[T]):
     """Undoes it in another transaction, if the answer comes after the caller had given up."""
     lasting: bool
     """Whether it must survive a loss of power before it is answered."""
-    result: T | None = None
+    result: Any = None  # a T, once there is one
     error: BaseException | None = None
 
     def deliver(self) -> bool:
@@ -77,7 +77,7 @@ class Request(Generic[T]):
         if self.error is not None:
             answer.set_exception(self.error)
         else:
-            answer.set_result(cast(T, self.result))
+            answer.set_result(self.result)
         return True
 
     def undone(self) -> Request[object] | None:
@@ -85,7 +85,7 @@ class Request(Generic[T]):
         undo = self.undo
         if self.error is not None or undo is None:
             return None
-        result = cast(T, self.result)
+        result = self.result
         answer: asyncio.Future[object] = self.loop.create_future()
         return Request(lambda ledger: undo(ledger, result), answer, self.loop, time.monotonic(), None, lasting=False)
 
@@ -331,7 +331,7 @@ class _Shift:
                         another.result = another.work(ledger)
                     is_end = another is _END
                 ledger.close()
-            if ledger.growth:
+            if ledger.needs_room:
                 self._database.keep_reserve(ledger.growth)
             return ledger
 
@@ -397,7 +397,7 @@ class _Shift:
                 with _telling_faults():
                     request.result = request.work(ledger)
                     ledger.close()
-                if ledger.growth:
+                if ledger.needs_room:
                     self._database.keep_reserve(ledger.growth)
                 return ledger
 
