@@ -52,6 +52,28 @@ def in_words(error: BaseException) -> str:
         return f"{type(error).__name__}, which can't be printed"
 
 
+def refuse_generator(what: str, function: object) -> None:
+    """Refuse a *function* with ``yield`` in it: to call it runs nothing, and that would pass for success.
+
+    Raises:
+        ConfigError: It is a generator function, or an async one.
+    """
+    import functools
+    import inspect
+
+    called = function
+    while isinstance(called, functools.partial):
+        called = called.func
+    for one in (called, type(called).__call__ if callable(called) else None):
+        code = getattr(one, "__code__", None)
+        is_coroutine = code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE  # as of types.coroutine
+        if inspect.isasyncgenfunction(one) or (inspect.isgeneratorfunction(one) and not is_coroutine):
+            raise ConfigError(
+                f"{what} must be a function that does its work when it is called, and {function!r:.80} has a yield "
+                "in it, so to call it only makes a generator; take out the yield, or go through the generator inside"
+            )
+
+
 def nearest(asked: str, known: list[str]) -> str:
     """Return ``'; did you mean …?'`` for the closest of *known*, or nothing if none is close."""
     from difflib import get_close_matches

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import AsyncIterator
+import types
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import pytest
 
 import tenure
+import tenure.sync
 from tenure.queue.consuming import ConsumeOptions, Consuming
+from tenure.queue.handlers import RunIn
 
 
 @pytest.fixture
@@ -21,6 +25,59 @@ async def queue() -> AsyncIterator[tenure.Queue]:
 
 async def handle(message: tenure.Message) -> None:
     """Do nothing."""
+
+
+def yields(message: object, error: object = None) -> Iterator[int]:
+    """Do nothing when called but make a generator."""
+    yield 1
+
+
+async def yields_later(message: object) -> AsyncIterator[int]:
+    """Do nothing when called but make a generator, too."""
+    yield 1
+
+
+class Yielding:
+    def __call__(self, message: object) -> Iterator[int]:
+        yield 1
+
+
+@types.coroutine
+def old_style(message: tenure.Message) -> Generator[None, None, None]:
+    """Be a coroutine, as written of old."""
+    yield
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+@pytest.mark.parametrize("run_in", ["auto", "thread", "process"])
+@pytest.mark.parametrize("bad", [yields, yields_later, Yielding(), functools.partial(yields, error=None)])
+async def test_a_generator_function_is_no_handler(queue: tenure.Queue, bad: Any, run_in: RunIn, sessions: bool) -> None:
+    await queue.send(b"a")
+    with pytest.raises(tenure.ConfigError, match="handler must be a function that does its work when it is called"):
+        await queue.consume(bad, sessions=sessions, run_in=run_in)
+    assert (await queue.stats()).ready == 1
+
+
+async def test_nor_is_it_work_to_lead_with() -> None:
+    bad: Any
+    async with tenure.connect("memory:") as backend:
+        for bad in (yields, yields_later):
+            with pytest.raises(
+                tenure.ConfigError, match="work must be a function that does its work when it is called"
+            ):
+                await backend.election("chair").run(bad)
+    with tenure.sync.connect("memory:") as blocking:
+        for bad in (yields, yields_later):
+            with pytest.raises(tenure.ConfigError, match="work must be"):
+                blocking.election("chair").run(bad)
+            with pytest.raises(tenure.ConfigError, match="handler must be"):
+                blocking.queue("orders").consume(bad)
+
+
+async def test_a_coroutine_of_the_old_style_is_one(queue: tenure.Queue) -> None:
+    await queue.send(b"a")
+    await queue.consume(old_style, until_empty=True)
+    assert (await queue.stats()).ready == 0
 
 
 def test_the_options_that_may_be_passed_on_are_those_that_there_are() -> None:
@@ -38,6 +95,7 @@ def test_the_options_that_may_be_passed_on_are_those_that_there_are() -> None:
         ({"concurrency": "ten"}, "concurrency must be a whole number of at least 1, not 'ten'"),
         ({"prefetch": -1}, "prefetch must be a whole number of at least 0, not -1"),
         ({"poll_every": "x"}, "poll_every must be a finite number of seconds, not 'x'"),
+        ({"on_error": yields}, "on_error must be a function that does its work when it is called"),
         ({"run_in": "fibre"}, "run_in must be 'auto', 'thread' or 'process', not 'fibre'"),
     ],
 )

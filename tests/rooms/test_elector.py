@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -645,12 +645,18 @@ async def test_a_store_that_answers_after_the_deadline_is_believed_from_the_ques
     await asyncio.wait({task})
 
 
+def yields() -> Iterator[bool]:
+    """Be true without having looked."""
+    yield False
+
+
 @in_town
 async def test_bad_settings_are_refused_when_built(town: Town) -> None:
     for options, message in [
         ({"stall_after": 0}, "stall_after must be a positive number"),
         ({"stall_after": "5"}, "stall_after must be a positive number"),
         ({"health": 3}, "health must be a function"),
+        ({"health": yields}, "health must be a function that does its work when it is called"),
         ({"label": "x" * 1_000}, "the label must have at most 991 characters, not 1000"),
         ({"label": "a\0b"}, "the label must hold no NUL"),
         ({"overrun": "ignore"}, "overrun must be 'report' or 'exit', not 'ignore'"),

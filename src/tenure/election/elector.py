@@ -23,7 +23,7 @@ from tenure.clock import Clock
 from tenure.driver import Candidacy, Driver, is_cancelled
 from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.election.store import NAME_MAX, require_name
-from tenure.errors import ConfigError, TermLost, Unavailable, in_words
+from tenure.errors import ConfigError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.events import Event, Overrun, Reason
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
@@ -235,6 +235,7 @@ class Election:
 
             await election.run(coordinate)
         """
+        refuse_generator("work", work)
         if stop is not None and stop.is_set():
             return
         told = asyncio.Event()
@@ -776,5 +777,6 @@ def _check_gates(stall_after: object, health: object, overrun: object) -> None:
         raise ConfigError(f"stall_after must be a positive number of seconds, or None, not {stall_after!r}")
     if health is not None and not callable(health):
         raise ConfigError(f"health must be a function that returns whether all is well, not {health!r}")
+    refuse_generator("health", health)
     if overrun not in ("report", "exit"):
         raise ConfigError(f"overrun must be 'report' or 'exit', not {overrun!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
-from tenure.errors import ConfigError, nearest
+from tenure.errors import ConfigError, nearest, refuse_generator
 from tenure.pacing import Timing, check_seconds
 from tenure.queue.handlers import RunIn
 from tenure.queue.hooks import OnError
@@ -63,6 +63,7 @@ class Consuming:
             raise ConfigError(
                 f"on_error must be a function that takes a message and an exception, not {self.on_error!r:.80}"
             )
+        refuse_generator("on_error", self.on_error)
         if self.sessions and not self.auto_complete:
             raise ConfigError("auto_complete=False is not for sessions=True; use 'async with queue.session()' instead")
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeGuard, cast
 
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, Unavailable, refuse_generator
 from tenure.events import HandlerNotBegun
 from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Message, Received
@@ -75,6 +75,7 @@ class Handlers:
     def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, keeping: Keeping) -> None:
         if not callable(handler):
             raise ConfigError(f"handler must be a function that takes a message, not {handler!r:.80}")
+        refuse_generator("handler", handler)
         if run_in not in ("auto", "thread", "process"):
             raise ConfigError(f"run_in must be 'auto', 'thread' or 'process', not {run_in!r}")
         is_async = _is_async(handler)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import tenure.election.elector
 from tenure.clock import Clock
 from tenure.election.elector import Tenancy
-from tenure.errors import TenureError, TermLost, Unavailable, in_words
+from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.keeper import Keeper
 from tenure.lease import Grant, Leader
 from tenure.pacing import Timing
@@ -53,6 +53,7 @@ class Election:
         back, and this candidate does not contend.
         """
 
+        refuse_generator("work", work)
         told = Stopping()
         self._behind.context = contextvars.copy_context()
 
