@@ -13,7 +13,7 @@ from tenure.backends import redis
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.errors import ConfigError, Unavailable
 from tenure.lease import Granted, NoAnswer, Vacant
-from tenure.queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Settlement
+from tenure.queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Renewed, Settlement
 from tenure.testing import until
 from tenure.url import Url
 from tests.servers import Redis, private, shared, url_of
@@ -92,6 +92,35 @@ async def test_verdicts_and_renewals_may_be_about_many_queues(cluster: RedisClus
         mixed = held[::2] + held[1::2]
         assert LAPSED not in await broker.renew(mixed, TTL)
         assert list(await broker.settle([Settlement(one, COMPLETE) for one in mixed])) == [SETTLED] * len(mixed)
+
+
+async def test_verdicts_and_renewals_of_a_node_that_is_away_cost_no_other(own: RedisCluster) -> None:
+    gone = own.nodes[1]
+
+    def is_there(delivery: Delivery) -> bool:
+        return own.node_of(f"tenure:queue:{{{delivery.queue}}}:") is not gone
+
+    async with opened(f"{own.url}&timeout=2") as backend:
+        broker, held = backend.broker, list[Delivery]()
+        for name in NAMES:
+            await broker.send(name, [Outgoing(b"a")])
+            held += (await broker.receive(name, 1, TTL)).deliveries
+        verdicts = [Settlement(one, COMPLETE) for one in held]
+        away = [one for one in held if not is_there(one)]
+        assert 0 < len(away) < len(held)
+        gone.kill()
+        for one, renewed in zip(held, await broker.renew(held, TTL), strict=True):
+            assert isinstance(renewed, Renewed if is_there(one) else NoAnswer)
+        for one, answer in zip(held, await broker.settle(verdicts), strict=True):
+            assert answer == SETTLED if is_there(one) else isinstance(answer, NoAnswer)
+        with pytest.raises(Unavailable):
+            await broker.renew(away, TTL)
+        with pytest.raises(Unavailable):
+            await broker.settle([Settlement(one, COMPLETE) for one in away])
+        gone.start()
+        own.until_well()
+        for one, answer in zip(held, await broker.settle(verdicts), strict=True):
+            assert answer == (LAPSED if is_there(one) else SETTLED)
 
 
 async def test_a_slot_that_moves_is_away_for_a_while_and_then_found(own: RedisCluster) -> None:

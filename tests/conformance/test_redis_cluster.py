@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from tenure.backends import redis
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
-from tenure.testing.conformance import BrokerSuite, LeaseHarness, LeaseStoreSuite, QueueHarness
+from tenure.testing.conformance import BrokerSuite, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, QueueHarness
 from tenure.url import Url
-from tests.servers import shared
+from tests.servers import Redis, shared
 from tests.servers.redis_cluster import RedisCluster
 
 LONG = 200.0  # seconds of the servers' clocks, which also go by themselves
@@ -35,13 +37,33 @@ class House:
     async def pass_time(self, seconds: float) -> None:
         self._cluster.turn(seconds)
 
+    @asynccontextmanager
+    async def without(self, node: Redis) -> AsyncIterator[None]:
+        """Let this node be away inside the block."""
+        node.kill()
+        try:
+            yield
+        finally:
+            node.start()
+            self._cluster.until_well()
+
 
 class ClusterHarness(House, LeaseHarness):
     traits = redis.TRAITS
     ttl = LONG
+    faults = frozenset({"cut_one"})
 
     async def open(self) -> LeaseStore:
         return (await self.backend()).leases
+
+    def lie_apart(self, name: str, other: str) -> bool:
+        return self._node_of(name) is not self._node_of(other)
+
+    def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
+        return self.without(self._node_of(name))
+
+    def _node_of(self, name: str) -> Redis:
+        return self._cluster.node_of(f"tenure:lease:{name}")
 
 
 class ClusterQueueHarness(House, QueueHarness):
@@ -54,6 +76,10 @@ class ClusterQueueHarness(House, QueueHarness):
 
 
 class TestClusterLeases(LeaseStoreSuite):
+    harness = ClusterHarness
+
+
+class TestClusterLeaseFaults(LeaseFaultSuite):
     harness = ClusterHarness
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.errors import ConfigError
+from tenure.lease import NoAnswer
 from tenure.pacing import Timing
 from tenure.queue import machine
 from tenure.queue.machine import (
@@ -28,7 +29,6 @@ from tenure.queue.machine import (
     Hint,
     Hold,
     Locks,
-    NoAnswer,
     Pause,
     Pump,
     Receive,
@@ -199,6 +199,8 @@ class Node:
             answer = question()
             if fate < 2 * self.loss:
                 event = Answered(ask, NoAnswer("lost on its way back"))
+            elif not claim and fate < 3 * self.loss:  # of what lies in several places, a part is answered
+                event = Answered(ask, [one if self.dice.random() < 0.5 else NoAnswer("away") for one in answer])
             else:
                 event = Claimed(ask, answer) if claim else Answered(ask, answer)
         self.road.append((self.broker.now + delay, who, event))
@@ -341,7 +343,8 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
                 pump.handle(Answered(number + 1, NoAnswer("lost")), now)
             case "locks":
                 for ask, question in list(locks._questions.items()):
-                    answers = [Renewed(0.0) if number % 2 else LAPSED] * len(question.held)
+                    answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
+                    answers = [answer] * len(question.held)
                     locks.handle(Answered(ask, answers), now)
                 locks.handle(Tick(), now)
             case "drain":

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
 from tenure.errors import ConfigError
+from tenure.lease import NoAnswer
 from tenure.pacing import check_seconds
 from tenure.queue.message import (
     DeadMessage,
@@ -247,19 +248,22 @@ class Broker(Protocol):
         """
         ...
 
-    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
         """Extend many locks to *lock* seconds from now, in one step; the answers stand in the order of *held*.
 
         A lock never ends sooner for being renewed: one that lasts longer keeps its end, and the answer tells that.
         A session's lock covers the deliveries received under it: they are extended with it (and not by themselves).
+        Where queues lie apart, one that can't be asked gives ``NoAnswer`` for its locks and costs the others nothing;
+        ``Unavailable`` is for all.
         """
         ...
 
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts, on deliveries of any queues, in one step; the answers stand in the order given.
 
         Each verdict stands or lapses by itself. On ``Unavailable``, none or all have been passed, where the store has
-        transactions. Twice the same delivery in one call: the second is ``Lapsed``.
+        transactions. Where queues lie apart, ``NoAnswer`` says so of the verdicts on one queue, which may stand or not.
+        Twice the same delivery in one call: the second is ``Lapsed``.
         """
         ...
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tenure.errors import ConfigError, LockLost, TenureError
 from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed, ResultDiscarded
+from tenure.lease import NoAnswer
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, obituary
@@ -36,7 +37,6 @@ from tenure.queue.machine import (
     Hold,
     Locks,
     LocksInput,
-    NoAnswer,
     Pause,
     Pump,
     PumpInput,

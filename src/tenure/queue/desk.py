@@ -15,6 +15,7 @@ from tenure.clock import Clock
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import Event, MessageDied, ResultDiscarded
 from tenure.keeper import Keeper
+from tenure.lease import NoAnswer
 from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
@@ -196,6 +197,8 @@ class Desk:
             Unavailable: There was no answer; it may stand or not.
         """
         [answer] = await self.broker.settle([Settlement(delivery, verdict)])
+        if isinstance(answer, NoAnswer):
+            raise Unavailable(answer.why)
         if isinstance(answer, Lapsed):
             raise LockLost(obituary(delivery, f"could not {_VERBS[type(verdict)]} it"))
         self.tell_if_dead(delivery, verdict, answer)
@@ -219,6 +222,8 @@ class Desk:
             LockLost: It was over.
         """
         [answer] = await self.broker.renew([delivery], self.settings.lock)
+        if isinstance(answer, NoAnswer):
+            raise Unavailable(answer.why)
         if isinstance(answer, Lapsed):
             raise LockLost(obituary(delivery, "could not renew its lock"))
         return answer.locked_until

@@ -41,7 +41,7 @@ from enum import Enum
 from typing import ClassVar, Literal
 
 from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied
-from tenure.lease import trusted_until
+from tenure.lease import NoAnswer, trusted_until
 from tenure.pacing import RENEWALS_TOGETHER, Dice, Timing, check_seconds, later, sooner
 from tenure.queue.message import (
     COMPLETE,
@@ -170,13 +170,6 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class NoAnswer:
-    """Don't know: the broker could not be asked, or did not say."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Claimed:
     """The claim number *ask* has come back with *deliveries*; *due_in* as in :class:`tenure.queue.broker.Claim`."""
 
@@ -190,7 +183,7 @@ class Answered:
     """The question number *ask* has come back. Each question does, once, however late."""
 
     ask: int
-    answers: Sequence[Settled | Lapsed | Renewed] | NoAnswer
+    answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,15 +599,21 @@ class Pump:
             effects.append(Settle(self._asked, batch))
 
     def _answered(
-        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed], now: float, effects: list[Effect]
+        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed | NoAnswer], now: float, effects: list[Effect]
     ) -> None:
         settlements = self._settling.pop(ask, None)
         if settlements is None:
             return
         self._misses = 0
         holds = self._holds
+        unanswered: list[Settlement] = []
         for settlement, answer in zip(settlements, answers, strict=True):
             delivery, verdict = settlement
+            if type(answer) is NoAnswer:
+                if not unanswered:
+                    effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "settle", answer.why)))
+                unanswered.append(settlement)
+                continue
             hold = holds.get(delivery.token)
             if hold is not None:
                 hold.running.pop(delivery.sequence, None)
@@ -623,6 +622,9 @@ class Pump:
                 effects.append(Report(settlement, answer, _why_lapsed(hold, delivery, now)))
             elif type(answer) is Settled and (answer.dead or (verdict is not COMPLETE and verdict is not GIVE_BACK)):
                 effects.append(Report(settlement, answer))
+        if unanswered:
+            self._settle_at = now + later(self.habits.timing.retry_every / 4, self._dice)
+            self._unsettled[:0] = unanswered
 
     def _close(self, hold: Hold) -> None:
         hold.settled += 1
@@ -842,19 +844,25 @@ class Locks:
     def _take(
         self,
         question: _Question,
-        answers: Sequence[Settled | Lapsed | Renewed] | NoAnswer,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[Effect],
     ) -> None:
         timing = self.habits.timing
         if isinstance(answers, NoAnswer):
-            effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "renew", answers.why)))
-            for hold in question.holds:
-                hold.renew_at = min(hold.renew_at, now + later(timing.retry_every, self._dice))
-            return
+            answers = [answers] * len(question.held)
+        unanswered: dict[Token, str] = {}
+        for (hold, _), answer in zip(question.held, answers, strict=True):
+            if isinstance(answer, NoAnswer):
+                unanswered.setdefault(hold.token, answer.why)
+        if unanswered:
+            why = next(iter(unanswered.values()))
+            effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "renew", why)))
         until = sure_until(question.asked_at, timing)
         for hold in question.holds:
-            if until > hold.sure_until:
+            if hold.token in unanswered:
+                hold.renew_at = min(hold.renew_at, now + later(timing.retry_every, self._dice))
+            elif until > hold.sure_until:
                 hold.sure_until = until
                 hold.renew_at = question.asked_at + sooner(timing.renew_every, self._dice)
         for (hold, one), answer in zip(question.held, answers, strict=True):
@@ -900,23 +908,29 @@ class Locks:
     def _returned(
         self,
         batch: list[tuple[Settlement, float]],
-        answers: Sequence[Settled | Lapsed | Renewed] | NoAnswer,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[Effect],
     ) -> None:
-        over = batch
         if isinstance(answers, NoAnswer):
-            effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "give back", answers.why)))
-            self._returning[:0] = [one for one in batch if now < one[1]]
-            over = [one for one in batch if now >= one[1]]  # their locks have ended anyway
+            answers = [answers] * len(batch)
+        unanswered: list[tuple[Settlement, float]] = []
+        over: list[Settlement] = []
+        for one, answer in zip(batch, answers, strict=True):
+            settlement, until = one
+            if isinstance(answer, NoAnswer):
+                if not unanswered:
+                    effects.append(Tell(BrokerUnanswered(now, self.name, self._holder, "give back", answer.why)))
+                unanswered.append(one)
+                if now < until:
+                    continue  # else its lock has ended anyway
+            elif isinstance(answer, Settled) and answer.dead:  # its ttl had ended under the lock
+                effects.append(Tell(MessageDied(now, self.name, self._holder, *_named(settlement.delivery), EXPIRED)))
+            over.append(settlement)
+        if unanswered:
+            self._returning[:0] = [one for one in unanswered if now < one[1]]
             self._return_at = now + later(self.habits.timing.retry_every, self._dice)
-        else:
-            for (settlement, _), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Settled) and answer.dead:  # its ttl had ended under the lock
-                    effects.append(
-                        Tell(MessageDied(now, self.name, self._holder, *_named(settlement.delivery), EXPIRED))
-                    )
-        for settlement, _ in over:
+        for settlement in over:
             if (hold := self._holds.get(settlement.delivery.token)) is not None:
                 self._drop(hold)
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from tenure.errors import ConfigError, LockLost, TenureError
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.lease import NoAnswer
 from tenure.pacing import Timing
 from tenure.queue.broker import Claim, NoSession
 from tenure.queue.consumer import LockKeeper, Why, outlast
@@ -175,6 +176,8 @@ class Session:
             LockLost: The session is no longer ours.
         """
         [answer] = await self._desk.broker.renew([self._lock()], self._desk.settings.lock)
+        if isinstance(answer, NoAnswer):
+            raise Unavailable(answer.why)
         if isinstance(answer, Lapsed):
             raise LockLost(self._obituary())
         return answer.locked_until

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tenure.lease import NoAnswer
 from tenure.pacing import Timing
 from tenure.queue.machine import (
     Answered,
@@ -26,7 +27,6 @@ from tenure.queue.machine import (
     Hint,
     Hold,
     Locks,
-    NoAnswer,
     Pause,
     Pump,
     Receive,

@@ -46,7 +46,8 @@ from tenure.backends.redis.client import (
     scripts,
 )
 from tenure.backends.redis.wake import Wake
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, Unavailable
+from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
@@ -210,7 +211,7 @@ class RedisBroker:
 
     # --- under a lock ---
 
-    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
         """Extend many locks to *lock* seconds from now."""
         if not held:
             return []
@@ -230,7 +231,7 @@ class RedisBroker:
         answers = await self._client.run(_LUA["renew"], keys.bases, *arguments, within=patience(lock))
         return [Renewed(until / 1_000) if until else LAPSED for until in answers]
 
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
         """Pass many verdicts."""
         if not settlements:
             return []
@@ -252,17 +253,28 @@ class RedisBroker:
 
     async def _slot_by_slot(
         self, items: Sequence[T], queues: Sequence[str], ask: Callable[[Sequence[T]], Awaitable[Sequence[A]]]
-    ) -> list[A]:
-        """Ask about *items* in parts whose *queues* share their keys' slot; return the answers in order."""
+    ) -> list[A | NoAnswer]:
+        """Ask about *items* in parts whose *queues* share their keys' slot; return the answers in order.
+
+        A part whose node can't be asked gives ``NoAnswer``; ``Unavailable`` is raised if that is so of all.
+        """
         parts: dict[str, list[int]] = {}
         for number, queue in enumerate(queues):
             parts.setdefault(self._base(queue), []).append(number)
-        told = await asyncio.gather(*(ask([items[number] for number in part]) for part in parts.values()))
-        answers = {
-            number: answer
-            for part, of_part in zip(parts.values(), told, strict=True)
-            for number, answer in zip(part, of_part, strict=True)
-        }
+        told = await asyncio.gather(
+            *(ask([items[number] for number in part]) for part in parts.values()), return_exceptions=True
+        )
+        failures = [answer for answer in told if isinstance(answer, BaseException)]
+        # What is wrong for good is told first; if nothing was answered, so is that.
+        failures.sort(key=lambda error: isinstance(error, Unavailable))
+        if failures and (len(failures) == len(told) or not isinstance(failures[0], Unavailable)):
+            raise failures[0]
+        answers: dict[int, A | NoAnswer] = {}
+        for part, of_part in zip(parts.values(), told, strict=True):
+            if isinstance(of_part, BaseException):
+                answers.update(dict.fromkeys(part, NoAnswer(str(of_part))))
+            else:
+                answers.update(zip(part, of_part, strict=True))
         return [answers[number] for number in range(len(items))]
 
     async def _settle_in_slot(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:

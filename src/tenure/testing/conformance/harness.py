@@ -60,8 +60,12 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
-        """Inside the block, *store* can't ask about *name*, and about other names it can: they lie elsewhere."""
+        """Inside the block, *store* can't ask about *name*, and about names that lie apart from it, it can."""
         raise NotImplementedError
+
+    def lie_apart(self, name: str, other: str) -> bool:
+        """Tell whether ``cut_one`` of *name* leaves *other* as it is."""
+        return name != other
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
         """Yield what gives up a question of *store* on its way; it is carried out when the block ends, if at all.

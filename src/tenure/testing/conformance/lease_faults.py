@@ -111,7 +111,9 @@ class LeaseFaultSuite(LeaseSuite):
     ) -> None:
         needs(house, "cut_one")
         ann, bob = await house.open(), await house.open()
-        grants = [await claim(ann, f"{name}-{number}", "ann#1", house.ttl) for number in range(3)]
+        cut = f"{name}-cut"
+        others = [other for number in range(30) if house.lie_apart(cut, other := f"{name}-{number}")]
+        grants = [await claim(ann, one, "ann#1", house.ttl) for one in (others[0], cut, others[1])]
         await house.pass_time(house.ttl * 0.6)
         async with house.cut_one(ann, grants[1].name):
             for asked in (grants, grants[::-1]):

@@ -17,6 +17,7 @@ import pytest_asyncio
 from tenure.clock import SystemClock
 from tenure.errors import ConfigError
 from tenure.keeper import Keeper
+from tenure.lease import NoAnswer
 from tenure.queue.broker import (
     CLAIM_BYTES,
     EVERYTHING,
@@ -1357,7 +1358,7 @@ async def polled(broker: Broker, name: str, house: QueueHarness, session: str | 
     return claim
 
 
-async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed]:
+async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
     """Pass one verdict on several deliveries."""
     return list(await broker.settle([Settlement(one, verdict) for one in deliveries]))  # type: ignore[attr-defined]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.backends.memory.client import Memory
 from tenure.backends.memory.queue import MemoryBroker
+from tenure.lease import NoAnswer
 from tenure.queue.broker import EVERYTHING, Claim, SettingChanges
-from tenure.queue.machine import NoAnswer, Receive, Renew, Settle
+from tenure.queue.machine import Receive, Renew, Settle
 from tenure.queue.message import DeadMessage, Outgoing, Stats
 from tenure.testing.sim.server import Server
 from tenure.testing.sim.world import SkewedClock, World

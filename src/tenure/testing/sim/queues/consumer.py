@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran
+from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim
 from tenure.queue.machine import (
     Answered,
@@ -27,7 +28,6 @@ from tenure.queue.machine import (
     Hint,
     Hold,
     LocksInput,
-    NoAnswer,
     PumpInput,
     Receive,
     Renew,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from tenure.backends.memory.queue import Ids, Place, Queue, Row, Shelf
 from tenure.backends.memory.queue import Locks as LockedRows
+from tenure.lease import NoAnswer
 from tenure.pacing import Dice
 from tenure.queue.machine import (
     NEVER,
@@ -19,7 +20,6 @@ from tenure.queue.machine import (
     Habits,
     Hold,
     Locks,
-    NoAnswer,
     Pump,
     State,
     _Question,
@@ -72,7 +72,7 @@ class _RenewsFromAnswer(Locks):
     def _take(
         self,
         question: _Question,
-        answers: Sequence[Settled | Lapsed | Renewed] | NoAnswer,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[Effect],
     ) -> None:
@@ -83,7 +83,7 @@ class _NoAnswerIsYes(Locks):
     def _take(
         self,
         question: _Question,
-        answers: Sequence[Settled | Lapsed | Renewed] | NoAnswer,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
         effects: list[Effect],
     ) -> None:

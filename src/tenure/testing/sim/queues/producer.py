@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tenure.queue.machine import NoAnswer
+from tenure.lease import NoAnswer
 from tenure.queue.message import Outgoing
 from tenure.testing.sim.line import Asked, Line
 from tenure.testing.sim.process import Process
