@@ -186,7 +186,7 @@ class Desk:
     async def _settle_all(self, deliveries: Sequence[Delivery], verdict: Verdict) -> None:
         answers = await self.broker.settle([Settlement(one, verdict) for one in deliveries])
         for delivery, answer in zip(deliveries, answers, strict=True):
-            if not isinstance(answer, Lapsed):
+            if isinstance(answer, Settled):
                 self.tell_if_dead(delivery, verdict, answer)
 
     async def settle(self, delivery: Delivery, verdict: Verdict) -> bool:

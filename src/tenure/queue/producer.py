@@ -9,15 +9,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.lease import NoAnswer
 from tenure.pacing import check_seconds
 from tenure.queue.desk import POLL, Desk, Received
 from tenure.queue.message import (
     COMPLETE,
     DeadLetter,
     Delivery,
-    Lapsed,
     NotEmpty,
     Outgoing,
+    Settled,
     Settlement,
     check_text,
     checked,
@@ -171,9 +172,10 @@ class Requests:
         settlements = [self._judge(one, waits) for one, waits in zip(claim.deliveries, for_whom, strict=True)]
         if settlements:
             answers = await desk.broker.settle(settlements)
-            self._handed.difference_update(one.sequence for one in claim.deliveries)
             for (delivery, verdict), answer in zip(settlements, answers, strict=True):
-                if not isinstance(answer, Lapsed):
+                if not isinstance(answer, NoAnswer):
+                    self._handed.discard(delivery.sequence)
+                if isinstance(answer, Settled):
                     desk.tell_if_dead(delivery, verdict, answer)
         return bool(settlements) or claim.due_in == 0
 
