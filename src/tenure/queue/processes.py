@@ -431,11 +431,20 @@ class _Watch:
     def _run(self) -> None:
         try:
             while True:
-                left = self._until - CLOCK.now() if self.is_busy else LOOK_AGAIN
+                left = self._left()
+                while left <= 0 and self._pipe.poll(0):
+                    # A handler that held the GIL kept us from hearing that the lock was renewed meanwhile.
+                    if not self._listen(0):
+                        return
+                    left = self._left()
                 if left <= 0 or not self._listen(min(left, LOOK_AGAIN)):
                     return
         finally:  # whatever has happened: nobody would watch
             _end_group()
+
+    def _left(self) -> float:
+        """Return for how many seconds there is nothing to be done."""
+        return self._until - CLOCK.now() if self.is_busy else LOOK_AGAIN
 
     def _listen(self, seconds: float) -> bool:
         """Take in what the consumer says in so many *seconds*; False if it is over."""
