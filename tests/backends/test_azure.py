@@ -25,7 +25,7 @@ from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
 from tenure.events import CampaignFailed, TermBegan, TermEnding
 from tenure.lease import Granted, NoAnswer
 from tenure.queue.broker import Selection
-from tenure.queue.message import COMPLETE, DEAD_SUFFIX, SETTLED, DeadLetter, Outgoing, Settlement
+from tenure.queue.message import COMPLETE, DEAD_SUFFIX, MAX_DELIVERIES, SETTLED, DeadLetter, Outgoing, Settlement
 from tenure.testing import until
 from tenure.testing.conformance.lease_faults import Hall
 from tenure.url import Url
@@ -200,8 +200,16 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
             assert good.body == b"good"
             assert await broker.settle([Settlement(good, COMPLETE)]) == [SETTLED]
             assert (await broker.stats(name)).dead == 0
+            died: list[str] = []
+
+            async def is_told() -> bool:
+                died.extend(one.reason for one in (await broker.receive(name, 10, lock)).died)
+                return bool(died)
+
             if answers_at_last:
                 answers.set()
+                await until(is_told)
+                assert died == [MAX_DELIVERIES]
         stats = await others.broker.stats(name)
         assert (stats.dead, stats.ready + stats.locked) == ((1, 0) if answers_at_last else (0, 1))
         assert not [task for task in asyncio.all_tasks() if "burial" in task.get_name()]

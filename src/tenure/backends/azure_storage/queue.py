@@ -21,6 +21,7 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -66,6 +67,7 @@ from tenure.queue.message import (
     Defer,
     Deleted,
     Delivery,
+    Died,
     Lapsed,
     NotEmpty,
     Outgoing,
@@ -95,6 +97,7 @@ QUEUE_TRAITS = QueueTraits(
     transactions=False,
     exact_stats=False,
     hints=False,
+    names_dead=True,
 )
 
 PAGE = 32
@@ -111,6 +114,9 @@ DECLARED = 0.25
 
 DOOMED_MAX = 64
 """After so many messages that were dead before they were handed out, the rest is left to the next question."""
+
+DIED_MAX = 10_000
+"""So many deaths are remembered for a queue until a claim tells of them."""
 
 ROUND = 1_024
 """So many dead letters are looked through at once."""
@@ -138,6 +144,7 @@ class AzureBroker:
         self._held: dict[tuple[str, int], Held] = {}
         self._idle: dict[str, int] = {}  # how often nothing was found, one time after the other
         self._burials: set[asyncio.Task[None]] = set()  # of what was found dead; kept, as loops let tasks go
+        self._died: dict[str, deque[Died]] = {}  # by queue: buried here of no verdict, and not told yet
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
         self._sweep_at = 0.0
         self._wall: float | None = None  # what makes a moment of our clock one of the service's
@@ -315,10 +322,17 @@ class AzureBroker:
         self._sweep()
         if deliveries:
             self._idle.pop(queue, None)
-            return Claim(tuple(deliveries))
-        if doomed >= DOOMED_MAX:
-            return Claim((), 0.0)
-        return Claim((), await self._look_again(queue))
+            return Claim(tuple(deliveries), None, self._told_dead(queue))
+        due_in = 0.0 if doomed >= DOOMED_MAX else await self._look_again(queue)
+        return Claim((), due_in, self._told_dead(queue))
+
+    def _told_dead(self, queue: str) -> Sequence[Died]:
+        """Return what was buried here of no verdict since this was last asked."""
+        died, found = self._died.get(queue), []
+        with suppress(IndexError):  # burials on another loop may add to it meanwhile
+            while died:
+                found.append(died.popleft())
+        return tuple(found)
 
     async def _look_again(self, queue: str) -> float | None:
         """Tell when to look again after nothing was found.
@@ -394,7 +408,10 @@ class AzureBroker:
         count = one.count - 1
         note = filled_up(held.note, count, one.now)
         reason, told_of = (EXPIRED, EXPIRED_TOLD) if one.is_expired else (MAX_DELIVERIES, tried(count))
-        await self._bury(line, held, grave_of(one, note, reason, told_of, count, one.now), one.body)
+        answer = await self._bury(line, held, grave_of(one, note, reason, told_of, count, one.now), one.body)
+        if isinstance(answer, Settled):
+            died = Died(one.sequence, one.id, count, reason)
+            self._died.setdefault(held.queue, deque(maxlen=DIED_MAX)).append(died)
 
     # --- under a lock ---
 
@@ -461,7 +478,7 @@ class AzureBroker:
             if not expired and count < most:
                 delay = min(DELAY_MAX, math.ceil(verdict.delay))
                 return await self._let_go(line, held, delay, fitted(held.text, delivery.body, note))
-            reason, why = (EXPIRED, EXPIRED_TOLD) if expired else (MAX_DELIVERIES, tried(count))
+            reason, why = (MAX_DELIVERIES, tried(count)) if count >= most else (EXPIRED, EXPIRED_TOLD)
             grave = grave_of(delivery, note, reason, why, count, now)
         elif expired:
             grave = grave_of(delivery, note, EXPIRED, EXPIRED_TOLD, count - 1, now)
@@ -469,7 +486,7 @@ class AzureBroker:
             given = fitted(held.text, delivery.body, replace(note, uncounted=note.uncounted + 1))
             return await self._let_go(line, held, 0, given)
         answer = await self._bury(line, held, grave, delivery.body, anew=True)
-        return SETTLED_DEAD if isinstance(verdict, Abandon) and isinstance(answer, Settled) else answer
+        return answer if isinstance(verdict, DeadLetter) or isinstance(answer, Lapsed) else SETTLED_DEAD
 
     async def _settle_dead(self, line: Line, delivery: Delivery, held: Held, verdict: Verdict) -> Settled | Lapsed:
         """Leave a dead letter where it is."""
