@@ -733,3 +733,59 @@ async def test_counts_are_exact_however_much_has_come_due(url: str, name: str) -
         await until(all_due)
         stats = await broker.stats(name)
         assert (stats.ready, stats.delayed, stats.dead) == (3_000, 0, 25_000)
+
+
+# --- the layout of keys ---
+
+
+async def test_what_has_no_version_is_of_the_first_layout(url: str, name: str) -> None:
+    base, lock = f"tenure:queue:{{{name}}}:", f"tenure:lease:{name}"
+    async with native(url) as client, opened(url) as backend:
+        await client.sadd("tenure:queues", name)
+        await client.set(f"{base}sequence", 1)
+        await client.hset(f"{base}settings", "max_deliveries", 7)
+        await client.hset(f"{base}state", "1", f"0|{int(time.time() * 1_000)}|0|0|q||")
+        await client.hset(f"{base}body", "1", b"old")
+        await client.zadd(f"{base}ready", {"1": 9 * 2**48 + 1})
+        await client.hset(f"{{{lock}}}:term", mapping={"token": 41, "holder": "", "metadata": "", "resign": "0"})
+        assert (await backend.broker.settings(name)).max_deliveries == 7
+        [got] = (await backend.broker.receive(name, 1, TTL)).deliveries
+        assert (got.body, got.sequence) == (b"old", 1)
+        assert list(await backend.broker.settle([Settlement(got, COMPLETE)])) == [Settled()]
+        assert (await won(backend.leases, name)).token == 42
+
+
+@pytest.mark.parametrize("layout", ["2", "17", "x"])
+async def test_a_later_layout_is_refused_and_left_alone(url: str, name: str, layout: str) -> None:
+    base, lock = f"tenure:queue:{{{name}}}:", f"tenure:lease:{name}"
+    async with native(url) as client, opened(url) as backend:
+        broker, leases = backend.broker, backend.leases
+        await broker.send(name, [Outgoing(b"a"), Outgoing(b"b")])
+        [got] = (await broker.receive(name, 1, TTL)).deliveries
+        grant = await won(leases, name)
+        # Now a process of a later version takes over, as during a rolling update.
+        await client.hset(f"{base}settings", "layout", layout)
+        await client.hset(f"{{{lock}}}:term", "layout", layout)
+        before = [await client.dump(key) for key in sorted(await client.keys(f"*{name}*")) if key != lock.encode()]
+        questions: list[Callable[[], Awaitable[object]]] = [
+            lambda: broker.send(name, [Outgoing(b"c")]),
+            lambda: broker.receive(name, 1, TTL),
+            lambda: broker.renew([got], TTL),
+            lambda: broker.settle([Settlement(got, COMPLETE)]),
+            lambda: broker.accept(name, None, TTL),
+            lambda: broker.stats(name),
+            lambda: broker.settings(name),
+            lambda: broker.declare(name, {"max_deliveries": 3}),
+            lambda: broker.redrive(name, EVERYTHING, None),
+            lambda: broker.delete(name, force=True),
+            lambda: leases.acquire(name, "bob#1", TTL),
+            lambda: leases.renew([grant], TTL),
+            lambda: leases.release(grant),
+            lambda: leases.inspect(name),
+        ]
+        for question in questions:
+            with pytest.raises(ConfigError, match=f"in layout {layout}, and this tenure knows layout 1 only; update"):
+                await question()
+        after = [await client.dump(key) for key in sorted(await client.keys(f"*{name}*")) if key != lock.encode()]
+        assert after == before
+        await broker.send(f"{name}-other", [Outgoing(b"a")])  # what the new version has not touched goes on

@@ -133,8 +133,23 @@ def _lacks_rights(error: BaseException | None) -> bool:
     return isinstance(error, exceptions.NoPermissionError) or str(error).startswith("The user executing the script")
 
 
+LAYOUT = 1
+"""The version of the layout of our keys: as in the scripts."""
+
+
+def other_layout(found: str, keys: str, place: str) -> ConfigError:
+    """Return what to say of *keys* that a newer tenure has written in another layout."""
+    return ConfigError(
+        f"{place} holds {keys} in layout {found}, and this tenure knows layout {LAYOUT} only; update tenure in every "
+        "process that uses it to the version that wrote this, or try the option prefix"
+    )
+
+
 def _refusal(said: str, place: str) -> TenureError:
     """Translate an error that redis-py has no class for, by the word it begins with."""
+    if said.startswith("LAYOUT "):
+        _, found, keys = said.split(" ", 2)
+        return other_layout(found, keys, place)
     if said.startswith("WRONGTYPE"):
         return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
     if "compiling script" in said:  # older ones don't know the first line

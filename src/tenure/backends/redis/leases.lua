@@ -1,9 +1,16 @@
 -- What is asked of a lease. Each script touches two keys, which lie in one slot of a cluster:
 --   KEYS[1]  the lock: a string that holds its holder, and expires with the lease. redis-py's Lock has the same.
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
---            of the newest term, and mean something only while the lock holds the same holder.
+--            of the newest term, and mean something only while the lock holds the same holder. layout: the version of
+--            this layout of keys, if it is not the first.
 -- A hint that can't be published must not undo what was done: hence pcall.
 -- A question that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
+
+-- name: common
+local layout = redis.call('HGET', KEYS[2], 'layout')
+if layout and layout ~= '1' then  -- of a later one nothing is read, and nothing written
+    return redis.error_reply('LAYOUT ' .. layout .. ' ' .. KEYS[2])
+end
 
 -- name: acquire (holder, ttl in ms, metadata, channel)
 local held = redis.call('GET', KEYS[1])

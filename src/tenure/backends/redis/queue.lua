@@ -1,7 +1,8 @@
 -- What is asked of queues. The part named "common" stands before each of the others.
 --
 -- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and lie in one slot of a cluster:
---   settings          hash    what was declared; a missing field has its default
+--   settings          hash    what was declared; a missing field has its default. layout: the version of this layout of
+--                             keys, if it is not the first
 --   sequence          number  the newest sequence given out
 --   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
@@ -33,6 +34,12 @@
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
 -- name: common
+for _, base in ipairs(KEYS) do  -- of a later layout nothing is read, and nothing written
+    local layout = string.sub(base, -1) == ':' and redis.call('HGET', base .. 'settings', 'layout')
+    if layout and layout ~= '1' then
+        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. base)
+    end
+end
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local RANK = 2 ^ 48   -- a rank is 9 - priority in these units, plus the sequence

@@ -33,6 +33,7 @@ from typing import Any, Literal, TypeVar
 
 from tenure.backends.redis.claims import Claims
 from tenure.backends.redis.client import (
+    LAYOUT,
     NOTE,
     NOTE_GROWING,
     Answer,
@@ -41,6 +42,7 @@ from tenure.backends.redis.client import (
     Client,
     Script,
     escaped,
+    other_layout,
     patience,
     runs,
     scripts,
@@ -134,6 +136,9 @@ class RedisBroker:
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
         kept: dict[bytes, bytes] = await self._client.command("HGETALL", f"{self._base(queue)}settings")
+        layout = kept.get(b"layout", b"1").decode(errors="replace")
+        if layout != str(LAYOUT):
+            raise other_layout(layout, self._base(queue), str(self._client.address))
         known: dict[str, Any] = {}
         for field in fields(QueueSettings):
             text = kept.get(field.name.encode())
