@@ -1,0 +1,135 @@
+"""The moments that processes are told to end by themselves at: compared as numbers, on a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure.backends.memory import Memory, MemoryBroker
+from tenure.cli import guard, working
+from tenure.cli.child import Child
+from tenure.cli.work import Order
+from tenure.cli.working import Working
+from tenure.keeper import Keeper
+from tenure.queue import handlers, processes
+from tenure.queue.broker import QueueSettings
+from tenure.queue.desk import Desk
+from tenure.queue.queue import Queue
+from tenure.testing import ManualClock, until
+
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
+
+LOCK = 60.0
+RENEWED_AFTER = 25.0
+TRUST = LOCK * 0.95 - 1.0  # seconds after the question: less what clocks may differ by, less the margin
+GRACE = 2.0
+PATIENCE = 30.0
+
+Now = tuple[ManualClock, float]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Now:
+    """Return the clock of this process, which stands still, and what it shows; our children have the real one."""
+    start = guard.now()
+    clock = ManualClock(start)
+    monkeypatch.setattr(guard, "now", clock.now)
+    for module in (handlers, processes):
+        monkeypatch.setattr(module, "CLOCK", clock)
+    return clock, start
+
+
+def _silent(event: tenure.Event) -> None:
+    pass
+
+
+@asynccontextmanager
+async def opened(clock: ManualClock) -> AsyncIterator[Queue]:
+    memory = Memory()
+    broker = MemoryBroker(clock, memory)
+    desk = Desk("orders", broker, Keeper.here(), clock, QueueSettings(lock=LOCK), "me", _silent, {"lock": LOCK})
+    try:
+        yield Queue(desk)
+    finally:
+        memory.bell.close()
+
+
+# --- handlers in processes -------------------------------------------------------------------------------------------
+
+
+def tell_deadlines(message: tenure.Received) -> None:
+    """Wait until the process is told of another deadline, and say both."""
+    [watch] = [one for one in gc.get_objects() if type(one) is processes._Watch]
+    first, give_up = watch._until, time.monotonic() + PATIENCE
+    Path(message.body.decode()).write_text("begun")
+    while watch._until == first and time.monotonic() < give_up:
+        time.sleep(0.005)
+    raise tenure.Reject("told", f"{first!r} {watch._until!r}")
+
+
+async def test_a_handlers_process_ends_itself_before_its_lock_does(now: Now, tmp_path: Path) -> None:
+    clock, start = now
+    begun = tmp_path / "begun"
+    told: list[Any] = []
+    async with opened(clock) as queue:
+        await queue.send(str(begun).encode())
+        consuming = asyncio.create_task(
+            queue.consume(
+                tell_deadlines, run_in="process", until_empty=True, on_error=lambda _, error: told.append(error)
+            )
+        )
+        await until(begun.exists, within=PATIENCE)
+        clock.advance(RENEWED_AFTER)
+        await consuming
+    deadlines = [float(one) for one in told[0].description.split()]
+    share = handlers.KILL_SHARE * GRACE
+    assert deadlines == pytest.approx([start + TRUST - share, start + RENEWED_AFTER + TRUST - share], abs=1e-6)
+
+
+# --- the commands of tenure work -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("timeout", "ends"), [(None, TRUST), (10.0, 10.0 + GRACE)])
+async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
+    now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None, ends: float
+) -> None:
+    clock, start = now
+    said, go_on = tmp_path / "said", tmp_path / "go on"
+    lines: list[str] = []
+    tell = Child._tell
+
+    def overhear(child: Child, line: str) -> None:
+        lines.append(line)
+        tell(child, line)
+
+    monkeypatch.setattr(Child, "_tell", overhear)
+    monkeypatch.setattr(working, "LOOKS", 400)
+    script = (
+        f"cat /proc/$PPID/cmdline > '{said}.new'; mv '{said}.new' '{said}'; until [ -e '{go_on}' ]; do sleep 0.02; done"
+    )
+    work = Working(Order("orders", ("sh", "-c", script), None, "", {}, 1, False, timeout, GRACE, True, 0))
+    async with opened(clock) as queue:
+        await queue.send(b"")
+        work._consumer = consumer = queue.consumer(work._serve, until_empty=True)
+        consuming = asyncio.create_task(consumer.run())
+        await until(said.exists, within=PATIENCE)
+        [deadline, grace] = said.read_bytes().split(b"\0")[6:8]
+        assert [float(deadline), float(grace)] == pytest.approx([start + ends, GRACE], abs=1e-6)
+        if timeout is None:
+            clock.advance(RENEWED_AFTER)
+            await until(lambda: len(lines) > 1, within=PATIENCE)
+        go_on.touch()
+        await consuming
+        assert await queue.stats() == tenure.Stats()
+    renewed = [] if timeout else [start + RENEWED_AFTER + TRUST]
+    assert [line.split()[0] for line in lines] == ["deadline"] * len(lines)
+    assert [float(line.split()[1]) for line in lines] == pytest.approx([start + ends, *renewed], abs=1e-6)
