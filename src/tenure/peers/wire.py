@@ -318,8 +318,8 @@ def encode(message: Message) -> bytes:
         Malformed: It is longer than a frame may be.
     """
     told: list[Any] = [type(message).__name__.lower()]
-    told += [_plain(getattr(message, each.name)) for each in fields(message)]
-    body = json.dumps(told, separators=(",", ":")).encode("ascii")
+    told += [_plain(getattr(message, name)) for name in _NAMES[type(message)]]
+    body = _TO_JSON.encode(told).encode("ascii")
     if len(body) > BODY_MAX:
         raise Malformed(f"the message has {len(body)} bytes, more than {BODY_MAX}")
     return body
@@ -343,7 +343,7 @@ def decode(body: bytes) -> Message:
     if len(body) > BODY_MAX:
         raise Malformed("too long")
     try:
-        told = json.loads(body, parse_constant=_no_constant)
+        told = _FROM_JSON.decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise Malformed("not JSON") from error
     if type(told) is not list or not told or type(told[0]) is not str:
@@ -357,6 +357,11 @@ def decode(body: bytes) -> Message:
 
 def _no_constant(written: str) -> float:
     raise Malformed(f"{written} is no number")
+
+
+_NAMES = {kind: tuple(each.name for each in fields(kind)) for kind in _KINDS.values()}
+_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # kept, as it takes as long to make one as to use it
+_FROM_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def metadata_size(metadata: Metadata) -> int:

@@ -22,12 +22,15 @@ class Network(Road):
         self.dead: set[tuple[int, int]] = set()  # ways that stay cut, in calm as well
         self.messages = 0
         self.by_kind: dict[str, int] = {}
+        self._written: tuple[Message, bytes] | None = None
 
     def send(self, source: int, to: int, message: Message) -> None:
         self.messages += 1
         kind = type(message).__name__
         self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
-        body = encode(message)
+        if self._written is None or self._written[0] is not message:  # what goes to all is written once
+            self._written = message, encode(message)
+        body = self._written[1]
         copies = 2 if not self.calm and self._world.dice.random() < self.weather.duplicate else 1
         for _ in range(copies):
             delay = None if self._is_cut(source, to) else self.delay()

@@ -192,10 +192,11 @@ class Checkers(Findings):
         machine = node.machine
         if machine.state is not was and machine.state not in REACHABLE[was]:
             self.violated("machine", f"{node.name} went from {was.value} to {machine.state.value} on {event}")
-        for effect in effects:
-            if isinstance(effect, (Acquire, Renew, Release)):
-                self._asked(node, effect)
-        self._gave_way(node, effects)
+        if effects:  # most ticks have none
+            for effect in effects:
+                if isinstance(effect, (Acquire, Renew, Release)):
+                    self._asked(node, effect)
+            self._gave_way(node, effects)
         match event:
             case Answered(ask, answer):
                 self._heard(node, ask, answer, effects)
