@@ -1,10 +1,11 @@
-"""PostgreSQL: a cluster of its own, made by initdb in a fraction of a second."""
+"""PostgreSQL: a cluster of its own, copied from one that initdb has made."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -12,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.servers.certificates import Authority
-from tests.servers.process import Server
+from tests.servers.process import Server, run_folder
 
 
 class Postgres(Server):
@@ -52,11 +53,7 @@ class Postgres(Server):
         return "" if programs() else "PostgreSQL's initdb is not installed"
 
     def prepare(self) -> None:
-        login = ["--auth=trust"]
-        if self.password:
-            login = ["--auth=scram-sha-256", f"--pwfile={self.write('password', self.password)}"]
-        make = [f"{programs()}/initdb", "-D", str(self.folder / "data"), "-U", "postgres", "-E", "UTF8", "--no-locale"]
-        self.run(*make, "--no-sync", *login)
+        self.run("cp", "-r", str(_made(self)), str(self.folder / "data"))
         settings = [("listen_addresses", "127.0.0.1"), ("port", str(self.port))]
         settings.append(("unix_socket_directories", str(self.folder)))
         settings.append(("dynamic_shared_memory_type", "mmap"))  # in its folder, so that nothing outlives a kill
@@ -93,6 +90,26 @@ class Postgres(Server):
     def url(self) -> str:
         login = f"postgres:{quote(self.password, safe='')}" if self.password else "postgres"
         return f"postgresql://{login}@127.0.0.1:{self.port}/postgres"
+
+
+def _made(server: Postgres) -> Path:
+    """Return a data folder with the password of *server*, made by initdb once in this process: a copy is much faster.
+
+    The folder lies beside those of the servers, and goes with them.
+    """
+    folder = _folders.get(server.password)
+    if folder is None:
+        _folders[server.password] = folder = Path(tempfile.mkdtemp(prefix="initdb-", dir=run_folder()))
+        server.give(folder, 0o700)
+        login = ["--auth=trust"]
+        if server.password:
+            login = ["--auth=scram-sha-256", f"--pwfile={server.write('password', server.password)}"]
+        make = [f"{programs()}/initdb", "-D", str(folder), "-U", "postgres", "-E", "UTF8", "--no-locale"]
+        server.run(*make, "--no-sync", "--wal-segsize=4", *login)
+    return folder
+
+
+_folders: dict[str, Path] = {}
 
 
 @cache
