@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers import Azurite, Postgres, Redis, url_of
+
+# Where Python is told to keep no bytecode, each of the many processes that the tests start would compile the library.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # How long an example takes says nothing on a machine that is busy with other things.
 settings.register_profile("tenure", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])

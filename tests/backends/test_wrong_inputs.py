@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +39,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+FORKING = """
+import json, os, sys, threading
+import tenure.backends.azure_storage, tenure.backends.postgres, tenure.backends.redis, tenure.cli.group
+for line in sys.stdin:
+    arguments, environment, folder = json.loads(line)
+    assert threading.active_count() == 1
+    child = os.fork()
+    if child == 0:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, "out", new), (2, "told", new)):
+            os.dup2(os.open(name, how), number)
+        sys.exit(tenure.cli.main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process that has imported all that commands need, and gives each a process of its own, which begins at once."""
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKING], stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
 @pytest.fixture(scope="module")
 def authority() -> Authority:
     return Authority()
@@ -59,105 +88,115 @@ def guarded_redis(authority: Authority) -> Iterator[Redis]:
         yield server
 
 
-def says(
-    captured: Captured, command: str, url: str, *, code: int, words: list[str], more: tuple[str, ...] = ()
-) -> None:
-    """Give *command* to the store at *url*, and look at how it fails."""
-    if code == 78 and "timeout=" not in url:  # a server that would refuse it, and is only slow, must not spoil that
-        url += f"{'&' if '?' in url else '?'}timeout=60"
-    arguments = {
-        "doctor": ["doctor", url],
-        "migrate": ["migrate", url],
-        "lead": ["lead", "name", "--on", url, *more, "--", "true"],
-        "send": ["send", "queue", "body", "--on", url, *more],
-        "work": ["work", "queue", "--until-empty", "--on", url, *more, "--", "true"],
-        "queue": ["queue", "--on", url],
-    }[command]
-    # Those two make their process one that adopts orphans, and these tests' must stay as it is.
-    if command in ("lead", "work"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tenure.cli", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
-        ended, out, told = done.returncode, done.stdout, done.stderr
-    else:
-        ended = main(arguments)
-        out, told = captured.readouterr()
-    assert (ended, out) == (code, ""), told
-    assert [word for word in words if word not in told] == [], told
-    assert told.count("\n") == 1
-    assert SECRET not in told
-    assert OTHER not in told
+class Says:
+    """Gives a command to a store, and looks at how it fails."""
+
+    def __init__(self, captured: Captured, forking: subprocess.Popen[str]) -> None:
+        self._captured = captured
+        self._forking = forking
+
+    def __call__(self, command: str, url: str, *, code: int, words: list[str], more: tuple[str, ...] = ()) -> None:
+        if code == 78 and "timeout=" not in url:  # a server that would refuse it, and is only slow, must not spoil that
+            url += f"{'&' if '?' in url else '?'}timeout=60"
+        arguments = {
+            "doctor": ["doctor", url],
+            "migrate": ["migrate", url],
+            "lead": ["lead", "name", "--on", url, *more, "--", "true"],
+            "send": ["send", "queue", "body", "--on", url, *more],
+            "work": ["work", "queue", "--until-empty", "--on", url, *more, "--", "true"],
+            "queue": ["queue", "--on", url],
+        }[command]
+        # Those two make their process one that adopts orphans, and these tests' must stay as it is.
+        run = self._elsewhere if command in ("lead", "work") else self._here
+        ended, out, told = run(arguments)
+        assert (ended, out) == (code, ""), told
+        assert [word for word in words if word not in told] == [], told
+        assert told.count("\n") == 1
+        assert SECRET not in told
+        assert OTHER not in told
+
+    def _here(self, arguments: list[str]) -> tuple[int, str, str]:
+        return main(arguments), *self._captured.readouterr()
+
+    def _elsewhere(self, arguments: list[str]) -> tuple[int, str, str]:
+        assert self._forking.stdin is not None
+        assert self._forking.stdout is not None
+        self._forking.stdin.write(json.dumps([arguments, dict(os.environ), os.getcwd()]) + "\n")
+        self._forking.stdin.flush()
+        return int(self._forking.stdout.readline()), Path("out").read_text(), Path("told").read_text()
+
+
+@pytest.fixture
+def says(capsys: Captured, forking: subprocess.Popen[str]) -> Says:
+    return Says(capsys, forking)
 
 
 # --- PostgreSQL --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])
-def test_postgresql_with_a_wrong_password(capsys: Captured, guarded_postgres: Postgres, command: str) -> None:
+def test_postgresql_with_a_wrong_password(says: Says, guarded_postgres: Postgres, command: str) -> None:
     url = guarded_postgres.url.replace(SECRET, OTHER)
-    says(capsys, command, url, code=78, words=["refused the password", "~/.pgpass"])
+    says(command, url, code=78, words=["refused the password", "~/.pgpass"])
 
 
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])
-def test_postgresql_without_such_a_database(capsys: Captured, guarded_postgres: Postgres, command: str) -> None:
+def test_postgresql_without_such_a_database(says: Says, guarded_postgres: Postgres, command: str) -> None:
     url = guarded_postgres.url.removesuffix("postgres") + "nowhere"
-    says(capsys, command, url, code=78, words=["no such database", "createdb", '"nowhere"'])
+    says(command, url, code=78, words=["no such database", "createdb", '"nowhere"'])
 
 
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])
 def test_postgresql_with_the_wrong_authority(
-    capsys: Captured, guarded_postgres: Postgres, wrong_authority: Authority, command: str
+    says: Says, guarded_postgres: Postgres, wrong_authority: Authority, command: str
 ) -> None:
     url = f"{guarded_postgres.url}?sslmode=verify-full&sslrootcert={wrong_authority.certificate}"
-    says(capsys, command, url, code=78, words=["not trusted", "sslrootcert="])
+    says(command, url, code=78, words=["not trusted", "sslrootcert="])
 
 
 @pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey"])
-def test_postgresql_with_a_file_that_is_not_there(capsys: Captured, guarded_postgres: Postgres, name: str) -> None:
+def test_postgresql_with_a_file_that_is_not_there(says: Says, guarded_postgres: Postgres, name: str) -> None:
     url = f"{guarded_postgres.url}?sslmode=verify-full&{name}=/nowhere.pem"
-    says(capsys, "doctor", url, code=78, words=[f"{name}=/nowhere.pem", "No such file"])
+    says("doctor", url, code=78, words=[f"{name}=/nowhere.pem", "No such file"])
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_postgresql_without_the_schema(capsys: Captured, command: str) -> None:
+def test_postgresql_without_the_schema(says: Says, command: str) -> None:
     url = f"{url_of(Postgres)}?schema=not_made"
-    says(capsys, command, url, code=78, words=["no schema 'not_made'", "tenure migrate URL"])
+    says(command, url, code=78, words=["no schema 'not_made'", "tenure migrate URL"])
 
 
-def test_postgresql_that_is_not_there(capsys: Captured) -> None:
+def test_postgresql_that_is_not_there(says: Says) -> None:
     url = f"postgresql://127.0.0.1:{free_port()}/orders"
-    says(capsys, "doctor", url, code=69, words=["can't be reached", "check host and port"])
-    says(capsys, "migrate", url, code=69, words=["can't be reached", "check host and port"])
+    says("doctor", url, code=69, words=["can't be reached", "check host and port"])
+    says("migrate", url, code=69, words=["can't be reached", "check host and port"])
 
 
 # --- Redis -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_redis_with_a_wrong_password(
-    capsys: Captured, guarded_redis: Redis, authority: Authority, command: str
-) -> None:
+def test_redis_with_a_wrong_password(says: Says, guarded_redis: Redis, authority: Authority, command: str) -> None:
     url = f"{guarded_redis.url.replace(SECRET, OTHER)}?ca={authority.certificate}"
-    says(capsys, command, url, code=78, words=["refused the user or the password", "check both in the URL"])
+    says(command, url, code=78, words=["refused the user or the password", "check both in the URL"])
 
 
-def test_redis_without_a_password(capsys: Captured, guarded_redis: Redis, authority: Authority) -> None:
+def test_redis_without_a_password(says: Says, guarded_redis: Redis, authority: Authority) -> None:
     url = f"{guarded_redis.url.replace(f':{SECRET}@', '')}?ca={authority.certificate}"
-    says(capsys, "doctor", url, code=78, words=["wants a password, and was given none", "redis://:PASSWORD@"])
+    says("doctor", url, code=78, words=["wants a password, and was given none", "redis://:PASSWORD@"])
 
 
 @pytest.mark.parametrize("command", EVERY)
 def test_redis_with_the_wrong_authority(
-    capsys: Captured, guarded_redis: Redis, wrong_authority: Authority, command: str
+    says: Says, guarded_redis: Redis, wrong_authority: Authority, command: str
 ) -> None:
     url = f"{guarded_redis.url}?ca={wrong_authority.certificate}"
-    says(capsys, command, url, code=78, words=["not trusted", "the option ca"])
+    says(command, url, code=78, words=["not trusted", "the option ca"])
 
 
 @pytest.mark.parametrize("name", ["ca", "cert", "key"])
-def test_redis_with_a_file_that_is_not_there(capsys: Captured, guarded_redis: Redis, name: str) -> None:
+def test_redis_with_a_file_that_is_not_there(says: Says, guarded_redis: Redis, name: str) -> None:
     says(
-        capsys,
         "doctor",
         f"{guarded_redis.url}?{name}=/nowhere.pem",
         code=78,
@@ -165,31 +204,31 @@ def test_redis_with_a_file_that_is_not_there(capsys: Captured, guarded_redis: Re
     )
 
 
-def test_redis_spoken_to_in_the_wrong_way(capsys: Captured, guarded_redis: Redis) -> None:
+def test_redis_spoken_to_in_the_wrong_way(says: Says, guarded_redis: Redis) -> None:
     plain = guarded_redis.url.replace("rediss:", "redis:")
-    says(capsys, "doctor", f"{plain}?timeout=1", code=69, words=["TLS only, write rediss://"])
-    says(capsys, "doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
+    says("doctor", f"{plain}?timeout=1", code=69, words=["TLS only, write rediss://"])
+    says("doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
     tls = url_of(Redis).replace("redis:", "rediss:")
-    says(capsys, "doctor", f"{tls}?timeout=0.5", code=69, words=["speaks no TLS, write redis://"])
+    says("doctor", f"{tls}?timeout=0.5", code=69, words=["speaks no TLS, write redis://"])
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_redis_without_rights(capsys: Captured, command: str) -> None:
+def test_redis_without_rights(says: Says, command: str) -> None:
     url = url_of(Redis)
     with Plain.from_url(url) as client:
         client.execute_command("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "&*", "+@all", "-@scripting")
     login = url.replace("redis://", f"redis://weak:{SECRET}@")
-    says(capsys, command, login, code=78, words=["does not permit this user", "docs/redis.md"])
+    says(command, login, code=78, words=["does not permit this user", "docs/redis.md"])
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_redis_without_such_a_database(capsys: Captured, command: str) -> None:
-    says(capsys, command, f"{url_of(Redis)}/99", code=78, words=["no such database", "after the slash"])
+def test_redis_without_such_a_database(says: Says, command: str) -> None:
+    says(command, f"{url_of(Redis)}/99", code=78, words=["no such database", "after the slash"])
 
 
-def test_redis_that_is_not_there(capsys: Captured) -> None:
+def test_redis_that_is_not_there(says: Says) -> None:
     url = f"redis://127.0.0.1:{free_port()}"
-    says(capsys, "doctor", url, code=69, words=["can't be reached", "check host and port"])
+    says("doctor", url, code=69, words=["can't be reached", "check host and port"])
 
 
 # --- Azure -------------------------------------------------------------------------------------------------------
@@ -207,25 +246,25 @@ def test_redis_that_is_not_there(capsys: Captured) -> None:
 )
 @pytest.mark.parametrize("command", EVERY)
 def test_azure_with_a_secret_that_is_none(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str, query: str, value: str, words: list[str]
+    says: Says, monkeypatch: pytest.MonkeyPatch, command: str, query: str, value: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("MINE", value)
     account = "" if query == "connection_string_env" else "mine"
-    says(capsys, command, f"azure://{account}?{query}=MINE", code=78, words=words)
+    says(command, f"azure://{account}?{query}=MINE", code=78, words=words)
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_azure_with_a_key_of_another_account(capsys: Captured, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_azure_with_a_key_of_another_account(says: Says, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("MINE", shared(Azurite).connection_string.replace("Eby8", "AAAA"))
-    says(capsys, command, "azure://?connection_string_env=MINE", code=78, words=["check", "key"])
+    says(command, "azure://?connection_string_env=MINE", code=78, words=["check", "key"])
 
 
-def test_azurite_that_is_not_there(capsys: Captured) -> None:
+def test_azurite_that_is_not_there(says: Says, capsys: Captured) -> None:
     port, url = free_port(), url_of(Azurite)
     words = [f"can't be reached at 127.0.0.1:{port}: Connection refused", "see that Azurite runs"]
-    says(capsys, "doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
+    says("doctor", f"azurite://127.0.0.1:{port}", code=69, words=words)
     elsewhere = f"{url.partition('?')[0]}?queue_port={port}"
-    says(capsys, "send", elsewhere, code=69, words=words)
+    says("send", elsewhere, code=69, words=words)
     assert main(["doctor", elsewhere, "--look-only"]) == 0
     assert main(["doctor", elsewhere]) == 69
     assert f"! queues: {elsewhere} can't be reached at 127.0.0.1:{port}" in capsys.readouterr().out
@@ -239,13 +278,13 @@ def test_azurite_that_is_not_there(capsys: Captured) -> None:
         (("--delay", "200h"), ["seven days"]),
     ],
 )
-def test_azure_asked_for_what_it_can_not_do(capsys: Captured, more: tuple[str, ...], words: list[str]) -> None:
-    says(capsys, "send", url_of(Azurite), code=78, words=words, more=more)
+def test_azure_asked_for_what_it_can_not_do(says: Says, more: tuple[str, ...], words: list[str]) -> None:
+    says("send", url_of(Azurite), code=78, words=words, more=more)
 
 
 @pytest.mark.parametrize("kind", [Postgres, Redis, Azurite])
 @pytest.mark.parametrize("command", EVERY)
-def test_an_option_that_nobody_knows(capsys: Captured, kind: type[Postgres | Redis | Azurite], command: str) -> None:
+def test_an_option_that_nobody_knows(says: Says, kind: type[Postgres | Redis | Azurite], command: str) -> None:
     url = url_of(kind)
     more = "&" if "?" in url else "?"
-    says(capsys, command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])
+    says(command, f"{url}{more}timout=1", code=78, words=["no option 'timout'", "did you mean 'timeout'?"])
