@@ -20,9 +20,9 @@ import tenure
 from tenure.backends import azure_storage
 from tenure.backends.azure_storage import queue as queue_module
 from tenure.backends.azure_storage.client import Line
-from tenure.backends.azure_storage.names import queue_of
+from tenure.backends.azure_storage.names import DEAD, queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
-from tenure.events import CampaignFailed, TermBegan, TermEnding
+from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.lease import Granted, NoAnswer
 from tenure.queue.broker import Selection
 from tenure.queue.message import COMPLETE, DEAD_SUFFIX, MAX_DELIVERIES, SETTLED, DeadLetter, Outgoing, Settlement
@@ -219,9 +219,9 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
 
 
 @asynccontextmanager
-async def silent_about(word: bytes) -> AsyncIterator[int]:
-    """Stand before the blobs, and keep what names *word*: no answer ever comes to that. Give the port."""
-    server, tasks = shared(Azurite), set[asyncio.Task[None]]()
+async def silent_about(word: bytes, behind: int) -> AsyncIterator[int]:
+    """Stand before the service at the port *behind*; no answer ever comes to what names *word*. Give the port."""
+    tasks = set[asyncio.Task[None]]()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keeps: bool) -> None:
         silent = False
@@ -234,7 +234,7 @@ async def silent_about(word: bytes) -> AsyncIterator[int]:
             writer.close()
 
     async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside = await asyncio.open_connection("127.0.0.1", server.blob.port)
+        inside = await asyncio.open_connection("127.0.0.1", behind)
         for task in (relay(reader, inside[1], keeps=True), relay(inside[0], writer, keeps=False)):
             tasks.add(asyncio.ensure_future(task))
 
@@ -250,7 +250,7 @@ async def silent_about(word: bytes) -> AsyncIterator[int]:
 
 async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
     server = shared(Azurite)
-    async with opened() as well, silent_about(b"renewed-not") as port:
+    async with opened() as well, silent_about(b"renewed-not", shared(Azurite).blob.port) as port:
         grants = []
         for name in ("renewed-1", "renewed-not", "renewed-2"):
             answer = await well.leases.acquire(name, "ann#1", 60)
@@ -264,6 +264,57 @@ async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
         with pytest.raises(tenure.Unavailable):
             await hurt.leases.renew([grants[1]], 60)
         await hurt.close()
+
+
+async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STRAGGLE", "REST"):
+        monkeypatch.setattr(queue_module, name, 0.2)
+    server, name = shared(Azurite), "hanging-verdict"
+    async with silent_about(f"{queue_of(name)}{DEAD}".encode(), server.queue.port) as port:
+        backend = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{server.blob.port}?queue_port={port}&timeout=60"))
+        try:
+            await backend.broker.send(name, [Outgoing(b"bad"), *[Outgoing(b"good")] * 40])
+            got = (await backend.broker.receive(name, 100, 60.0)).deliveries
+            verdicts = [DeadLetter("hangs") if one.body == b"bad" else COMPLETE for one in got]
+            async with asyncio.timeout(30.0):
+                answers = await backend.broker.settle(list(map(Settlement, got, verdicts)))
+            expected = [SETTLED if verdict is COMPLETE else NoAnswer for verdict in verdicts]
+            assert [type(one) if isinstance(one, NoAnswer) else one for one in answers] == expected
+        finally:
+            await backend.close()
+
+
+async def test_a_consumer_goes_on_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was answered is not passed again, and what hung is done once."""
+    monkeypatch.setattr(queue_module, "STRAGGLE", 0.1)
+    events: list[tenure.events.Event] = []
+
+    async def work(message: tenure.Message) -> None:
+        if message.body == b"bad":
+            raise tenure.Reject("hangs")
+
+    async with silent_dead(monkeypatch) as answers, tenure.connect(url_of(Azurite), on_event=events.append) as backend:
+        queue = backend.queue("beside-a-hanging-verdict", lock=10.0)
+        await queue.send_batch([tenure.Outgoing(body) for body in (b"bad", b"good", b"good")])
+        consuming = asyncio.ensure_future(queue.consume(work, poll_every=0.1))
+        await until(lambda: [one for one in events if isinstance(one, BrokerUnanswered) and one.what == "settle"])
+        await queue.send(b"good")
+        await until_left(queue, 1)
+        answers.set()
+        await until_left(queue, 0)
+        await queue.drain()
+        await consuming
+        assert (await queue.stats()).dead == 1
+    kinds = [type(one) for one in events if isinstance(one, MessageDied | ResultDiscarded)]
+    assert kinds == [MessageDied]
+
+
+async def until_left(queue: tenure.Queue, count: int) -> None:
+    async def are_left() -> bool:
+        stats = await queue.stats()
+        return stats.ready + stats.locked == count
+
+    await until(are_left)
 
 
 async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,8 +262,8 @@ class Broker(Protocol):
         """Pass many verdicts, on deliveries of any queues, in one step; the answers stand in the order given.
 
         Each verdict stands or lapses by itself. On ``Unavailable``, none or all have been passed, where the store has
-        transactions. Where queues lie apart, ``NoAnswer`` says so of the verdicts on one queue, which may stand or not.
-        Twice the same delivery in one call: the second is ``Lapsed``.
+        transactions. Where queues lie apart, or no two verdicts are one step, ``NoAnswer`` says so of some, which may
+        stand or not. Twice the same delivery in one call: the second is ``Lapsed``.
         """
         ...
 

@@ -212,18 +212,29 @@ class Account:
     ) -> list[T | Unavailable]:
         """Return the answers as ``ask_all`` does, each by itself: where there is none stands why."""
         free = asyncio.Semaphore(AT_ONCE)
-
-        async def one(question: Callable[[Line], Coroutine[Any, Any, T]]) -> T:
-            async with free:
-                return await self.ask(question, within=within)
-
-        answers = await asyncio.gather(*map(one, questions), return_exceptions=True)
+        asking = [self.begin(question, free, within=within) for question in questions]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         found: list[T | Unavailable] = []
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
                 raise answer
             found.append(answer)
         return found
+
+    def begin(
+        self,
+        question: Callable[[Line], Coroutine[Any, Any, T]],
+        free: asyncio.Semaphore,
+        *,
+        within: float | None = None,
+    ) -> asyncio.Task[T]:
+        """Begin to ask *question* when *free* lets it, within a time of its own."""
+
+        async def ask() -> T:
+            async with free:
+                return await self.ask(question, within=within)
+
+        return asyncio.ensure_future(ask())
 
     async def close(self) -> None:
         """Close every line, of every loop."""

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
@@ -32,7 +32,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 from azure.storage.queue import QueueMessage
 from azure.storage.queue.aio import QueueClient
 
-from tenure.backends.azure_storage.client import Account, Line, Said, on_loop, said
+from tenure.backends.azure_storage.client import AT_ONCE, Account, Line, Said, on_loop, said
 from tenure.backends.azure_storage.found import (
     EXPIRED_TOLD,
     Found,
@@ -51,6 +51,7 @@ from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, wri
 from tenure.bell import Bell
 from tenure.clock import Clock
 from tenure.errors import ConfigError, Unavailable
+from tenure.lease import NoAnswer
 from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
@@ -107,7 +108,13 @@ MOVING = 60
 """Seconds for which a message is locked while it is moved to or from the dead letters."""
 
 REST = 2.0
-"""Seconds that burials under way have left when the backend is closed."""
+"""Seconds that burials and verdicts under way have left when the backend is closed."""
+
+STRAGGLE = 1.0
+"""Seconds for which verdicts that are answered wait for others that are not."""
+
+PASSING = 600.0
+"""Seconds for which the late answer to a verdict is kept for whoever passes it again."""
 
 DECLARED = 0.25
 """Seconds after which to look whether a setting that was written still stands."""
@@ -134,6 +141,15 @@ _GONE = ("MessageNotFound", "PopReceiptMismatch", *_MISSING)
 _INSTEAD = "use a backend that can, such as postgresql:// or redis://"
 
 
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A verdict under way, and until when its answer is kept."""
+
+    verdict: Verdict
+    task: asyncio.Task[Settled | Lapsed]
+    until: float
+
+
 class AzureBroker:
     """A ``Broker`` on Azure Storage Queues."""
 
@@ -143,7 +159,8 @@ class AzureBroker:
         self._bell = Bell()
         self._held: dict[tuple[str, int], Held] = {}
         self._idle: dict[str, int] = {}  # how often nothing was found, one time after the other
-        self._burials: set[asyncio.Task[None]] = set()  # of what was found dead; kept, as loops let tasks go
+        self._left_alone: set[asyncio.Task[Any]] = set()  # burials, verdicts; kept, as loops let tasks go
+        self._passing: dict[tuple[str, int], Passing] = {}  # verdicts that were not answered with the others
         self._died: dict[str, deque[Died]] = {}  # by queue: buried here of no verdict, and not told yet
         self._lock = threading.Lock()  # renewals and verdicts come from two threads
         self._sweep_at = 0.0
@@ -155,19 +172,25 @@ class AzureBroker:
         return QUEUE_TRAITS
 
     async def close(self) -> None:
-        """End the hints, and let the burials that were begun come to an end."""
+        """End the hints, and let the burials and verdicts that were begun come to an end."""
         self._bell.close()
-        for loop in {burial.get_loop() for burial in list(self._burials)}:
+        for loop in {task.get_loop() for task in list(self._left_alone)}:
             await on_loop(loop, self._rest)
+
+    def _leave_alone(self, task: asyncio.Task[Any]) -> None:
+        """Let *task* come to an end, with nobody there to wait for it."""
+        self._left_alone.add(task)
+        task.add_done_callback(self._left_alone.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _rest(self) -> None:
         here = asyncio.get_running_loop()
-        burials = {burial for burial in list(self._burials) if burial.get_loop() is here}
-        if not burials:
+        tasks = {task for task in list(self._left_alone) if task.get_loop() is here}
+        if not tasks:
             return
-        _, late = await asyncio.wait(burials, timeout=REST)
-        for burial in late:
-            burial.cancel()  # its message comes again
+        _, late = await asyncio.wait(tasks, timeout=REST)
+        for task in late:
+            task.cancel()  # its message comes again
         if late:
             await asyncio.wait(late)
 
@@ -399,8 +422,7 @@ class AzureBroker:
         if not dead_by_now:
             return []
         burial = asyncio.get_running_loop().create_task(bury(), name="tenure-azure-burial")
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        self._leave_alone(burial)
         return [burial]
 
     async def _find_dead(self, line: Line, held: Held, one: Found) -> None:
@@ -427,25 +449,60 @@ class AzureBroker:
         answer = await self._update(line, held, max(seconds, left))
         return LAPSED if answer is None else Renewed(moment_of(answer.next_visible_on))
 
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
-        """Pass many verdicts, side by side. On ``Unavailable``, some may stand."""
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
+        """Pass many verdicts, side by side; each has its own answer, or ``NoAnswer``.
+
+        Those that are answered don't wait for one that hangs. It stays under way for its own time: passed again, it is
+        not begun anew.
+        """
         for delivery, verdict in settlements:
             _check(delivery, verdict)
         limits = {one.delivery.queue for one in settlements if isinstance(one.verdict, Abandon)}
         most = {
             queue: (await self.settings(queue)).max_deliveries for queue in limits if not queue.endswith(DEAD_SUFFIX)
         }
-        asked: set[tuple[object, int]] = set()
-        questions = []
+        free = asyncio.Semaphore(AT_ONCE)
+        passing: dict[tuple[str, int], Passing] = {}
         for delivery, verdict in settlements:
-            twice = (delivery.token, delivery.sequence) in asked
-            asked.add((delivery.token, delivery.sequence))
-            questions.append(
-                partial(_lapsed)
-                if twice
-                else partial(self._settle, delivery=delivery, verdict=verdict, most=most.get(delivery.queue, 0))
-            )
-        return await self._account.ask_all(questions)
+            key = str(delivery.token), delivery.sequence
+            if key not in passing:
+                question = partial(self._settle, delivery=delivery, verdict=verdict, most=most.get(delivery.queue, 0))
+                passing[key] = self._under_way(key, verdict) or Passing(
+                    verdict, self._account.begin(question, free), self._clock.now() + PASSING
+                )
+        await _most_of([one.task for one in passing.values()])
+        answers = self._answers(passing)
+        return [answers.pop((str(one.token), one.sequence), LAPSED) for one, _ in settlements]  # LAPSED: twice the same
+
+    def _under_way(self, key: tuple[str, int], verdict: Verdict) -> Passing | None:
+        """Return what was begun with the same *verdict* before, and had no answer then."""
+        one = self._passing.pop(key, None)
+        here = asyncio.get_running_loop()
+        return one if one and one.verdict == verdict and one.task.get_loop() is here else None
+
+    def _answers(self, passing: dict[tuple[str, int], Passing]) -> dict[tuple[str, int], Settled | Lapsed | NoAnswer]:
+        """Return what is known of these verdicts by now, and keep those of which that is nothing."""
+        answers: dict[tuple[str, int], Settled | Lapsed | NoAnswer] = {}
+        unanswered: dict[tuple[str, int], str] = {}
+        bad: list[BaseException] = []
+        for key, one in passing.items():
+            if not one.task.done():
+                self._passing[key] = one
+                self._leave_alone(one.task)
+                unanswered[key] = f"{self._account.url} has answered other verdicts, and this one not yet"
+            elif one.task.cancelled():
+                unanswered[key] = f"{self._account.url} is closed; connect again"
+            elif isinstance(error := one.task.exception(), Unavailable):
+                unanswered[key] = str(error)
+            elif error is not None:
+                bad.append(error)
+            else:
+                answers[key] = one.task.result()
+        if bad:
+            raise bad[0]
+        if unanswered and not answers:
+            raise Unavailable(next(iter(unanswered.values())))
+        return {**answers, **{key: NoAnswer(why) for key, why in unanswered.items()}}
 
     async def _settle(self, line: Line, delivery: Delivery, verdict: Verdict, most: int) -> Settled | Lapsed:
         held = self._find(delivery)
@@ -575,6 +632,9 @@ class AzureBroker:
             for key, held in list(self._held.items()):
                 if held.ends < now:
                     self._held.pop(key, None)
+            for key, one in list(self._passing.items()):
+                if one.until < now and one.task.done():
+                    self._passing.pop(key, None)
 
     # --- the dead ---
 
@@ -822,5 +882,16 @@ async def _peek(line: Line, queue: str) -> list[Found]:
     return [] if isinstance(answer, Said) else [Found(one, *read(one.content), 0.0) for one in answer]
 
 
-async def _lapsed(line: Line) -> Settled | Lapsed:
-    return LAPSED
+async def _most_of(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until all *tasks* are done; or some, and of the others none for a while. Cancelled, cancel them all."""
+    late = set(tasks)
+    try:
+        while late:
+            done, late = await asyncio.wait(late, timeout=STRAGGLE)
+            if not done and len(late) < len(tasks):
+                return
+    except asyncio.CancelledError:
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
