@@ -20,6 +20,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "redis": ("tenure.backends.redis", "redis"),
         "redis+sentinel": ("tenure.backends.redis", "redis"),
         "rediss": ("tenure.backends.redis", "redis"),
+        "rediss+sentinel": ("tenure.backends.redis", "redis"),
         "sqlite": ("tenure.backends.sqlite", None),
         "peers": ("tenure.peers.member", None),
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from redis import asyncio as aioredis
 
+import tenure
 from tenure.backends import redis
 from tenure.backends.redis.sentinel import SentinelOptions, primary_of
 from tenure.errors import ConfigError, Unavailable
@@ -15,7 +18,7 @@ from tenure.lease import Granted
 from tenure.queue.message import Outgoing, Stats
 from tenure.testing import until
 from tenure.url import Url
-from tests.servers import Redis, free_port, private, shared
+from tests.servers import Authority, Redis, free_port, private, shared
 from tests.servers.redis_sentinel import Sentinel
 
 TTL = 60.0
@@ -38,28 +41,46 @@ def sentinel() -> Iterator[Sentinel]:
         yield sentinel
 
 
-async def test_after_a_failover_the_new_primary_is_asked() -> None:
-    at_once = [("repl-diskless-sync-delay", "0")]
+@pytest.mark.parametrize("speech", ["plain", "tls"])
+async def test_after_a_failover_the_new_primary_is_asked(speech: str) -> None:
+    authority = Authority() if speech == "tls" else None
+    trusting: dict[str, Any] = {"ssl_ca_certs": str(authority.certificate)} if authority else {}
+    trusted = f"&ca={authority.certificate}" if authority else ""
+    options = [("repl-diskless-sync-delay", "0"), ("masterauth", SECRET)]
+    handled: list[bytes] = []
+
+    async def handle(message: tenure.Message) -> None:
+        handled.append(message.body)
+
     with (
-        private(Redis, password=SECRET, options=[*at_once, ("masterauth", SECRET)]) as first,
+        private(Redis, password=SECRET, options=options, authority=authority) as first,
         private(
-            Redis, password=SECRET, options=[("replicaof", f"127.0.0.1 {first.port}"), ("masterauth", SECRET)]
+            Redis,
+            password=SECRET,
+            options=[*options, ("replicaof", f"127.0.0.1 {first.port}")],
+            authority=authority,
         ) as second,
     ):
-        async with aioredis.Redis.from_url(second.url) as replica:
+        async with aioredis.Redis.from_url(second.url, **trusting) as replica:
 
             async def is_linked() -> bool:
                 return bool((await replica.info("replication"))["master_link_status"] == "up")
 
             await until(is_linked, within=60)
-            with private(Sentinel, watches=first.port, primary_password=SECRET) as sentinel:
+            with private(Sentinel, watches=first.port, primary_password=SECRET, authority=authority) as sentinel:
                 # The first of them is not there.
                 places = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
-                async with opened(f"redis+sentinel://:{SECRET}@{places}/mymaster?timeout=2") as backend:
+                scheme, _, _ = sentinel.url.partition(":")
+                url = f"{scheme}://:{SECRET}@{places}/mymaster?timeout=2{trusted}"
+                async with opened(url) as backend, tenure.connect(url) as waiting:
                     answer = await backend.leases.acquire("name", "ann#1", TTL)
                     assert isinstance(answer, Granted)
                     grant = answer.grant
                     await backend.broker.send("queue", [Outgoing(b"before")])
+                    queue = waiting.queue("waited-for")
+                    consuming = asyncio.ensure_future(queue.consume(handle, poll_every=3_600.0))
+                    await backend.broker.send("waited-for", [Outgoing(b"before")])
+                    await until(lambda: handled == [b"before"])
 
                     async def is_copied() -> bool:
                         return bool(await replica.zcard("tenure:queue:{queue}:ready"))
@@ -80,8 +101,36 @@ async def test_after_a_failover_the_new_primary_is_asked() -> None:
                     claim = await backend.broker.receive("queue", 10, TTL)
                     assert [one.body for one in claim.deliveries] == [b"before", b"after"]
                     assert await backend.broker.stats("queue") == Stats(locked=2)
-                async with aioredis.Redis.from_url(second.url) as promoted:
+                    # A consumer that waits, and looks by itself but once an hour, is told by the new primary.
+                    for number in (b"1", b"2"):
+                        await backend.broker.send("waited-for", [Outgoing(number)])
+                        await until(lambda number=number: handled[-1] == number, within=30)  # type: ignore[misc]
+                    await queue.drain()
+                    await consuming
+                async with aioredis.Redis.from_url(second.url, **trusting) as promoted:
                     assert await promoted.zcard("tenure:queue:{queue}:locked") == 2
+
+
+async def test_certificates_are_checked_at_the_sentinels_and_at_the_primary() -> None:
+    right, wrong = Authority(), Authority("another")
+    with (
+        private(Redis, authority=right) as primary,
+        private(Sentinel, watches=primary.port, authority=right) as sentinel,
+        private(Sentinel, watches=primary.port) as plain,
+    ):
+        for at, more in ((sentinel, ""), (plain, "&sentinel_tls=false")):
+            url = at.url.replace("redis+", "rediss+")
+            async with opened(f"{url}?ca={right.certificate}{more}") as backend:
+                assert await backend.leases.names() == []
+            async with opened(f"{url}?ca={wrong.certificate}{more}") as backend:
+                with pytest.raises(ConfigError, match="showed a certificate that is not trusted"):
+                    await backend.leases.names()
+        async with opened(f"{sentinel.url}?ca={right.certificate}&sentinel_tls=false") as backend:
+            with pytest.raises(Unavailable, match="without it"):
+                await backend.leases.names()
+        async with opened(f"{plain.url}?timeout=1") as backend:
+            with pytest.raises(Unavailable):
+                await backend.leases.names()
 
 
 async def test_at_the_sentinels_we_may_be_another_than_at_the_primary(sentinel: Sentinel) -> None:
@@ -133,7 +182,8 @@ def test_an_address_is_taken_apart() -> None:
         ("redis+sentinel://a", "no service"),
         ("redis+sentinel://a/orders/0", "no service"),
         ("redis+sentinel://a/orders?cluster=true", "cluster"),
-        ("redis+sentinel://a/orders?ca=/ca.pem", "TLS"),
+        ("redis+sentinel://a/orders?ca=/dev/null", "no TLS; write rediss"),
+        ("rediss+sentinel://a/orders?ca=/no/such/file", "can't be read"),
         ("redis+sentinel://a/orders?db=-1", "db"),
         ("redis+sentinel://a/orders?timeout=0", "timeout"),
     ],

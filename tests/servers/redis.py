@@ -48,13 +48,18 @@ class Redis(Server):
         lines += [("appendonly", "yes"), ("appendfsync", "always"), ("port", "0" if self.authority else str(self.port))]
         if self.password:
             lines.append(("requirepass", self.password))
-        if self.authority:
-            certificate, key = self.authority.issue(self.folder)
-            lines += [("tls-port", str(self.port)), ("tls-auth-clients", "no")]
-            lines += [("tls-cert-file", str(certificate)), ("tls-key-file", str(key))]
-            lines += [("tls-ca-cert-file", str(self.authority.certificate))]
+        lines += self.tls()
         lines += self.options
         self.write("redis.conf", "".join(f"{name} {value}\n" for name, value in lines))
+
+    def tls(self) -> Sequence[tuple[str, str]]:
+        """Return what lets it speak TLS, also with its primary or replicas, if it is to."""
+        if not self.authority:
+            return []
+        certificate, key = self.authority.issue(self.folder)
+        lines = [("tls-port", str(self.port)), ("tls-auth-clients", "no"), ("tls-replication", "yes")]
+        lines += [("tls-cert-file", str(certificate)), ("tls-key-file", str(key))]
+        return [*lines, ("tls-ca-cert-file", str(self.authority.certificate))]
 
     def argv(self) -> Sequence[str]:
         return ["redis-server", str(self.folder / "redis.conf")]

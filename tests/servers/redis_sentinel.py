@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.servers.certificates import Authority
 from tests.servers.redis import Redis
 
 DOWN_AFTER = 300
@@ -18,20 +19,28 @@ class Sentinel(Redis):
         service: Its name.
         password: Of the sentinel itself.
         primary_password: Of the primary, and of its replica.
+        authority: Issues its certificate; it then speaks TLS only, also with them.
     """
 
     scheme = "redis+sentinel"
 
     def __init__(
-        self, watches: int, *, service: str = "mymaster", password: str = "", primary_password: str = ""
+        self,
+        watches: int,
+        *,
+        service: str = "mymaster",
+        password: str = "",
+        primary_password: str = "",
+        authority: Authority | None = None,
     ) -> None:
-        super().__init__(password=password)
+        super().__init__(password=password, authority=authority)
         self.watches = watches
         self.service = service
         self.primary_password = primary_password
 
     def prepare(self) -> None:
-        lines = [("bind", "127.0.0.1"), ("dir", str(self.folder)), ("port", str(self.port)), ("set-proc-title", "no")]
+        lines = [("bind", "127.0.0.1"), ("dir", str(self.folder)), ("set-proc-title", "no")]
+        lines += [("port", "0" if self.authority else str(self.port)), *self.tls()]
         if self.password:
             lines.append(("requirepass", self.password))
         lines += [
@@ -48,4 +57,4 @@ class Sentinel(Redis):
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://127.0.0.1:{self.port}/{self.service}"
+        return f"{'rediss' if self.authority else 'redis'}+sentinel://127.0.0.1:{self.port}/{self.service}"

@@ -1,6 +1,6 @@
 """Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS.
 
-``redis+sentinel://a:26379,b:26379/SERVICE`` leads to the primary that sentinels name.
+``redis+sentinel://a:26379,b:26379/SERVICE`` leads to the primary that sentinels name, ``rediss+sentinel://`` over TLS.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tenure.backends import Fact
-from tenure.backends.redis.client import Client, Options, address_of
+from tenure.backends.redis.client import Address, Client, Options, address_of
 from tenure.backends.redis.cluster import ClusterClient
 from tenure.backends.redis.facts import facts
 from tenure.backends.redis.leases import TRAITS, RedisLeases
@@ -28,15 +28,19 @@ def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
     Raises:
         ConfigError: The URL names no server, or an option is unknown or doesn't fit.
     """
-    if url.scheme == "redis+sentinel":
+    if url.scheme.endswith("+sentinel"):
         asked_for = url.options(SentinelOptions)
-        if asked_for.ca or asked_for.cert or asked_for.key:
-            raise ConfigError(f"{str(url)!r} has options for TLS, which tenure does not speak behind sentinels")
-        return RedisBackend(SentinelClient(primary_of(url, asked_for), asked_for))
+        primary = primary_of(url, asked_for)
+        _require_tls(url, primary, asked_for)
+        return RedisBackend(SentinelClient(primary, asked_for))
     address, options = address_of(url), url.options(Options)
-    if not address.is_tls and (options.ca or options.cert or options.key):
-        raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write rediss://")
+    _require_tls(url, address, options)
     return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
+
+
+def _require_tls(url: Url, address: Address, options: Options) -> None:
+    if not address.is_tls and (options.ca or options.cert or options.key):
+        raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write {url.scheme.replace('s', 'ss', 1)}://")
 
 
 class RedisBackend:

@@ -84,7 +84,7 @@ def translate(
                 f"{place} gave no answer in time ({said}); what was asked may be done{_other(place, worked)}"
             )
         case exceptions.ConnectionError():
-            if certificate := _certificate_error(error):
+            if certificate := certificate_error(error):
                 untrusted = f"{place} showed a certificate that is not trusted: {certificate}; check the option ca"
                 return Unavailable(untrusted) if worked else ConfigError(untrusted)
             if " connecting to " in said:
@@ -117,7 +117,7 @@ def cluster_word(error: Exception) -> str:
 
 def _other(place: str, worked: bool) -> str:
     """Say what else may be wrong where nothing has worked yet: each sort of server is deaf to the other's clients."""
-    if worked or place.startswith("redis+sentinel:"):
+    if worked or place.partition(":")[0].endswith("+sentinel"):
         return ""
     if place.startswith("rediss:"):
         return "; if this server speaks no TLS, write redis://"
@@ -164,7 +164,8 @@ def _refusal(said: str, place: str) -> TenureError:
     return Unavailable(f"{place} refused for now: {said}")
 
 
-def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return what was wrong with a certificate, if that is what *error* is about."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return error
@@ -184,7 +185,7 @@ class Options:
         connections: How many connections each event loop may have open at once.
         prefix: Begins every key and channel of ours.
         lease_prefix: Begins the key of a lease, instead of ``PREFIXlease:``; empty, the key is the name itself.
-        ca: A file with the certificates to trust, instead of the system's (``rediss:`` only).
+        ca: A file with the certificates to trust, instead of the system's (with TLS only).
         cert: A file with our own certificate, where the server wants one.
         key: A file with its key.
         check_hostname: Whether the server's certificate must be for the host in the URL.

@@ -15,7 +15,17 @@ from urllib.parse import unquote, urlsplit
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from tenure.backends.redis.client import Address, Client, Line, Options, Place, connected, first_told, translate
+from tenure.backends.redis.client import (
+    Address,
+    Client,
+    Line,
+    Options,
+    Place,
+    certificate_error,
+    connected,
+    first_told,
+    translate,
+)
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.url import Url
 
@@ -25,17 +35,19 @@ _PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class SentinelOptions(Options):
-    """The query of a ``redis+sentinel:`` URL.
+    """The query of a ``redis+sentinel:`` or ``rediss+sentinel:`` URL.
 
     Args:
         db: The number of the database.
         sentinel_user: Who we are at the sentinels, if they ask.
         sentinel_password: The password there. The one before the ``@`` is for the primary.
+        sentinel_tls: Whether the sentinels speak TLS, too; by default, if the primary does.
     """
 
     db: int = 0
     sentinel_user: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
+    sentinel_tls: bool | None = None
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)  # with slots, super() would mean another class
@@ -54,7 +66,7 @@ class Service:
 
     def __str__(self) -> str:
         places = ",".join(f"{host}:{port}" for host, port in self.sentinels)
-        return f"redis+sentinel://{places}/{self.name}"
+        return f"{places}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,8 @@ class PrimaryAddress(Address):
     service: Service
 
     def __str__(self) -> str:
-        return f"{self.service}?db={self.database}" if self.database else str(self.service)
+        named = f"{'rediss' if self.is_tls else 'redis'}+sentinel://{self.service}"
+        return f"{named}?db={self.database}" if self.database else named
 
 
 def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
@@ -84,9 +97,11 @@ def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
         raise ConfigError(f"{str(url)!r} names no service; {right}, with the name after 'sentinel monitor'")
     user, _, password = (unquote(part) for part in login.partition(":"))
     host, port = places[0]
-    at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, False)
+    is_tls = url.scheme.startswith("rediss")
+    sentinels_too = is_tls if options.sentinel_tls is None else options.sentinel_tls
+    at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, sentinels_too)
     return PrimaryAddress(
-        host, port, options.db, user or None, password or None, False, Service(service, places, at_sentinels)
+        host, port, options.db, user or None, password or None, is_tls, Service(service, places, at_sentinels)
     )
 
 
@@ -115,7 +130,7 @@ class SentinelClient(Client):
         return Line(self.address, self.options, self._connected)
 
     def _connected(self, address: Address, options: Options) -> aioredis.Redis:
-        return connected(address, options, ToPrimary, find=self.find_primary)
+        return connected(address, options, ToSecurePrimary if address.is_tls else ToPrimary, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
         """Turn what redis-py says into one of ours. What was said about the sentinels is one already."""
@@ -163,6 +178,11 @@ class SentinelClient(Client):
                 f"the sentinel at {places} knows no service {service.name!r}; name the one after 'sentinel monitor' "
                 "in its configuration"
             )
+        if certificate := certificate_error(error):
+            return ConfigError(
+                f"a sentinel of {service} showed a certificate that is not trusted: {certificate}; check the options "
+                "ca and check_hostname, or sentinel_tls=false if the sentinels speak no TLS"
+            )
         match error:
             case exceptions.AuthenticationError():
                 return ConfigError(
@@ -173,14 +193,15 @@ class SentinelClient(Client):
                 return ConfigError(f"the sentinels of {service} refused us: {error}; permit +sentinel to this user")
             case exceptions.ConnectionError() | exceptions.TimeoutError():
                 return Unavailable(
-                    f"no sentinel of {service} can be asked: {error}; check hosts and ports, and whether they run"
+                    f"no sentinel of {service} can be asked: {error}; check hosts and ports, whether they run, and "
+                    f"whether they speak TLS (they are asked {'with' if service.at_sentinels.is_tls else 'without'} it)"
                 )
             case exceptions.ResponseError() if "unknown command" in str(error).lower():
                 return ConfigError(f"{service} names a server that is no sentinel; sentinels mostly listen on {PORT}")
         return translate(error, str(service))
 
 
-class ToPrimary(aioredis.Connection):
+class _Guided:
     """A connection to the server that *find* names when it is made, and made anew."""
 
     def __init__(self, *, find: Any, **more: Any) -> None:
@@ -189,4 +210,12 @@ class ToPrimary(aioredis.Connection):
 
     async def _connect(self) -> None:
         self.host, self.port = await self._find()
-        await super()._connect()  # type: ignore[no-untyped-call]
+        await super()._connect()  # type: ignore[misc]
+
+
+class ToPrimary(_Guided, aioredis.Connection):
+    """Such a connection without TLS."""
+
+
+class ToSecurePrimary(_Guided, aioredis.SSLConnection):
+    """Such a connection with TLS; the certificate must be for the host that was named."""
