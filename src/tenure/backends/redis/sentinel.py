@@ -76,7 +76,8 @@ class PrimaryAddress(Address):
     service: Service
 
     def __str__(self) -> str:
-        named = f"{'rediss' if self.is_tls else 'redis'}+sentinel://{self.service}"
+        scheme = "rediss+sentinel" if self.is_tls else "redis+sentinel"
+        named = f"{scheme}://{self.service}"
         return f"{named}?db={self.database}" if self.database else named
 
 
