@@ -335,6 +335,7 @@ class Backend:
 
     def _note_fork(self) -> None:
         """Let nothing of a forked child reach the store by what is the parent's: connections, threads, memory."""
+        _of_parent.append((self._keeper, self._driver, self._opened))
         for queue in list(self._queues.values()):
             queue._desk.broker = cast(Broker, _OfParent(self._connected))
 
@@ -351,6 +352,10 @@ class _OfParent:
 
 
 _open: WeakSet[Backend] = WeakSet()
+
+_of_parent: list[object] = []
+"""What the parent of this forked child has open. It is never let go of: a connection that is collected here would tell
+the kernel not to wait for it, and the parent's loop shares what waits."""
 
 
 def _note_fork() -> None:

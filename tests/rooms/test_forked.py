@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,7 +17,7 @@ import pytest
 
 import tenure
 import tenure.sync
-from tests.servers import Redis, url_of
+from tests.servers import Postgres, Redis, Server, url_of
 
 TTL = 30.0
 
@@ -117,3 +119,42 @@ print("left")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == (f"{code}\nleft\n", "")
+
+
+def watched() -> set[tuple[str, str]]:
+    """Return what the loops of this process wait for: the number of each ``epoll``, and the lines about it."""
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if one.readlink().name == "anon_inode:[eventpoll]":
+                lines = Path(f"/proc/self/fdinfo/{one.name}").read_text().splitlines()
+                found |= {(one.name, line) for line in lines if line.startswith("tfd:")}
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("server", [Redis, Postgres], ids=lambda server: server.__name__)
+async def test_a_child_that_leaves_the_block_takes_nothing_from_the_loop_of_its_parent(server: type[Server]) -> None:
+    """A connection that is collected in the child tells the kernel not to wait for it: not for the parent either."""
+    backend = tenure.connect(url_of(server))
+    await backend.__aenter__()
+    await backend.migrate()
+    queue = backend.queue(f"forked-{uuid4().hex}")
+    await queue.send(b"one")
+    before = watched()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            await backend.__aexit__(None, None, None)
+            del backend, queue
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert watched() >= before
+    async with asyncio.timeout(30):
+        await queue.send(b"two")
+        await queue.delete(force=True)
+        await backend.__aexit__(None, None, None)
