@@ -95,6 +95,8 @@ _ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
 _TIME_MAX = 10**13  # ms; whoever waits longer waits for ever, and Lua writes more digits in another way
 PARTS_MAX = 80
 """So many scripts a claim may take to get past what has died: each looks after a part only."""
+DIED_MAX = 1_000
+"""After a part that brings the deaths to so many, they are told, and the rest is left to the next claim."""
 STATS_PARTS_MAX = 300
 """So many scripts ``stats`` may take to look after what time has brought; the rest is counted without a look at it."""
 SESSION_LOST = 300.0
@@ -178,7 +180,7 @@ class RedisBroker:
             for _ in range(PARTS_MAX):
                 claim = await self._receive_part(queue, limit, lock)
                 died += claim.died
-                if claim.deliveries or claim.due_in != 0.0:
+                if claim.deliveries or claim.due_in != 0.0 or len(died) >= DIED_MAX:
                     return claim._replace(died=died) if died else claim
                 # A part of what time has brought was looked after, and nothing was left to claim.
         except BaseException:
