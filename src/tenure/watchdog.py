@@ -33,8 +33,8 @@ class Deadline:
     __slots__ = ("_watchdog", "at", "why")
 
     def __init__(self, watchdog: Watchdog, at: float, why: str) -> None:
-        self.at = at
-        self.why = why
+        self.at: float = at
+        self.why: str = why
         self._watchdog: Watchdog | None = watchdog
 
     def move(self, at: float) -> None:

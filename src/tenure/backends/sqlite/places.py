@@ -48,7 +48,7 @@ class Places(View):
         self._messages: list[tuple[Any, ...]] = []  # those that say more
         self._newest = self._flushed = self._at.sequence
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
-        self.growth = 0
+        self.growth: int = 0
         """About how many bytes were sent, once they are written."""
         self.needs_room = False
         """Whether that needs a reserve to be left on the disk."""
