@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar
 
 from redis import asyncio as aioredis
 
@@ -33,8 +34,11 @@ PATIENCE = 8.0  # seconds; what the clients are told to wait at most: nothing he
 class House:
     """A Redis for one test, each client on a way of its own, where it can be hurt without hurting the others."""
 
+    options: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Of the server: with others it is another one."""
+
     async def start(self) -> None:
-        self._server = shared(Redis, turnable=True)
+        self._server = shared(Redis, turnable=True, options=self.options)
         self._ways: dict[int, FaultProxy] = {}
         self._backends: list[redis.RedisBackend] = []
         async with aioredis.Redis.from_url(self._server.url) as client:
@@ -123,12 +127,24 @@ class RedisQueueHarness(House, QueueHarness):
         return (await self.backend()).broker
 
 
+KILLED = (("databases", "16"),)
+"""What is usual, but no other test writes to such a server: when it is started again, it has little to read."""
+
+
+class KilledRedisHarness(RedisHarness):
+    options = KILLED
+
+
+class KilledRedisQueueHarness(RedisQueueHarness):
+    options = KILLED
+
+
 class TestRedisLeases(LeaseStoreSuite):
     harness = RedisHarness
 
 
 class TestRedisLeaseFaults(LeaseFaultSuite):
-    harness = RedisHarness
+    harness = KilledRedisHarness
 
 
 class TestRedisQueues(BrokerSuite):
@@ -144,4 +160,4 @@ class TestRedisConsumers(ConsumerSuite):
 
 
 class TestRedisQueueFaults(BrokerFaultSuite):
-    harness = RedisQueueHarness
+    harness = KilledRedisQueueHarness
