@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import wraps
 from typing import Any
 
@@ -35,6 +35,11 @@ class Counting(MemoryBroker):
         self.gate = asyncio.Event()
         self.gate.set()
         self.fails = 0
+        self.dues: list[float] = []
+        self.hint_errors: list[BaseException] = []
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        return Failing(self.hint_errors.pop()) if self.hint_errors else super().hints(queue)
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         self.asked["receive"] += 1
@@ -42,11 +47,23 @@ class Counting(MemoryBroker):
         if self.fails:
             self.fails -= 1
             raise Unavailable("the broker can't be asked")
+        if self.dues:
+            return Claim((), self.dues.pop())
         return await super().receive(queue, limit, lock)
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         self.asked["accept"] += 1
         return await super().accept(queue, session, lock)
+
+
+class Failing(AsyncIterator[None]):
+    """Hints that fail as nobody expects."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def __anext__(self) -> None:
+        raise self.error
 
 
 class Room:
@@ -291,3 +308,36 @@ async def test_a_failing_broker_is_not_asked_round_in_a_circle(room: Room) -> No
     assert (await room.queue.stats()).ready == 0
     await room.queue.drain()
     await asyncio.gather(*consuming)
+
+
+@in_room
+async def test_a_paused_consumer_passes_on_a_hint_that_its_question_did_not_answer(room: Room) -> None:
+    async def handle(message: Message) -> None:
+        pass
+
+    consumer = room.queue.consumer(handle, concurrency=1, poll_every=AGES)
+    consuming = asyncio.ensure_future(consumer.run())
+    await rest()
+    [receiving] = room.receiving(1)
+    await rest()
+    room.broker.gate.clear()
+    await room.queue.send(b"a")
+    await until(lambda: room.broker.asked["receive"] == 3)  # the consumer was woken for it, as it was there first
+    room.broker.dues = [0.0]
+    consumer.pause()
+    room.broker.gate.set()
+    await rest()
+    assert receiving.done()
+    consumer.drain()
+    await consuming
+
+
+@in_room
+async def test_hints_are_heard_again_whatever_they_failed_with(room: Room) -> None:
+    room.broker.hint_errors = [asyncio.CancelledError(), RuntimeError("not what a broker may raise")]
+    [receiving] = room.receiving(1)
+    await asyncio.sleep(5)
+    assert not room.broker.hint_errors
+    await room.queue.send(b"a")
+    await rest()
+    assert receiving.done()

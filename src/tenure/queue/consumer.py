@@ -292,7 +292,10 @@ class Consumer:
         if claim.died:
             desk.tell_of_dead(claim.died)
         if self._place is not None:
-            self._place.answered(bool(claim.deliveries), claim.due_in)
+            if not claim.deliveries and claim.due_in == 0 and self._pump.state is not State.RUNNING:
+                self._place.failed()  # the store has not got through yet, and we don't ask again
+            else:
+                self._place.answered(bool(claim.deliveries), claim.due_in)
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
         is_empty = not claim.deliveries and claim.due_in != 0
         if self._consuming.until_empty and is_empty and not self._pump.outstanding:

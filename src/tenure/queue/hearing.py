@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from tenure.errors import TenureError
 from tenure.queue.broker import Broker
 from tenure.queue.waiters import Waiters
 
@@ -148,14 +146,21 @@ class _Queue:
             if self._queues.get(self._name) is self:
                 del self._queues[self._name]
 
-    async def _listen(self, hints: AsyncIterator[None]) -> None:
+    async def _listen(self, hints: AsyncIterator[None] | None) -> None:
         while True:
-            with suppress(TenureError):  # hints may be absent; whoever waits looks again in its own time
+            try:
+                if hints is None:
+                    hints = self._broker.hints(self._name)
+                    self._hint()
                 async for _ in hints:
                     self._hint()
+            except (Exception, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Hints may be absent, whatever the reason; those who wait look again in their own time.
+            hints = None
             await asyncio.sleep(LISTEN_AGAIN)
-            hints = self._broker.hints(self._name)
-            self._hint()
 
     def _hint(self) -> None:
         for line in list(self._lines.values()):

@@ -7,8 +7,9 @@ House rules:
 - A question that brings something may have left something: then two more idle waiters are woken. So many messages
   reach many waiters within a few round trips, and one message costs three questions at most.
 - A hint is never lost. It stays with a waiter until a question that this waiter began after the hint is answered. A
-  waiter that leaves before passes the hint on; so does one whose question fails, and it also keeps the hint if nobody
-  else is idle. A failed waiter is not idle until it has had an answer, so failures are not passed round in a circle.
+  waiter that leaves before passes the hint on; so does one whose question fails. If nobody else is idle, that one keeps
+  the hint until it asks again, or until another has had an answer and takes it over. A failed waiter is not idle until
+  it has had an answer, so failures are not passed round in a circle.
 - If nobody is idle, all are told, and each asks once when it can: whoever is busy now may be the first to have room.
 
 ::
@@ -51,6 +52,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._all: dict[Waiter, None] = {}  # who has been idle for longest comes first
+        self._kept: dict[Waiter, None] = {}  # those who keep a hint, and can't ask yet
 
     def __len__(self) -> int:
         return len(self._all)
@@ -68,6 +70,7 @@ class Waiters:
     def leave(self, waiter: Waiter) -> None:
         """Wait for nothing any more."""
         self._all.pop(waiter, None)
+        self._kept.pop(waiter, None)
         if waiter._has_hint or waiter._asks_for_hint:
             waiter._has_hint = waiter._asks_for_hint = False
             self.hint()
@@ -80,6 +83,7 @@ class Waiters:
     def asks(self, waiter: Waiter) -> None:
         """Note that a question of *waiter* begins."""
         waiter.idle, waiter.asking = False, True
+        self._kept.pop(waiter, None)
         waiter._asks_for_hint, waiter._has_hint = waiter._has_hint, False
 
     def answered(self, waiter: Waiter, *, found: bool, again: bool = False) -> None:
@@ -96,6 +100,8 @@ class Waiters:
         waiter.idle = not waiter._has_hint
         if waiter in self._all:
             self._all[waiter] = self._all.pop(waiter)  # to the end
+            if waiter.idle and self._kept:
+                self._take_over(waiter)
         if had_hint and found and not self._wake_idle(SPREAD, waiter):
             self._tell_all(waiter)
 
@@ -103,12 +109,22 @@ class Waiters:
         """Note that it got no answer. *waiter* asks again in its own time."""
         if self._ends(waiter) or waiter._has_hint:
             waiter._has_hint = not self._wake_idle(1, waiter)
+            if waiter._has_hint and waiter in self._all:
+                self._kept[waiter] = None
 
     def _ends(self, waiter: Waiter) -> bool:
         """Note the end of a question; return whether it was begun for a hint."""
         had_hint, waiter._asks_for_hint = waiter._asks_for_hint, False
         waiter.asking = False
         return had_hint
+
+    def _take_over(self, waiter: Waiter) -> None:
+        """Let *waiter*, which is idle, ask for a hint that another keeps."""
+        keeper, _ = self._kept.popitem()
+        keeper._has_hint = False
+        waiter.idle, waiter._has_hint = False, True
+        if not waiter._wake():
+            self._kept[waiter] = None
 
     def _wake_idle(self, most: int, but: Waiter | None) -> int:
         """Wake up to *most* idle waiters, and return how many ask."""
