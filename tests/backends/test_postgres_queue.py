@@ -29,6 +29,7 @@ from tenure.queue.message import (
     Complete,
     DeadLetter,
     Defer,
+    Deleted,
     Outgoing,
     Renewed,
     SessionLock,
@@ -428,6 +429,30 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
         assert many < 1.5 * few + 300, (what, few, many)
 
 
+async def test_a_queue_that_was_deleted_is_left_out_at_a_cost_that_does_not_grow(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as reader, native(url) as connection:
+        broker, costs = backend.broker, []
+        async with reader.transaction(isolation="repeatable_read"):
+            await reader.execute("SELECT FROM tenure.queue")  # so that nothing of what follows is cleared away
+            for count in (100, 20_000):
+                await broker.send(name, [Outgoing(b"x")])
+                await consumed(broker, name)
+                await connection.execute(
+                    "INSERT INTO tenure.tally (queue) "
+                    "SELECT id FROM tenure.queue, generate_series(1, $1) WHERE name = $2",
+                    count,
+                    name,
+                )
+                await broker.stats(name)  # which makes one row of them
+                raising = Raising(connection, name)
+                await raising.propose(1)
+                assert await raising.complete()
+                assert isinstance(await broker.delete(name), Deleted)
+                assert name not in await broker.names()
+                costs.append(await cost(connection, queue.NAMES.format(schema="tenure")))
+        assert costs[1] < costs[0] + 50, costs
+
+
 async def test_marks_pass_over_nothing_that_is_committed_later(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as late, native(url) as connection:
         broker, raising = backend.broker, Raising(connection, name)
@@ -497,7 +522,7 @@ async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name:
 
 @pytest.mark.parametrize(
     "cause",
-    ["given back", "abandoned", "delayed", "redriven", "orphan", "held", "urgent", "later", "expiring", "deferred"],
+    ["given back", "abandoned", "delayed", "redriven", "orphan", "urgent", "later", "expiring", "deferred"],
 )
 async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, name: str, cause: str) -> None:
     async with opened(turnable.url) as backend, native(turnable.url) as connection:
@@ -510,7 +535,7 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
             await broker.settle([Settlement(low, Defer())])
         await broker.send(name, [Outgoing(b"x"), Outgoing(b"later", delay=LOCK * 9), Outgoing(b"y", ttl=LOCK * 9)])
         claim = await broker.receive(name, 10, LOCK * 9)
-        if cause not in ("given back", "abandoned", "delayed", "orphan", "held", "redriven", "deferred"):
+        if cause not in ("given back", "abandoned", "delayed", "orphan", "redriven", "deferred"):
             await broker.settle([Settlement(low, COMPLETE)])
         await broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
         await raising.propose(claim.deliveries[-1].sequence)
@@ -524,8 +549,6 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
                 await broker.settle([Settlement(low, Abandon(delay=LOCK / 2))])
             case "redriven":
                 await broker.redrive(name, EVERYTHING, None)
-            case "held":
-                await broker.renew([low], LOCK / 2)  # shorter than it was
             case "urgent":
                 await broker.send(name, [Outgoing(b"low", priority=3)])
             case "later":
@@ -534,9 +557,7 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
                 await broker.send(name, [Outgoing(b"low", ttl=LOCK / 2)])
             case "deferred":
                 [low] = (await broker.receive_deferred(name, [low.sequence], LOCK / 2)).deliveries
-        due_in = (
-            (await broker.receive(name, 1, LOCK)).due_in if cause in ("delayed", "held", "later", "deferred") else None
-        )
+        due_in = (await broker.receive(name, 1, LOCK)).due_in if cause in ("delayed", "later", "deferred") else None
         if due_in is not None:
             assert due_in <= LOCK / 2
             turnable.turn(LOCK * 0.6)
@@ -769,3 +790,20 @@ async def test_old_code_goes_on_with_a_newer_schema_that_says_it_may(server: Pos
                 await backend.broker.send(name, [Outgoing(b"x")])
         with pytest.raises(ConfigError, match="made by a newer"):
             await postgres.migrate(url)
+
+
+async def test_a_migration_leaves_the_indexes_that_the_functions_need(server: Postgres) -> None:
+    url, asked = f"{server.url}?schema=indexed", "SELECT indexname FROM pg_indexes WHERE tablename = 'message'"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        wanted = await connection.fetch(f"{asked} AND schemaname = 'indexed' ORDER BY 1")
+        assert [name for (name,) in wanted] == ["message_due", "message_order", "message_pkey", "message_turn"]
+        # As an earlier state of this version had left it.
+        await connection.execute(
+            "DROP INDEX indexed.message_order, indexed.message_turn; "
+            "CREATE INDEX message_ready ON indexed.message (queue, priority, (seq + 0)) WHERE state = 0; "
+            "CREATE INDEX message_deferred ON indexed.message (queue, seq) WHERE state = 3; "
+            "UPDATE indexed.migration SET functions = 'others'"
+        )
+        await postgres.migrate(url)
+        assert await connection.fetch(f"{asked} AND schemaname = 'indexed' ORDER BY 1") == wanted

@@ -20,7 +20,9 @@ STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.s
 """What makes each version out of the one before it."""
 
 FUNCTIONS = "queue.sql"
-"""Written anew by every migration that finds others. One whose arguments change is dropped by the step that does so."""
+"""Written anew by every migration that finds others, with the indexes that they need.
+
+One whose arguments change is dropped by the step that does so."""
 
 LOOK_AGAIN = 0.2
 """Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
@@ -209,6 +211,7 @@ def functions(schema: str) -> str:
         "look_again": LOOK_AGAIN,
         "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
+        "others": "{" + ",".join(["Infinity"] * 9) + "}",
         "late": LATE,
         "rounds": ROUNDS,
         "reason_tried": MAX_DELIVERIES,

@@ -20,7 +20,7 @@ from typing import Any
 from tenure.backends.postgres.client import Client, Connection, on_loop, transaction
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -68,6 +68,18 @@ RAISE_AFTER = 5_000
 
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""
+
+NAMES = """
+SELECT name FROM {schema}.queue AS q
+WHERE deleted_at IS NULL OR EXISTS (
+    SELECT FROM {schema}.tally AS t
+    WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
+    GROUP BY t.queue
+    HAVING sum(ready + locked + delayed + deferred + dead) <> 0
+)
+ORDER BY name
+"""
+"""Lists the queues; one that was deleted is one again if a message was sent to it meanwhile."""
 
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
@@ -127,11 +139,7 @@ class PostgresBroker:
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
-        rows = await self._client.ask(
-            f"SELECT name FROM {self._schema}.queue AS q WHERE deleted_at IS NULL OR EXISTS ("
-            f"SELECT FROM {self._schema}.tally AS t WHERE t.queue = q.id GROUP BY t.queue "
-            "HAVING sum(ready + locked + delayed + deferred + dead) <> 0) ORDER BY name"
-        )
+        rows = await self._client.ask(NAMES.format(schema=self._schema))
         return [name for (name,) in rows]
 
     def hints(self, queue: str) -> AsyncIterator[None]:
@@ -203,6 +211,8 @@ class PostgresBroker:
         due_in = None
         if rows and rows[-1][0] is None:
             due_in = rows.pop()[6]
+            if sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
+                due_in = 0.0
         if rows:
             self._note_use(queue)
             rows.sort(key=rank)

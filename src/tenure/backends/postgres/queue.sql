@@ -4,6 +4,35 @@
 -- The settings at their heads keep plans from turning bad when a table that was planned for when empty is full: there
 -- is one right way through each of them, by its index.
 
+-- --- indexes of messages -----------------------------------------------------------------------------------------
+
+-- Each index of a table costs each statement that writes to it, also if it writes nothing into this one. So there are
+-- four: by number, by what is due, and these two.
+
+-- Return where a message stands that nobody has: 0 to 9 its priority, 10 if it is a session's, 11 if it is deferred.
+CREATE OR REPLACE FUNCTION {schema}._lane(p_state smallint, p_session text, p_priority smallint) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE p_state WHEN 0 THEN CASE WHEN p_session IS NULL THEN p_priority ELSE 10 END WHEN 3 THEN 11 END
+$$;
+
+-- Return 0 for what can be claimed in a session, 1 for what was delivered and is not settled: it holds up the others.
+CREATE OR REPLACE FUNCTION {schema}._turn(p_state smallint, p_deliveries integer, p_is_deferred boolean) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN p_state = 0 THEN 0 WHEN p_state IN (1, 2) AND p_deliveries > 0 AND NOT p_is_deferred THEN 1 END
+$$;
+
+-- "seq + 0" is an order that no other index has, so that no plan takes another one.
+CREATE INDEX IF NOT EXISTS message_order ON {schema}.message (queue, {schema}._lane(state, session, priority), (seq + 0))
+    WHERE {schema}._lane(state, session, priority) IS NOT NULL;
+CREATE INDEX IF NOT EXISTS message_turn
+    ON {schema}.message (queue, session, {schema}._turn(state, deliveries, is_deferred), (seq + 0))
+    WHERE session IS NOT NULL AND {schema}._turn(state, deliveries, is_deferred) IS NOT NULL;
+DROP INDEX IF EXISTS {schema}.message_ready, {schema}.message_session_ready, {schema}.message_session,
+    {schema}.message_session_next, {schema}.message_session_back, {schema}.message_deferred;
+
+-- Each change of a message changes what is indexed, so that room left in its page would be of no use.
+ALTER TABLE {schema}.message RESET (fillfactor);
+
 -- --- small things ------------------------------------------------------------------------------------------------
 
 -- Return a queue's number; it comes into being when first used, or used again after it was deleted.
@@ -86,7 +115,8 @@ $$;
 CREATE OR REPLACE FUNCTION {schema}._marks(p_queue integer) RETURNS double precision[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- A cursor reads row by row, and nothing behind those that were raised last.
+    -- All of one snapshot: in a later one, marks may be raised, and what they were lowered by be gone. A cursor reads row
+    -- by row, and nothing behind those that were raised last.
     c_marks CURSOR FOR SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC;
     v_kind smallint;
     v_keys double precision[];
@@ -102,11 +132,12 @@ BEGIN
         IF v_lowest IS NULL AND v_kind <> 1 THEN
             v_lowest := v_keys;
         ELSIF v_kind <> 1 THEN
-            FOR v_place IN 1 .. 14 LOOP
-                IF v_keys[v_place] < v_lowest[v_place] THEN
-                    v_lowest[v_place] := v_keys[v_place];
-                END IF;
-            END LOOP;
+            v_lowest := ARRAY[
+                least(v_keys[1], v_lowest[1]), least(v_keys[2], v_lowest[2]), least(v_keys[3], v_lowest[3]), least(v_keys[4], v_lowest[4]),
+                least(v_keys[5], v_lowest[5]), least(v_keys[6], v_lowest[6]), least(v_keys[7], v_lowest[7]), least(v_keys[8], v_lowest[8]),
+                least(v_keys[9], v_lowest[9]), least(v_keys[10], v_lowest[10]), least(v_keys[11], v_lowest[11]),
+                least(v_keys[12], v_lowest[12]), least(v_keys[13], v_lowest[13]), least(v_keys[14], v_lowest[14])
+            ];
         END IF;
         EXIT WHEN v_kind = 2;
     END LOOP;
@@ -170,10 +201,16 @@ DECLARE
     v_place integer := 11 + p_state;
     v_lows double precision[];
     v_is_above boolean := p_state <> 1;  -- as long as none was raised
+    v_is_covered boolean;
 BEGIN
     IF p_due IS NULL THEN
         RETURN;
     ELSIF current_setting('transaction_isolation') = 'read committed' THEN
+        SELECT m.kind <> 1 AND m.keys[v_place] <= p_due INTO v_is_covered
+        FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC LIMIT 1;
+        IF v_is_covered OR NOT FOUND AND p_state = 1 THEN
+            RETURN;
+        END IF;
         FOR v_mark IN c_marks LOOP
             IF v_mark.kind = 0 THEN
                 IF v_mark.keys[v_place] <= p_due THEN
@@ -229,11 +266,12 @@ DECLARE
     v_queue integer;
     v_keys double precision[];
     v_live double precision[];
+    v_ends double precision;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR {schema}.writers() && p_writers THEN
         RETURN false;
     END IF;
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    SELECT q.id, {schema}.clock() + q.lock INTO v_queue, v_ends FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT pg_try_advisory_xact_lock(hashtextextended('tenure marks {schema}', v_queue)) THEN
         RETURN false;  -- two that raise at once would wait for each other's rows
     END IF;
@@ -243,7 +281,7 @@ BEGIN
     LEFT JOIN LATERAL (
         SELECT m.seq::double precision AS key
         FROM {schema}.message AS m
-        WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0 AND m.session IS NULL
+        WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = p.priority
           AND m.seq + 0 >= CASE WHEN v_keys[1 + p.priority] < 'Infinity' THEN v_keys[1 + p.priority]::bigint ELSE {int_max} END
         ORDER BY m.seq + 0
         LIMIT 1
@@ -257,6 +295,8 @@ BEGIN
         ORDER BY m.due_at
         LIMIT 1
     ) AS first ON true;
+    -- Where few locks end later than those of the next claims do, these need leave no rows.
+    v_live[12] := least(v_live[12], v_ends);
     v_live := v_live || coalesce((
         SELECT t.n::double precision FROM {schema}.tally AS t
         WHERE t.queue = v_queue AND t.n >= v_keys[14]::bigint ORDER BY t.n LIMIT 1
@@ -290,7 +330,7 @@ DECLARE
     v_expires double precision;
     v_unlocks double precision;
 BEGIN
-    IF NOT {schema}._is_overdue(p_queue, p_now, p_keys) THEN
+    IF NOT EXISTS (SELECT FROM {schema}._overdue(p_queue, p_now, p_keys)) THEN
         RETURN p_keys;
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -395,7 +435,7 @@ DECLARE
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     v_keys := {schema}._pass_time(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
-    IF NOT coalesce({schema}._is_overdue(v_queue, v_now, v_keys), false) THEN
+    IF NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys)) THEN
         RETURN false;
     END IF;
     PERFORM FROM {schema}.message AS m
@@ -407,54 +447,51 @@ BEGIN
 END
 $$;
 
--- Tell whether time has changed something that is not done yet.
-CREATE OR REPLACE FUNCTION {schema}._is_overdue(
+-- Return the states in which time has changed something that is not done yet.
+CREATE OR REPLACE FUNCTION {schema}._overdue(
     p_queue integer, p_now double precision, p_keys double precision[]
-) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF least(p_keys[11], p_keys[12], p_keys[13]) > p_now THEN
-        RETURN false;
-    END IF;
-    RETURN p_keys[12] <= p_now AND EXISTS (
-        SELECT FROM {schema}.message
-        WHERE queue = p_queue AND state = 1 AND due_at >= p_keys[12] AND due_at <= p_now
-    ) OR p_keys[13] <= p_now AND EXISTS (
-        SELECT FROM {schema}.message
-        WHERE queue = p_queue AND state = 2 AND due_at >= p_keys[13] AND due_at <= p_now
-    ) OR p_keys[11] <= p_now AND EXISTS (
-        SELECT FROM {schema}.message
-        WHERE queue = p_queue AND state = 0 AND due_at >= p_keys[11] AND due_at <= p_now
-    );
-END
+) RETURNS SETOF smallint
+LANGUAGE sql STABLE AS $$  -- so that the planner writes its text into the query that asks
+    SELECT s.state
+    FROM (VALUES (1::smallint, p_keys[12]), (2::smallint, p_keys[13]), (0::smallint, p_keys[11])) AS s (state, key)
+    CROSS JOIN LATERAL (
+        SELECT FROM {schema}.message AS m
+        WHERE m.queue = p_queue AND m.state = s.state AND m.due_at >= s.key AND m.due_at <= p_now
+        LIMIT 1
+    ) AS first
+    WHERE s.key <= p_now
 $$;
 
--- Return in how many seconds time alone will change something in a queue, or NULL if it won't. What is overdue was left
--- to another transaction, whose end nobody is told of (or there was too much of it): then it is time to look again soon.
-CREATE OR REPLACE FUNCTION {schema}._due_in(p_queue integer, p_now double precision) RETURNS double precision
+-- Return in how many seconds time alone will change something about a queue's messages, or NULL if it won't. What is
+-- overdue was left to another transaction, whose end nobody is told of (or there was too much of it): then it is time to
+-- look again soon.
+CREATE OR REPLACE FUNCTION {schema}._due_in(
+    p_queue integer, p_now double precision, p_keys double precision[]
+) RETURNS double precision
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_keys double precision[] := {schema}._marks(p_queue);
+    v_due double precision;
+    v_first double precision;
 BEGIN
-    RETURN least(
-        (
-            SELECT min(first.due_at)
-            FROM generate_series(0, 2) AS s (state)
-            CROSS JOIN LATERAL (
+    FOR v_state IN 0 .. 2 LOOP
+        CONTINUE WHEN p_keys[11 + v_state] = 'Infinity';
+        SELECT m.due_at INTO v_due
+        FROM {schema}.message AS m
+        WHERE m.queue = p_queue AND m.state = v_state::smallint AND m.due_at >= p_keys[11 + v_state]
+        ORDER BY m.due_at
+        LIMIT 1;
+        IF v_due <= p_now THEN
+            SELECT least(min(next.due_at), p_now + {look_again}) INTO v_due
+            FROM (
                 SELECT m.due_at FROM {schema}.message AS m
-                WHERE m.queue = p_queue AND m.state = s.state::smallint
-                  AND m.due_at > p_now AND m.due_at >= v_keys[11 + s.state]
+                WHERE m.queue = p_queue AND m.state = v_state::smallint AND m.due_at > p_now
                 ORDER BY m.due_at
                 LIMIT 1
-            ) AS first
-            WHERE v_keys[11 + s.state] < 'Infinity'
-        ),
-        (
-            SELECT until FROM {schema}.session
-            WHERE queue + 0 = p_queue AND token IS NOT NULL AND until + 0 > p_now ORDER BY until + 0 LIMIT 1
-        ),
-        CASE WHEN {schema}._is_overdue(p_queue, p_now, v_keys) THEN p_now + {look_again} END
-    ) - p_now;
+            ) AS next;
+        END IF;
+        v_first := least(v_first, v_due);
+    END LOOP;
+    RETURN v_first - p_now;
 END
 $$;
 
@@ -647,21 +684,28 @@ $$;
 
 -- --- receiving ---------------------------------------------------------------------------------------------------
 
--- Return how large the bodies of one claim are together.
-CREATE OR REPLACE FUNCTION {schema}._size(p_queue integer, p_due double precision, p_token bigint) RETURNS bigint
-LANGUAGE plpgsql AS $$
+-- Return how many of these bodies one claim takes: it ends with the one that brings it to {claim_bytes} bytes.
+CREATE OR REPLACE FUNCTION {schema}._fitting(p_sizes integer[]) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_size bigint := 0;
 BEGIN
-    RETURN (
-        SELECT sum(octet_length(m.body))
-        FROM {schema}.message AS m
-        WHERE m.queue = p_queue AND m.state = 1 AND m.due_at = p_due AND m.token = p_token
-    );
+    FOR v_place IN 1 .. cardinality(p_sizes) LOOP
+        v_size := v_size + p_sizes[v_place];
+        IF v_size >= {claim_bytes} THEN
+            RETURN v_place;
+        END IF;
+    END LOOP;
+    RETURN cardinality(p_sizes);
 END
 $$;
 
 -- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
 -- come a row without number, whose locked_until is the seconds until something is due. A claim ends with the body that
--- brings it to {claim_bytes} bytes.
+-- brings it to {claim_bytes} bytes: then there may be more at once, which the client sees by the bodies.
+--
+-- Each statement and each expression of a function is paid for anew in each transaction: so there are few on the way of
+-- one message.
 CREATE OR REPLACE FUNCTION {schema}.receive(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -673,41 +717,79 @@ LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
-    v_keys double precision[];
     v_first bigint;
+    v_due double precision;
+    v_is_plain boolean;  -- the marks are those that were raised last, and nothing has a priority
     v_is_covered boolean;
+    v_keys double precision[];
     v_found integer;
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    -- Before the marks are read: so this is one of the writers that raise_marks() waits for, or sees what is proposed.
+    LOCK TABLE ONLY {schema}.message IN ROW EXCLUSIVE MODE;
+    SELECT q.id, CASE WHEN m.keys[1] < 'Infinity' THEN m.keys[1]::bigint ELSE {int_max} END,
+           least(m.keys[11], m.keys[12], m.keys[13]), m.kind = 2 AND m.keys[2:10] = '{others}',
+           m.kind <> 1 AND m.keys[12] <= v_now + p_lock
+               AND current_setting('transaction_isolation') = 'read committed',  -- else it doesn't see what is proposed
+           m.keys
+    INTO v_queue, v_first, v_due, v_is_plain, v_is_covered, v_keys
+    FROM {schema}.queue AS q
+    CROSS JOIN LATERAL (
+        SELECT coalesce(newest.kind, 2) AS kind, coalesce(newest.keys, '{marks}') AS keys
+        FROM (SELECT) AS always
+        LEFT JOIN (
+            SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
+        ) AS newest ON true
+    ) AS m
+    WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
+    ELSIF v_is_plain AND v_due <= v_now THEN
+        v_is_plain := NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys));
     END IF;
-    v_keys := {schema}._marks(v_queue);
-    IF least(v_keys[11], v_keys[12], v_keys[13]) <= v_now THEN
-        v_keys := {schema}._pass_time(v_queue, v_now, 10, v_keys);
-    END IF;
-    v_first := CASE WHEN v_keys[1] < 'Infinity' THEN v_keys[1]::bigint ELSE {int_max} END;
-    IF 'Infinity' <= ALL (v_keys[2:10]) THEN
+    IF NOT v_is_plain THEN
+        v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
         RETURN QUERY
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
-        WHERE m.ctid = ANY (ARRAY(
-            SELECT one.ctid
+        WHERE m.ctid = ANY ((
+            SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
+                   ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
             FROM (
-                SELECT ready.ctid, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
-                FROM (
-                    SELECT m.ctid, octet_length(m.body) AS size
+                SELECT m.ctid, octet_length(m.body) AS size
+                FROM generate_series(9, 0, -1) AS p (priority)
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid, m.body
                     FROM {schema}.message AS m
-                    WHERE m.queue = v_queue AND m.priority = 0 AND m.state = 0 AND m.session IS NULL
-                      AND m.seq + 0 >= v_first
-                      AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                    WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = p.priority
+                      AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+                      AND (m.expires_at IS NULL OR m.expires_at > v_now)
                     ORDER BY m.seq + 0
                     LIMIT p_most
                     FOR UPDATE SKIP LOCKED
-                ) AS ready
-            ) AS one
-            WHERE one.before < {claim_bytes}
-        ))
+                ) AS m
+                WHERE v_keys[1 + p.priority] < 'Infinity'
+                LIMIT p_most
+            ) AS ready
+        )::tid[])
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+    ELSIF p_most > 1 THEN
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY ((
+            SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
+                   ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
+            FROM (
+                SELECT m.ctid, octet_length(m.body) AS size
+                FROM {schema}.message AS m
+                WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 0 AND m.seq + 0 >= v_first
+                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                ORDER BY m.seq + 0
+                LIMIT p_most
+                FOR UPDATE SKIP LOCKED
+            ) AS ready
+        )::tid[])
         RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
             m.reply_to, m.correlation_id;
     ELSE
@@ -715,27 +797,14 @@ BEGIN
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
         WHERE m.ctid = ANY (ARRAY(
-            SELECT one.ctid
-            FROM (
-                SELECT ready.ctid, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
-                FROM (
-                    SELECT m.ctid, octet_length(m.body) AS size
-                    FROM generate_series(9, 0, -1) AS p (priority)
-                    CROSS JOIN LATERAL (
-                        SELECT m.ctid, m.body
-                        FROM {schema}.message AS m
-                        WHERE m.queue = v_queue AND m.priority = p.priority::smallint AND m.state = 0
-                          AND m.session IS NULL AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
-                          AND (m.expires_at IS NULL OR m.expires_at > v_now)
-                        ORDER BY m.seq + 0
-                        LIMIT p_most
-                        FOR UPDATE SKIP LOCKED
-                    ) AS m
-                    WHERE v_keys[1 + p.priority] < 'Infinity'
-                    LIMIT p_most
-                ) AS ready
-            ) AS one
-            WHERE one.before < {claim_bytes}
+            SELECT m.ctid
+            FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 0
+              AND m.seq + 0 >= v_first
+              AND (m.expires_at IS NULL OR m.expires_at > v_now)
+            ORDER BY m.seq + 0
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
         ))
         RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
             m.reply_to, m.correlation_id;
@@ -743,17 +812,15 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
-        SELECT m.kind <> 1 AND m.keys[12] <= v_now + p_lock INTO v_is_covered
-        FROM {schema}.mark AS m WHERE m.queue = v_queue ORDER BY m.n DESC LIMIT 1;
-        IF NOT v_is_covered OR current_setting('transaction_isolation') <> 'read committed' THEN
+        IF NOT v_is_covered THEN
             PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
         END IF;
     END IF;
     IF v_found < p_most THEN
-        locked_until := CASE
-            WHEN v_found > 0 AND {schema}._size(v_queue, v_now + p_lock, p_token) >= {claim_bytes} THEN 0
-            ELSE {schema}._due_in(v_queue, v_now)
-        END;
+        IF v_found > 0 THEN
+            v_keys[12] := least(v_keys[12], v_now + p_lock);
+        END IF;
+        locked_until := {schema}._due_in(v_queue, v_now, v_keys);
         RETURN NEXT;
     END IF;
 END
@@ -836,9 +903,10 @@ $$;
 
 -- --- under a lock ------------------------------------------------------------------------------------------------
 
--- Extend locks; return their ends in the order asked, NULL for those that are over. A row that another transaction is
--- at, such as the handler's own, is not waited for: its lock is extended beside it. But only if the old end is farther
--- off than the client waits for the answer: so that whoever looks after the old end sees the new one.
+-- Extend locks; return their ends in the order asked, NULL for those that are over. None ends sooner than before: so no
+-- mark is above the new end that was not above the old one. A row that another transaction is at, such as the handler's
+-- own, is not waited for: its lock is extended beside it. But only if the old end is farther off than the client waits
+-- for the answer: so that a claim after the old end sees the new one.
 CREATE OR REPLACE FUNCTION {schema}.renew_many(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_lock double precision
 ) RETURNS SETOF double precision
@@ -859,9 +927,8 @@ BEGIN
           AND (m.session IS NULL OR m.is_deferred)
         FOR UPDATE OF m SKIP LOCKED
     )
-    UPDATE {schema}.message AS m SET due_at = v_until FROM held WHERE m.seq = held.seq;
+    UPDATE {schema}.message AS m SET due_at = greatest(m.due_at, v_until) FROM held WHERE m.seq = held.seq;
     GET DIAGNOSTICS v_found = ROW_COUNT;
-    PERFORM {schema}._lower_due(v_queue, 1, v_until);
     IF v_found < cardinality(p_numbers) THEN
         INSERT INTO {schema}.extended (seq, token, until)
         SELECT DISTINCT m.seq, m.token, v_until
@@ -871,7 +938,7 @@ BEGIN
           AND greatest(m.due_at, {schema}._extended(m.seq, m.token, v_now)) > v_now + greatest(1, p_lock / 3)
           AND (m.session IS NULL OR m.is_deferred)
         ORDER BY m.seq
-        ON CONFLICT (seq, token) DO UPDATE SET until = excluded.until;
+        ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
     END IF;
     -- What a session's lock covers ends with that, and is not extended by itself.
     RETURN QUERY
@@ -898,7 +965,7 @@ BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     -- Each by its number: "queue + 0" is an order of no index.
     UPDATE {schema}.dead AS d
-    SET due_at = v_now + p_lock
+    SET due_at = greatest(d.due_at, v_now + p_lock)
     WHERE d.ctid = ANY (ARRAY(
         SELECT (
             SELECT d.ctid FROM {schema}.dead AS d
@@ -925,19 +992,22 @@ DECLARE
     v_now double precision := {schema}.clock();
     v_done bigint[];
     v_sessions text[];
+    v_are_any boolean;
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     WITH done AS (
         DELETE FROM {schema}.message AS m
         USING (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
-        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
+        WHERE m.seq = a.seq AND m.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+          AND m.state = 1 AND m.token = a.token
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
-        RETURNING m.seq, m.session
+        RETURNING m.queue, m.seq, m.session
     )
-    SELECT array_agg(seq), array_agg(session) INTO v_done, v_sessions FROM done;
+    SELECT max(queue), array_agg(seq), array_agg(session), count(session) > 0
+    INTO v_queue, v_done, v_sessions, v_are_any
+    FROM done;
     IF v_done IS NOT NULL THEN
         INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -cardinality(v_done));
-        IF array_remove(v_sessions, NULL) <> '{}' THEN
+        IF v_are_any THEN
             PERFORM {schema}._offer_late(v_queue, v_done, v_sessions, v_now);
         END IF;
     END IF;
@@ -1156,12 +1226,12 @@ DECLARE
 BEGIN
     SELECT m.seq INTO v_first
     FROM {schema}.message AS m
-    WHERE m.queue = p_queue AND m.session = p_session AND m.state = 0
+    WHERE m.queue = p_queue AND m.session = p_session AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 0
     ORDER BY m.seq + 0
     LIMIT 1;
     SELECT m.seq INTO v_back
     FROM {schema}.message AS m
-    WHERE m.queue = p_queue AND m.session = p_session AND m.state IN (1, 2) AND m.deliveries > 0 AND NOT m.is_deferred
+    WHERE m.queue = p_queue AND m.session = p_session AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 1
     ORDER BY m.seq + 0
     LIMIT 1;
     RETURN CASE WHEN v_back < v_first THEN NULL ELSE v_first END;
@@ -1280,7 +1350,11 @@ BEGIN
     END LOOP;
     session := NULL;
     locked_until := least(
-        {schema}._due_in(v_queue, v_now),
+        {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
+        (
+            SELECT s.until - v_now FROM {schema}.session AS s
+            WHERE s.queue + 0 = v_queue AND s.token IS NOT NULL AND s.until + 0 > v_now ORDER BY s.until + 0 LIMIT 1
+        ),
         -- Another transaction is at a session, and nobody tells of its end.
         CASE WHEN p_session IS NULL AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
              THEN {look_again} END
@@ -1326,12 +1400,12 @@ BEGIN
         FROM (
             SELECT next.ctid, octet_length(next.body) AS size
             FROM {schema}.message AS next
-            WHERE next.queue = v_queue AND next.session = p_session AND next.state = 0
+            WHERE next.queue = v_queue AND next.session = p_session AND {schema}._turn(next.state, next.deliveries, next.is_deferred) = 0
               AND (next.expires_at IS NULL OR next.expires_at > v_now)
               AND next.seq + 0 < coalesce((
                   SELECT again.seq FROM {schema}.message AS again
                   WHERE again.queue = v_queue AND again.session = p_session
-                    AND again.state IN (1, 2) AND again.deliveries > 0 AND NOT again.is_deferred
+                    AND {schema}._turn(again.state, again.deliveries, again.is_deferred) = 1
                     AND again.token IS DISTINCT FROM p_token
                   ORDER BY again.seq + 0
                   LIMIT 1
@@ -1356,7 +1430,7 @@ BEGIN
     deliveries := 1;
     locked_until := CASE
         WHEN v_size >= {claim_bytes} THEN 0
-        WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now)
+        WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue))
     END;
     RETURN NEXT;
 END
@@ -1380,19 +1454,18 @@ BEGIN
         WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now
         RETURNING until INTO v_until;
         IF FOUND THEN
-            UPDATE {schema}.message SET due_at = v_until
+            UPDATE {schema}.message SET due_at = greatest(due_at, v_until)
             WHERE ctid = ANY (ARRAY(
                 SELECT held.ctid FROM {schema}.message AS held
                 WHERE held.queue = v_queue AND held.session = p_sessions[i] AND held.token = p_tokens[i]
-                  AND held.state IN (1, 2) AND held.deliveries > 0 AND NOT held.is_deferred AND held.state = 1
+                  AND {schema}._turn(held.state, held.deliveries, held.is_deferred) = 1 AND held.state = 1
                 FOR UPDATE SKIP LOCKED
             ));
             INSERT INTO {schema}.extended (seq, token, until)
             SELECT seq, token, v_until FROM {schema}.message
             WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND due_at < v_until
-              AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
+              AND {schema}._turn(state, deliveries, is_deferred) = 1 AND state = 1
             ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
-            PERFORM {schema}._lower_due(v_queue, 1, v_until);
             RETURN NEXT v_until;
         ELSE
             RETURN NEXT NULL;
@@ -1419,7 +1492,7 @@ BEGIN
     FOR v_message IN
         SELECT * FROM {schema}.message
         WHERE queue = v_queue AND session = p_session AND token = p_token
-          AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred AND state = 1
+          AND {schema}._turn(state, deliveries, is_deferred) = 1 AND state = 1
         ORDER BY seq + 0
         FOR UPDATE
     LOOP
@@ -1477,7 +1550,7 @@ BEGIN
         FROM generate_series(0, 9) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT m.seq FROM {schema}.message AS m
-            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NULL AND m.priority = p.priority::smallint
+            WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = p.priority
               AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
             ORDER BY m.seq + 0
             LIMIT 1
@@ -1485,8 +1558,8 @@ BEGIN
         WHERE v_keys[1 + p.priority] < 'Infinity'
         UNION ALL (
             SELECT m.seq FROM {schema}.message AS m
-            WHERE m.queue = v_queue AND m.state = 0 AND m.session IS NOT NULL
-            ORDER BY m.enqueued_at
+            WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 10
+            ORDER BY m.seq + 0
             LIMIT 1
         )
         ORDER BY 1
@@ -1583,8 +1656,8 @@ BEGIN
     SELECT m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, 0::double precision, m.session, m.priority,
         m.reply_to, m.correlation_id
     FROM {schema}.message AS m
-    WHERE m.queue = v_queue AND m.state = 3 AND m.seq > p_after
-    ORDER BY m.seq
+    WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 11 AND m.seq + 0 > p_after
+    ORDER BY m.seq + 0
     LIMIT p_most;
 END
 $$;
@@ -1760,7 +1833,9 @@ BEGIN
         DELETE FROM {schema}.queue AS q
         WHERE q.deleted_at < v_now - 86400
           AND NOT EXISTS (
-              SELECT FROM {schema}.tally AS t WHERE t.queue = q.id GROUP BY t.queue
+              SELECT FROM {schema}.tally AS t
+              WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
+              GROUP BY t.queue
               HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
           )
         RETURNING q.id
@@ -1818,7 +1893,7 @@ BEGIN
     FOR v_message IN
         SELECT m.* FROM {schema}.message AS m
         WHERE m.queue = v_queue AND m.session = p_session AND m.token = p_token
-          AND m.state IN (1, 2) AND m.deliveries > 0 AND NOT m.is_deferred AND m.state = 1
+          AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 1 AND m.state = 1
           AND m.seq <> ALL (p_kept)
         ORDER BY m.seq + 0
         FOR UPDATE SKIP LOCKED

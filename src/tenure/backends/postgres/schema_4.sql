@@ -42,26 +42,12 @@ BEGIN
 END
 $$;
 
--- What is next in a session, and what holds it up. "seq + 0" is an order that no other index has, so that no plan takes
--- another one.
-CREATE INDEX message_session_next ON {schema}.message (queue, session, (seq + 0))
-    WHERE state = 0 AND session IS NOT NULL;
-CREATE INDEX message_session_back ON {schema}.message (queue, session, (seq + 0))
-    WHERE session IS NOT NULL AND state IN (1, 2) AND deliveries > 0 AND NOT is_deferred;
-DROP INDEX {schema}.message_session;
-
--- In orders that have a mark, and that no other index has.
-DROP INDEX {schema}.message_ready;
-CREATE INDEX message_ready ON {schema}.message (queue, priority, (seq + 0)) WHERE state = 0 AND session IS NULL;
+-- In orders that have a mark, and that no other index has. (Those of messages that nobody has are in queue.sql.)
 DROP INDEX {schema}.message_due;
 CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
 ALTER TABLE {schema}.tally ADD COLUMN n bigint GENERATED ALWAYS AS IDENTITY;
 DROP INDEX {schema}.tally_queue;
 CREATE INDEX tally_order ON {schema}.tally (queue, n);
-
--- For the age of the oldest only.
-DROP INDEX {schema}.message_session_ready;
-CREATE INDEX message_session_ready ON {schema}.message (queue, enqueued_at) WHERE state = 0 AND session IS NOT NULL;
 
 CREATE INDEX session_locked ON {schema}.session ((queue + 0), (until + 0)) WHERE token IS NOT NULL;
 
