@@ -84,6 +84,47 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"{request.node.name}-{time.time_ns()}"
 
 
+async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(url: str) -> None:
+    client = redis.client.Client(address_of(Url.parse(url)), redis.client.Options(connections=1))
+    answered = [0] * 4
+    lead = 0
+
+    async def ask(number: int) -> None:
+        nonlocal lead
+        for _ in range(20):
+            await client.command("PING")
+            answered[number] += 1
+            lead = max(lead, answered[number] - min(answered))
+
+    try:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(ask(number) for number in range(len(answered))))
+    finally:
+        await client.close()
+    assert lead == 1, f"one was {lead} answers ahead of another"
+
+
+async def test_a_connection_that_can_not_be_had_takes_nobodys_turn(url: str) -> None:
+    async with FaultProxy("127.0.0.1", shared(Redis).port) as way:
+        options = redis.client.Options(connections=2, timeout=0.3)
+        client = redis.client.Client(address_of(Url.parse(f"redis://{way.host}:{way.port}")), options)
+        try:
+            way.refuse()
+            for _ in range(4):
+                with pytest.raises(Unavailable):
+                    await client.command("PING")
+            way.heal()
+            assert await client.command("PING")
+            cancelled = [asyncio.create_task(client.command("PING")) for _ in range(6)]
+            await asyncio.sleep(0)
+            for one in cancelled:
+                one.cancel()
+            await asyncio.wait(cancelled)
+            assert await asyncio.gather(*(client.command("PING") for _ in range(6)))
+        finally:
+            await client.close()
+
+
 # --- beside redis-py's Lock --------------------------------------------------------------------------------------
 
 

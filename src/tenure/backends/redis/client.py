@@ -623,6 +623,51 @@ async def first_told(places: Sequence[Place], ask: Callable[[Place], Coroutine[A
         await asyncio.gather(*asked, return_exceptions=True)
 
 
+class Turns(aioredis.BlockingConnectionPool):
+    """A pool whose connections go to the questions in the order in which they came.
+
+    That of redis-py gives a free connection to the one that asks at this moment; so a busy sender, who asks again at
+    once, gets back the connection that it has just left, and those that wait go without.
+    """
+
+    def __init__(self, max_connections: int, timeout: float, **options: Any) -> None:
+        super().__init__(max_connections=max_connections, timeout=timeout, **options)
+        self._patience = timeout
+        self._turns = asyncio.Semaphore(max_connections)  # first come, first served
+        self._taken: set[object] = set()
+
+    async def get_connection(self, *arguments: Any, **options: Any) -> Any:
+        """Return a connection when it is our turn.
+
+        Raises:
+            ConnectionError: It was not, in time.
+        """
+        if self._turns.locked():
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._turns.acquire()
+            except TimeoutError:
+                raise exceptions.ConnectionError("No connection available.") from None
+        else:
+            await self._turns.acquire()
+        try:
+            connection = await super().get_connection(*arguments, **options)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._turns.release()
+            raise
+        self._taken.add(connection)
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        """Take *connection* back; the next has its turn."""
+        try:
+            await super().release(connection)
+        finally:
+            if connection in self._taken:  # else it could not be made ready, and was never handed out
+                self._taken.discard(connection)
+                self._turns.release()
+
+
 def connected(
     address: Address, options: Options, kind: type[aioredis.Connection] | None = None, **more: Any
 ) -> aioredis.Redis:
@@ -635,7 +680,7 @@ def connected(
             "ssl_keyfile": options.key,
             "ssl_check_hostname": options.check_hostname,
         }
-    pool = aioredis.BlockingConnectionPool(
+    pool = Turns(
         max_connections=options.connections,
         timeout=options.timeout,
         connection_class=kind or (aioredis.SSLConnection if address.is_tls else aioredis.Connection),
