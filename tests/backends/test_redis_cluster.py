@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from redis.crc import key_slot
 
+import tenure
 from tenure.backends import redis
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.errors import ConfigError, Unavailable
@@ -43,6 +44,25 @@ async def opened(url: str) -> AsyncIterator[redis.RedisBackend]:
         await backend.close()
 
 
+@contextmanager
+def moving(cluster: RedisCluster, key: str) -> Iterator[Callable[[], None]]:
+    """Begin to move the slot of *key* to another node; yield what ends it."""
+    slot, source = key_slot(key.encode()), cluster.node_of(key)
+    target = next(node for node in cluster.nodes if node is not source)
+    with client_of(source) as old, client_of(target) as new:
+        ids = {node: client.execute_command("CLUSTER MYID").decode() for node, client in ((0, old), (1, new))}
+        new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+
+        def move() -> None:
+            if keys := old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+                old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
+            for client in (new, old):
+                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+
+        yield move
+
+
 async def test_each_node_leads_to_all_the_others(cluster: RedisCluster) -> None:
     tokens = set()
     for node in cluster.nodes:
@@ -57,13 +77,64 @@ async def test_each_node_leads_to_all_the_others(cluster: RedisCluster) -> None:
     assert len(tokens) == len(NAMES)
 
 
-async def test_the_hint_of_one_node_is_heard_at_all(cluster: RedisCluster) -> None:
+async def test_a_hint_is_heard_at_its_node_and_floods_no_other(cluster: RedisCluster) -> None:
     async with opened(cluster.url) as mine, opened(cluster.url) as others:
         for name in NAMES:
             heard = mine.broker.hints(name)
             await asyncio.wait_for(anext(heard), 10)  # it stands
             await others.broker.send(name, [Outgoing(b"a")])
             await asyncio.wait_for(anext(heard), 10)
+            changed = mine.leases.hints(name)
+            await asyncio.wait_for(anext(changed), 10)
+            await others.leases.acquire(name, "me#1", TTL)
+            await asyncio.wait_for(anext(changed), 10)
+    for node in cluster.nodes:
+        with client_of(node) as client:
+            told = client.execute_command("CLUSTER INFO")
+            assert int(told.get("cluster_stats_messages_publish_sent", 0)) == 0
+            assert client.info("commandstats")["cmdstat_spublish"]["calls"] > 0
+
+
+async def test_a_consumer_is_woken_where_its_queue_has_moved_to_and_when_that_was_away(own: RedisCluster) -> None:
+    base = "tenure:queue:{orders}:"
+    target = next(node for node in own.nodes if node is not own.node_of(base))
+    handled: list[bytes] = []
+
+    async def handle(message: tenure.Message) -> None:
+        handled.append(message.body)
+
+    def listeners() -> int:
+        with client_of(target) as client:
+            return int(client.execute_command("PUBSUB", "SHARDNUMSUB", f"{base}live")[1])
+
+    async with opened(own.url) as others, tenure.connect(f"{own.url}&timeout=1") as backend:
+        queue = backend.queue("orders")
+        consuming = asyncio.ensure_future(queue.consume(handle, poll_every=3_600.0))
+
+        async def are_handled(*bodies: bytes) -> None:
+            for body in bodies:  # it looks by itself once an hour, so it is told of each
+
+                async def is_sent(body: bytes = body) -> bool:
+                    try:
+                        await others.broker.send("orders", [Outgoing(body)])
+                    except Unavailable:
+                        return False
+                    return True
+
+                await until(is_sent, within=30)
+                await until(lambda body=body: handled[-1:] == [body], within=30)  # type: ignore[misc]
+
+        await are_handled(b"1", b"2")
+        with moving(own, base) as move:
+            move()
+        await until(lambda: listeners() == 1, within=30)
+        await are_handled(b"3", b"4", b"5")
+        target.kill()
+        target.start()
+        await until(lambda: listeners() == 1, within=30)
+        await are_handled(b"6", b"7", b"8")
+        await queue.drain()
+        await consuming
 
 
 async def test_what_goes_with_a_complete_is_sent_first_and_only_under_the_lock(cluster: RedisCluster) -> None:
@@ -94,52 +165,45 @@ async def test_verdicts_and_renewals_may_be_about_many_queues(cluster: RedisClus
         assert list(await broker.settle([Settlement(one, COMPLETE) for one in mixed])) == [SETTLED] * len(mixed)
 
 
-async def test_verdicts_and_renewals_of_a_node_that_is_away_cost_no_other(own: RedisCluster) -> None:
-    gone = own.nodes[1]
+async def test_verdicts_and_renewals_of_a_node_that_is_away_cost_no_other(cluster: RedisCluster) -> None:
+    gone = cluster.nodes[1]
 
     def is_there(delivery: Delivery) -> bool:
-        return own.node_of(f"tenure:queue:{{{delivery.queue}}}:") is not gone
+        return cluster.node_of(f"tenure:queue:{{{delivery.queue}}}:") is not gone
 
-    async with opened(f"{own.url}&timeout=2") as backend:
+    async with opened(f"{cluster.url}&timeout=2") as backend:
         broker, held = backend.broker, list[Delivery]()
         for name in NAMES:
-            await broker.send(name, [Outgoing(b"a")])
-            held += (await broker.receive(name, 1, TTL)).deliveries
+            await broker.send(f"away-{name}", [Outgoing(b"a")])
+            held += (await broker.receive(f"away-{name}", 1, TTL)).deliveries
         verdicts = [Settlement(one, COMPLETE) for one in held]
         away = [one for one in held if not is_there(one)]
         assert 0 < len(away) < len(held)
         gone.kill()
-        for one, renewed in zip(held, await broker.renew(held, TTL), strict=True):
-            assert isinstance(renewed, Renewed if is_there(one) else NoAnswer)
-        for one, answer in zip(held, await broker.settle(verdicts), strict=True):
-            assert answer == SETTLED if is_there(one) else isinstance(answer, NoAnswer)
-        with pytest.raises(Unavailable):
-            await broker.renew(away, TTL)
-        with pytest.raises(Unavailable):
-            await broker.settle([Settlement(one, COMPLETE) for one in away])
-        gone.start()
-        own.until_well()
+        try:
+            for one, renewed in zip(held, await broker.renew(held, TTL), strict=True):
+                assert isinstance(renewed, Renewed if is_there(one) else NoAnswer)
+            for one, answer in zip(held, await broker.settle(verdicts), strict=True):
+                assert answer == SETTLED if is_there(one) else isinstance(answer, NoAnswer)
+            with pytest.raises(Unavailable):
+                await broker.renew(away, TTL)
+            with pytest.raises(Unavailable):
+                await broker.settle([Settlement(one, COMPLETE) for one in away])
+        finally:
+            gone.start()
+            cluster.until_well()
         for one, answer in zip(held, await broker.settle(verdicts), strict=True):
             assert answer == (LAPSED if is_there(one) else SETTLED)
 
 
 async def test_a_slot_that_moves_is_away_for_a_while_and_then_found(own: RedisCluster) -> None:
-    base = "tenure:queue:{orders}:"
-    slot, source = key_slot(base.encode()), own.node_of(base)
-    target = next(node for node in own.nodes if node is not source)
     async with opened(own.url) as backend:
         broker = backend.broker
         await broker.send("orders", [Outgoing(b"a")])
-        with client_of(source) as old, client_of(target) as new:
-            ids = {node: client.execute_command("CLUSTER MYID").decode() for node, client in ((0, old), (1, new))}
-            new.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-            old.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+        with moving(own, "tenure:queue:{orders}:") as move:
             with pytest.raises(Unavailable, match="moving what was asked for"):
                 await broker.receive("orders", 1, TTL)
-            keys = old.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
-            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5_000, "KEYS", *keys)
-            for client in (new, old):
-                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            move()
         [message] = (await broker.receive("orders", 1, TTL)).deliveries
         assert message.body == b"a"
         assert list(await broker.settle([Settlement(message, COMPLETE)])) == [SETTLED]

@@ -283,9 +283,14 @@ keep what is held."""
 
 
 @cache
-def scripts(file: str) -> dict[str, Script]:
-    """Return the scripts of *file*, a Lua file of this folder, by the name above each; "common" stands before all."""
+def scripts(file: str, *, is_cluster: bool = False) -> dict[str, Script]:
+    """Return the scripts of *file*, a Lua file of this folder, by the name above each; "common" stands before all.
+
+    In a cluster, what a script publishes goes to the shard that it runs on, and not over the bus to every node.
+    """
     text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    if is_cluster:
+        text = text.replace("'PUBLISH'", "'SPUBLISH'").replace("'NUMSUB'", "'SHARDNUMSUB'")
     blocks = re.split(r"^-- name: (\w+).*\n", text, flags=re.MULTILINE)
     named = dict(zip(blocks[1::2], blocks[2::2], strict=True))
     common = named.pop("common", "")
@@ -360,9 +365,16 @@ class Client:
         self._worked = False
         self._permitted = False  # once a script has run: who may not change anything can still look
 
-    def here(self) -> aioredis.Redis:
-        """Return the running loop's own connections."""
+    async def place_of(self, channel: str) -> Place | None:
+        """Return the node on which *channel* is to be listened to; None if there is but one server."""
+        return None
+
+    def at(self, place: Place | None) -> aioredis.Redis:
+        """Return the running loop's own connections to what :meth:`place_of` has named."""
         return self._line().redis
+
+    def forget_places(self) -> None:
+        """Ask anew for what :meth:`place_of` tells: some channel was not found there."""
 
     def _line(self) -> Line:
         self.require_open()

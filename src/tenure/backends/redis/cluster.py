@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from redis import asyncio as aioredis
 from redis import exceptions
 from redis.crc import key_slot
 
@@ -142,9 +143,19 @@ class ClusterClient(Client):
             raise ConfigError(f"a Redis Cluster has database 0 only, not {address.database}; leave it out of the URL")
         self._nodes: dict[asyncio.AbstractEventLoop, Nodes] = {}
 
-    def _line(self) -> Line:
-        """Return the running loop's way to some node: all hear what is published at any."""
-        return self._known().any()
+    async def place_of(self, channel: str) -> Place | None:
+        """Return the node that has the slot of *channel*, where its scripts publish."""
+        slot = key_slot(channel.encode())
+        return await self._ask_nodes(lambda nodes, limit: nodes.of(slot, limit))
+
+    def at(self, place: Place | None) -> aioredis.Redis:
+        """Return the running loop's own connections to a node."""
+        assert place is not None
+        return self._known().at(place).redis
+
+    def forget_places(self) -> None:
+        """Learn anew who has which slot."""
+        self._known().forget()
 
     async def command(self, *words: Argument) -> Answer:
         """Give a command about the key that is its second word."""

@@ -32,8 +32,6 @@ TRAITS = LeaseTraits(
     survives_restart=True,
 )
 
-_LUA = scripts("leases.lua")
-
 
 class RedisLeases:
     """A ``LeaseStore`` in Redis."""
@@ -41,6 +39,7 @@ class RedisLeases:
     def __init__(self, client: Client, wake: Wake) -> None:
         self._client = client
         self._wake = wake
+        self._lua = scripts("leases.lua", is_cluster=client.is_cluster)
         self._prefix = client.options.leases
         self._names = f"{client.options.prefix}leases"
         self._listed: set[str] = set()
@@ -57,7 +56,7 @@ class RedisLeases:
         require_ttl(ttl, TRAITS)
         told = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
-        call = Call(_LUA["acquire"], keys, (holder, _milliseconds(ttl), told, keys[0]))
+        call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), told, keys[0]))
         if name in self._listed:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
@@ -77,7 +76,7 @@ class RedisLeases:
             return []
         until = _milliseconds(ttl)
         answers = await self._client.run_all(
-            [Call(_LUA["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
+            [Call(self._lua["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
             within=patience(ttl),
         )
         return [_renewed(grant, answer) for grant, answer in zip(grants, answers, strict=True)]
@@ -85,13 +84,13 @@ class RedisLeases:
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
         keys = self._keys(grant.name)
-        done = await self._client.run(_LUA["release"], keys, grant.holder, grant.token, keys[0])
+        done = await self._client.run(self._lua["release"], keys, grant.holder, grant.token, keys[0])
         return Released(grant) if done else Lost(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Tell who holds *name*."""
         require_name(name)
-        answer = await self._client.run(_LUA["inspect"], self._keys(name))
+        answer = await self._client.run(self._lua["inspect"], self._keys(name))
         return _held(name, answer) if answer[0] else Vacant(name, int(answer[1]))
 
     async def names(self) -> Sequence[str]:
@@ -102,7 +101,7 @@ class RedisLeases:
         """Ask the present holder to step down; False if there is none, or if it is a ``Lock``, which can't be asked."""
         require_name(name)
         keys = self._keys(name)
-        return bool(await self._client.run(_LUA["ask_to_resign"], keys, keys[0]))
+        return bool(await self._client.run(self._lua["ask_to_resign"], keys, keys[0]))
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Yield when something changed for *name*."""

@@ -90,7 +90,6 @@ QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**28, nam
 LIST_EVERY = 60.0
 """Seconds after which a queue in use is listed again: another process may have deleted it."""
 
-_LUA = scripts("queue.lua")
 _ANSWERS = (LAPSED, SETTLED, SETTLED_DEAD)
 _TIME_MAX = 10**13  # ms; whoever waits longer waits for ever, and Lua writes more digits in another way
 PARTS_MAX = 80
@@ -111,6 +110,7 @@ class RedisBroker:
     def __init__(self, client: Client, wake: Wake) -> None:
         self._client = client
         self._wake = wake
+        self._lua = scripts("queue.lua", is_cluster=client.is_cluster)
         self._prefix = client.options.prefix
         self._names = f"{self._prefix}queues"
         self._idle = f"{self._prefix}idle"
@@ -132,7 +132,7 @@ class RedisBroker:
         values: list[Argument] = []
         for name, value in changes.items():
             values += (name, repr(value))
-        await self._noting({queue}, NOTE, Call(_LUA["declare"], [self._base(queue)], values))
+        await self._noting({queue}, NOTE, Call(self._lua["declare"], [self._base(queue)], values))
         return await self.settings(queue)
 
     async def settings(self, queue: str) -> QueueSettings:
@@ -165,7 +165,7 @@ class RedisBroker:
         arguments: list[Argument] = []
         for message in messages:
             arguments += _packed(message)
-        call = Call(_LUA["send"], [self._base(queue)], arguments)
+        call = Call(self._lua["send"], [self._base(queue)], arguments)
         sequences, is_new = await self._noting({queue}, NOTE_GROWING, call)
         if is_new:
             await self._list(queue)
@@ -194,7 +194,7 @@ class RedisBroker:
         base = self._base(queue)
         with self._claims(base).asking(lock, token) as asking:
             answer = await self._client.run(
-                _LUA["receive"],
+                self._lua["receive"],
                 [base],
                 *(limit, _milliseconds(lock), token, int(_is_dead(queue)), asking.lane),
                 *asking.arguments,
@@ -212,7 +212,7 @@ class RedisBroker:
         """Claim the deferred messages among *sequences*."""
         token = secrets.token_hex(16)
         answer = await self._client.run(
-            _LUA["receive_deferred"], [self._base(queue)], _milliseconds(lock), token, *sequences
+            self._lua["receive_deferred"], [self._base(queue)], _milliseconds(lock), token, *sequences
         )
         return _claim(queue, token, answer)
 
@@ -235,7 +235,7 @@ class RedisBroker:
                 arguments += (number, "s", one.token, one.session)
             else:
                 arguments += (number, "d" if _is_dead(one.queue) else "q", one.token, one.sequence)
-        answers = await self._client.run(_LUA["renew"], keys.bases, *arguments, within=patience(lock))
+        answers = await self._client.run(self._lua["renew"], keys.bases, *arguments, within=patience(lock))
         return [Renewed(until / 1_000) if until else LAPSED for until in answers]
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
@@ -253,7 +253,7 @@ class RedisBroker:
         for group in runs(settlements, _go_together):
             arguments += self._judged(group, keys)
         sent_to = {queue for _, verdict in settlements if type(verdict) is Complete for queue, _ in verdict.sends}
-        answers = await self._noting(sent_to, NOTE, Call(_LUA["settle"], keys.bases, arguments))
+        answers = await self._noting(sent_to, NOTE, Call(self._lua["settle"], keys.bases, arguments))
         return [_ANSWERS[answer] for answer in answers]
 
     # --- in a cluster ---
@@ -294,7 +294,7 @@ class RedisBroker:
                 asked.append(number)
         if asked:
             deliveries = [settlements[number].delivery for number in asked]
-            answer = await self._client.run(_LUA["holds"], [base], *_held(deliveries))
+            answer = await self._client.run(self._lua["holds"], [base], *_held(deliveries))
             for number, holds in zip(asked, answer, strict=True):
                 verdict = settlements[number].verdict
                 assert isinstance(verdict, Complete)
@@ -322,7 +322,7 @@ class RedisBroker:
         base = self._base(queue)
         with self._claims(base).asking(lock, token) as asking:
             answer = await self._client.run(
-                _LUA["accept"],
+                self._lua["accept"],
                 [base],
                 *(_milliseconds(lock), token, int(session is not None), session or "", asking.lane),
                 *asking.arguments,
@@ -359,7 +359,7 @@ class RedisBroker:
         return SETTLED if await self._ask("write_state", held, *(() if state is None else (state,))) else LAPSED
 
     async def _ask(self, verb: str, held: SessionLock, *arguments: Argument) -> Answer:
-        return await self._client.run(_LUA[verb], [self._base(held.queue)], held.session, held.token, *arguments)
+        return await self._client.run(self._lua[verb], [self._base(held.queue)], held.session, held.token, *arguments)
 
     # --- looking on ---
 
@@ -368,7 +368,7 @@ class RedisBroker:
         counts: Answer = []
         # What time has brought is counted where it belongs now, so it is moved there first, in parts.
         for part in range(STATS_PARTS_MAX):
-            counts = await self._client.run(_LUA["stats"], [self._base(queue)], int(part == STATS_PARTS_MAX - 1))
+            counts = await self._client.run(self._lua["stats"], [self._base(queue)], int(part == STATS_PARTS_MAX - 1))
             if counts:
                 break
         ready, locked, delayed, deferred, dead, age = counts
@@ -378,7 +378,7 @@ class RedisBroker:
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
-        answer = await self._client.run(_LUA["peek_deferred"], [self._base(queue)], limit, after)
+        answer = await self._client.run(self._lua["peek_deferred"], [self._base(queue)], limit, after)
         return _claim(queue, "", answer).deliveries
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
@@ -407,7 +407,7 @@ class RedisBroker:
         after = which.after
         while left > 0 and after >= 0:
             meant, after, *more = await self._client.run(
-                _LUA["dead"],
+                self._lua["dead"],
                 [self._base(queue)],
                 *(what, left, after, before, which.reason or "", f"{queue}$"),
                 *(_set_of(which.sequences)),
@@ -420,7 +420,7 @@ class RedisBroker:
         """Tell which *ids* the inbox remembers."""
         if not ids:
             return []
-        return [bool(one) for one in await self._client.run(_LUA["handled"], [self._base(queue)], *ids)]
+        return [bool(one) for one in await self._client.run(self._lua["handled"], [self._base(queue)], *ids)]
 
     # --- the end of a queue ---
 
@@ -433,7 +433,7 @@ class RedisBroker:
         await self._client.command("SREM", self._names, queue)
         gone = 2
         while gone == 2:
-            gone = await self._client.run(_LUA["delete"], [self._base(queue)], int(force))
+            gone = await self._client.run(self._lua["delete"], [self._base(queue)], int(force))
         self._listed.pop(queue, None)
         self._claimed.pop(self._base(queue), None)
         if not gone:
@@ -444,11 +444,11 @@ class RedisBroker:
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
         """Let ``idle`` list *queue* after *seconds*."""
-        await self._client.run(_LUA["delete_when_idle"], [self._idle], queue, _milliseconds(seconds))
+        await self._client.run(self._lua["delete_when_idle"], [self._idle], queue, _milliseconds(seconds))
 
     async def idle(self) -> Sequence[str]:
         """List the queues whose time has run out."""
-        return [name.decode() for name in await self._client.run(_LUA["idle"], [self._idle])]
+        return [name.decode() for name in await self._client.run(self._lua["idle"], [self._idle])]
 
     # --- names ---
 

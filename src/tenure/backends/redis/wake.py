@@ -5,6 +5,10 @@ stands, and again each time it was taken up anew: whatever may have been missed 
 
 A hint of a queue may hold back those that follow it for some milliseconds, and says for how many: then there is a
 second wake when they are over. Where this user may not listen, everybody is woken now and then.
+
+In a cluster, hints are published in the shard that has the queue or the lease, and there is a connection to each node
+that has some of what is listened to. Whoever listens to what is no longer found at a node is woken, and asks for its
+new place.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from redis import exceptions
 from redis.asyncio.client import PubSub
 
-from tenure.backends.redis.client import Client, on_loop
+from tenure.backends.redis.client import Client, Place, on_loop
 from tenure.bell import Bell, Listener
 from tenure.errors import TenureError
 
@@ -39,30 +43,34 @@ class Wake:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._bell = Bell()
-        self._ears: WeakKeyDictionary[asyncio.AbstractEventLoop, Ear] = WeakKeyDictionary()
+        self._ears: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Place | None, Ear]] = WeakKeyDictionary()
 
     def listen(self, channel: str) -> AsyncIterator[None]:
         """Return an iterator that yields when something was published on *channel*."""
         return Heard(self, channel, self._bell.listen(channel))
 
-    def ear(self) -> Ear:
-        """Return the running loop's own ear."""
+    async def attend(self, heard: Heard) -> None:
+        """See to it that the channel of *heard* is listened to, where it is published."""
+        place = await self._client.place_of(heard.channel)
         loop = asyncio.get_running_loop()
-        ear = self._ears.get(loop)
-        if ear is None:
-            ear = self._ears[loop] = Ear(self._client, self._bell)
-        return ear
+        ears = self._ears.get(loop)
+        if ears is None:
+            ears = self._ears[loop] = {}
+        if place not in ears:
+            ears[place] = Ear(self._client, self._bell, place)
+        ears[place].attend(heard)
 
     @property
     def is_deaf(self) -> bool:
         """Whether this user was refused to listen when it was last tried."""
-        return any(ear.is_deaf for ear in list(self._ears.values()))
+        return any(ear.is_deaf for ears in list(self._ears.values()) for ear in list(ears.values()))
 
     async def close(self) -> None:
         """Stop listening; every iterator ends."""
         self._bell.close()
-        for loop, ear in list(self._ears.items()):
-            await on_loop(loop, ear.close, within=self._client.options.timeout)
+        for loop, ears in list(self._ears.items()):
+            for ear in list(ears.values()):
+                await on_loop(loop, ear.close, within=self._client.options.timeout)
         self._ears.clear()
 
 
@@ -76,7 +84,7 @@ class Heard(AsyncIterator[None]):
 
     async def __anext__(self) -> None:
         if not self._listener.closed:
-            self._wake.ear().attend(self)
+            await self._wake.attend(self)
         await anext(self._listener)
 
     async def aclose(self) -> None:
@@ -84,11 +92,13 @@ class Heard(AsyncIterator[None]):
 
 
 class Ear:
-    """One loop's listening connection."""
+    """One loop's listening connection: to the server, or to one node of a cluster."""
 
-    def __init__(self, client: Client, bell: Bell) -> None:
+    def __init__(self, client: Client, bell: Bell, place: Place | None) -> None:
         self._client = client
         self._bell = bell
+        self._place = place
+        self._pause = PAUSE_FIRST
         self._attended: dict[str, WeakSet[Heard]] = {}
         self._pubsub: PubSub | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,7 +113,7 @@ class Ear:
         if known is None:
             known = self._attended[heard.channel] = WeakSet()
             if self._pubsub is not None:
-                self._spawn(self._subscribe(self._pubsub, heard.channel))
+                self._spawn(self._subscribe_soon(self._pubsub, heard.channel))
         known.add(heard)
         if self._listening is None or self._listening.done():
             self._listening = self._spawn(self._listen())
@@ -117,21 +127,29 @@ class Ear:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        pause = PAUSE_FIRST
         while self._attended:
             with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError), self._polling():
-                async with self._client.here().pubsub() as pubsub:
+                async with self._client.at(self._place).pubsub() as pubsub:
                     async with asyncio.timeout(self._client.options.timeout):
-                        await pubsub.subscribe(*self._attended)
-                    self._pubsub, pause = pubsub, PAUSE_FIRST
+                        await self._subscribe(pubsub, *self._attended)
+                    self._pubsub = pubsub
                     try:
                         await self._hear(pubsub)
                     finally:
                         self._pubsub = None
             if self.is_deaf:
-                pause = min(pause, DEAF_MAX)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, PAUSE_MAX)
+                self._pause = min(self._pause, DEAF_MAX)
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(self._pause * 2, PAUSE_MAX)
+            if self._place is not None:  # it may be another node's by now
+                self._send_away(*self._attended)
+
+    def _send_away(self, *channels: str) -> None:
+        """Wake those who listen to *channels*, which are not to be heard here: they ask where they are."""
+        self._client.forget_places()
+        for channel in channels:
+            del self._attended[channel]
+            self._bell.ring(channel)
 
     async def _hear(self, pubsub: PubSub) -> None:
         """Ring for what comes, until nobody attends any more, or the connection is found broken."""
@@ -161,12 +179,17 @@ class Ear:
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Ring for what was heard; and once more when hints that followed it may have been held back."""
-        if message["type"] not in ("subscribe", "message"):
+        kind = message["type"].removeprefix("s" if self._place is not None else "")
+        if kind not in ("subscribe", "message", "unsubscribe"):
             return
         channel, told = message["channel"].decode(), message["data"]
-        self.is_deaf = False
+        if kind == "unsubscribe":
+            if self._place is not None and channel in self._attended:  # not by us: its slot has moved
+                self._send_away(channel)
+            return
+        self.is_deaf, self._pause = False, PAUSE_FIRST
         self._bell.ring(channel)
-        if message["type"] == "subscribe":
+        if kind == "subscribe":
             self._ring_later(channel, QUIET_MAX)
         elif told.isdigit():
             self._ring_later(channel, int(told))
@@ -189,14 +212,24 @@ class Ear:
         unattended = [channel for channel, heard in self._attended.items() if not heard]
         for channel in unattended:
             del self._attended[channel]
-        if unattended:
+        if unattended and self._place is None:
             await pubsub.unsubscribe(*unattended)
+            return
+        for channel in unattended:
+            await pubsub.execute_command("SUNSUBSCRIBE", channel)
 
-    async def _subscribe(self, pubsub: PubSub, channel: str) -> None:
+    async def _subscribe(self, pubsub: PubSub, *channels: str) -> None:
+        if self._place is None:
+            await pubsub.subscribe(*channels)
+            return
+        for channel in channels:  # one command is about one slot; older versions of redis-py have no method for it
+            await pubsub.execute_command("SSUBSCRIBE", channel)
+
+    async def _subscribe_soon(self, pubsub: PubSub, channel: str) -> None:
         # Should it fail, the connection is broken, and all is subscribed to anew.
         with suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._client.options.timeout):
-                await pubsub.subscribe(channel)
+                await self._subscribe(pubsub, channel)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(call)
