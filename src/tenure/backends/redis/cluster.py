@@ -63,10 +63,6 @@ class Nodes:
             line = self._lines[place] = Line(address, self._options)
         return line
 
-    def any(self) -> Line:
-        """Return the way to some node that is thought to be there."""
-        return self.at(random.choice(self.primaries() or self._places))
-
     def primaries(self) -> list[Place]:
         """Return the nodes that have slots, in order."""
         return sorted(set(self._slots.values()))
