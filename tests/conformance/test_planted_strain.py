@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -100,6 +101,13 @@ class StaysCutOff(Bounded):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         if state["cut"]:
             raise Unavailable("it does not come back")
+        return await super().send(queue, messages)
+
+
+class ComesBackSlowly(Bounded):
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if state["cut"]:
+            await asyncio.sleep(0.05)
         return await super().send(queue, messages)
 
 

@@ -41,7 +41,7 @@ class Cabinet:
     def __init__(self, *, hurt: bool, turnable: bool = True) -> None:
         self._hurt = hurt
         self._turnable = turnable
-        self._stack = AsyncExitStack()
+        self.stack = AsyncExitStack()
         self._proxies: dict[int, FaultProxy] = {}
         self._clients: dict[int, Client] = {}
 
@@ -51,22 +51,22 @@ class Cabinet:
 
     async def open(self, options: str = "") -> postgres.PostgresBackend:
         if not self._hurt:
-            return self._kept(self.server.url + options)
-        proxy = await self._stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
+            return self.kept(self.server.url + options)
+        proxy = await self.stack.enter_async_context(FaultProxy("127.0.0.1", self.server.port))
         # One connection, so that what is lost is the answer to the question, and not to a login.
         url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
-        backend = self._kept(f"{url}?pool=1&timeout=8")
+        backend = self.kept(f"{url}?pool=1&timeout=8")
         self._proxies[id(backend.leases)] = self._proxies[id(backend.broker)] = proxy
         self._clients[id(backend.leases)] = self._clients[id(backend.broker)] = backend._client
         return backend
 
-    def _kept(self, url: str) -> postgres.PostgresBackend:
+    def kept(self, url: str) -> postgres.PostgresBackend:
         backend = postgres.open(Url.parse(url))
-        self._stack.push_async_callback(backend.close)
+        self.stack.push_async_callback(backend.close)
         return backend
 
     async def close(self) -> None:
-        await self._stack.aclose()
+        await self.stack.aclose()
 
     async def restart(self) -> None:
         await self.close()

@@ -172,6 +172,28 @@ class TestPostgresQueueStrain(BrokerStrainSuite):
     harness = StrainedPostgresQueues
 
 
+class SlowPostgresQueues(PostgresQueueHarness):
+    faults = frozenset({"slow"})
+
+    async def open(self) -> Broker:
+        server = self._cabinet.server
+        self._way = await self._cabinet.stack.enter_async_context(FaultProxy("127.0.0.1", server.port))
+        url = server.url.replace(f":{server.port}/", f":{self._way.port}/")
+        return self._cabinet.kept(f"{url}?pool=10").broker
+
+    @asynccontextmanager
+    async def slow(self, broker: Broker, round_trip: float) -> AsyncIterator[None]:
+        async with slowed([self._way], round_trip):
+            yield
+
+    async def reset(self, broker: Broker) -> None:
+        self._way.reset()
+
+
+class TestPostgresQueuesOnASlowLink(BrokerStrainSuite):
+    harness = SlowPostgresQueues
+
+
 # --- Redis ---
 
 

@@ -8,13 +8,15 @@ import pytest
 
 from tenure import ConfigError
 from tenure.testing.sim.queues import MUTANTS, SURVIVORS, QueueReport, campaign, run
-from tenure.testing.sim.queues.plan import FAULTS, NATURES
+from tenure.testing.sim.queues.plan import FAULTS, NATURES, STORE_FAULTS
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 MESSAGES = int(os.environ.get("TENURE_SIM_MESSAGES", "10000"))
 """How many messages are settled; a release asks for a million."""
 
 KEPT = kept_seeds("queue_seeds.txt")
+RARE = {"passes-late-results": [138]}
+"""The planted bugs that hardly any seed finds."""
 
 # Only what hangs is to end by the clock: on a machine that is busy, all takes many times longer.
 pytestmark = pytest.mark.timeout(600 + MESSAGES // 20)
@@ -55,7 +57,7 @@ def test_a_kept_seed_stays_well(seed: int) -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    assert_found(run, name, MUTANTS[name], first=KEPT)
+    assert_found(run, name, MUTANTS[name], first=RARE.get(name, ()))
 
 
 @pytest.mark.parametrize("name", SURVIVORS)
@@ -73,7 +75,7 @@ def test_other_processes_run_the_same() -> None:
 
 def test_every_fault_and_every_nature_is_drawn() -> None:
     told = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(30))
-    assert not [fault for fault in FAULTS if f"fault   {fault.replace('_', ' ')}" not in told]
+    assert not [fault for fault in (*FAULTS, *STORE_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in told]
     assert not [nature for nature in NATURES if f".{nature}/" not in told]
     for verb in ("Complete:", "Abandon:", "GiveBack:", "DeadLetter:", "renewed", "lapsed", "max_hold", "killed by"):
         assert verb in told

@@ -8,6 +8,7 @@
 ``count``           a delivery has another number than one more than those before it
 ``tries``           a message was handed out more often than allowed, or died otherwise than at its last try
 ``token``           a token was given out twice
+``shortened``       a renewal, or one that was carried out late, made a lock end sooner
 ``stale verb``      a verdict or a renewal was accepted that came under no lock, or another one
 ``false no``        a verdict or a renewal was refused under a good lock
 ``settled twice``   a message was completed or died a second time
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim
 from tenure.queue.message import (
     EXPIRED,
@@ -43,6 +45,7 @@ from tenure.queue.message import (
     Stats,
     Token,
 )
+from tenure.testing.sim.world import BLUR
 
 if TYPE_CHECKING:
     from tenure.testing.sim.report import Findings
@@ -181,11 +184,19 @@ class Book:
         if entry.count > self._max_deliveries:
             self._violated("tries", f"{name} was handed out {entry.count} times, {self._max_deliveries} are allowed")
 
-    def renewed(self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed], lock: float, now: float) -> None:
+    def renewed(
+        self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed | NoAnswer], lock: float, now: float
+    ) -> None:
         """The broker has answered a renewal."""
         for one, answer in zip(held, answers, strict=True):
+            if isinstance(answer, NoAnswer):  # this one could not be asked about
+                continue
             entry = self._locked(one, not isinstance(answer, Lapsed), "renewed", now)
             if entry is not None:
+                assert isinstance(answer, Renewed)
+                if answer.locked_until < entry.until - BLUR:
+                    sooner = entry.until - answer.locked_until
+                    self._violated("shortened", f"the lock of {entry.letter.label} ends {sooner:.3f} s sooner")
                 entry.until = now + lock
 
     def settled(self, settlements: Sequence[Settlement], answers: Sequence[Settled | Lapsed], now: float) -> None:

@@ -11,7 +11,7 @@ from tenure.backends.memory.queue import MemoryBroker
 from tenure.lease import NoAnswer
 from tenure.queue.broker import EVERYTHING, Claim, SettingChanges
 from tenure.queue.machine import Receive, Renew, Settle
-from tenure.queue.message import DeadMessage, Outgoing, Stats
+from tenure.queue.message import DeadMessage, Delivery, Lapsed, Outgoing, Renewed, SessionLock, Stats
 from tenure.testing.sim.server import Server
 from tenure.testing.sim.world import SkewedClock, World
 
@@ -51,6 +51,39 @@ class SimulatedBroker(MemoryBroker):
         memory.epoch = 0.0  # the wall clock has no part in a run
         super().__init__(clock, memory)
         self._simulation = simulation
+        self.full_until = self.away_until = 0.0
+        self.cut_until: dict[int, float] = {}
+        """By the sequence of a message: until when somebody else holds its row. All three in true time."""
+        self.begun_at = 0.0
+        """When what is being done was begun, by the broker's clock: it may have waited for a row since."""
+
+    def refusal(self, message: object) -> str:
+        """Say why nothing of *message* can be done now; an empty text if it can be."""
+        now = self._simulation.world.now
+        if now < self.away_until:
+            return "the schema is away"
+        if isinstance(message, Send) and now < self.full_until:
+            return "the store is full"
+        if isinstance(message, Settle) and any(self.is_cut(one) for one, _ in message.settlements):
+            return "a row is locked"
+        return ""
+
+    def is_cut(self, one: Delivery | SessionLock) -> bool:
+        """Whether nothing can be done to this message now."""
+        return isinstance(one, Delivery) and self._simulation.world.now < self.cut_until.get(one.sequence, 0.0)
+
+    def renew_others(
+        self, held: Sequence[Delivery | SessionLock], lock: float
+    ) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        """Extend the locks that can be asked about."""
+        cut = [self.is_cut(one) for one in held]
+        answers = iter(at_once(self.renew([one for one, is_cut in zip(held, cut, strict=True) if not is_cut], lock)))
+        return [NoAnswer("a row is locked") if is_cut else next(answers) for is_cut in cut]
+
+    def heal(self) -> None:
+        """Be in order again."""
+        self.full_until = self.away_until = 0.0
+        self.cut_until.clear()
 
     def _ring(self, name: str) -> None:
         if name == QUEUE:
@@ -77,6 +110,7 @@ class Site(Server):
         self._book = simulation.book
         self._lock = plan.timing.ttl
         self._hinted: set[int] = set()
+        self._waits_until = 0.0
         self.clock = BrokerClock(simulation.world, clock)
         self.broker = simulation.parts.broker(simulation, self.clock)
         changes: SettingChanges = {
@@ -86,8 +120,45 @@ class Site(Server):
         }
         at_once(self.broker.declare(QUEUE, changes))
 
+    # --- faults ---
+
+    def wait(self, seconds: float) -> None:
+        """Let some of what is asked within so many *seconds* wait for a row, and be carried out later."""
+        self._waits_until = max(self._waits_until, self._world.now + seconds)
+
+    def heal(self) -> None:
+        """Come up, in order; what waits for a row is carried out when its time comes."""
+        super().heal()
+        self._waits_until = 0.0
+        self.broker.heal()
+
+    # --- questions ---
+
+    def receive(self, line: Line[Any], ask: int, message: Any) -> None:
+        """Take in *message*; or begin with it, and let it wait, also when its asker has given up."""
+        if not (self.is_up and self._world.now < self._waits_until and self._world.dice.random() < 0.5):
+            super().receive(line, ask, message)
+            return
+        begun_at, waits = self.clock.now(), self.network.far_delay()
+        if self._world.now + waits > line.patience_ends(ask):
+            line.unanswered(ask)
+            self._world.after(waits, self._carry_out, line, message, begun_at)
+        else:
+            self._world.after(waits, lambda: self._answer(line, ask, self._carry_out(line, message, begun_at)))
+
     def perform(self, line: Line[Any], message: Any) -> Any:
         """Let the broker do what *message* asks for."""
+        return self._carry_out(line, message, self.clock.now())
+
+    def _carry_out(self, line: Line[Any], message: Any, begun_at: float) -> Any:
+        self.broker.begun_at = begun_at
+        why = self.broker.refusal(message)
+        answer = NoAnswer(why) if why else self._done(line, message)
+        if self._world.traced:
+            self._world.note("broker", f"{line.process.name}: {told(message)} → {told(answer)}")
+        return answer
+
+    def _done(self, line: Line[Any], message: Any) -> Any:
         now = self.clock.now()
         answer: Any
         match message:
@@ -99,14 +170,12 @@ class Site(Server):
                 answer = at_once(self.broker.settle(settlements))
                 self._book.settled(settlements, answer, now)
             case Renew(held=held):
-                answer = at_once(self.broker.renew(held, self._lock))
+                answer = self.broker.renew_others(held, self._lock)
                 self._book.renewed(held, answer, self._lock, now)
                 self._simulation.checkers.locked(line.process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
                 self._book.kept(messages, answer, now)
-        if self._world.traced:
-            self._world.note("broker", f"{line.process.name}: {told(message)} → {told(answer)}")
         return answer
 
     # --- hints ---

@@ -10,6 +10,7 @@ from tenure.testing.sim.nemesis import StoreNemesis
 from tenure.testing.sim.queues.plan import BLOCKS_MAX
 
 if TYPE_CHECKING:
+    from tenure.testing.sim.queues.broker import SimulatedBroker
     from tenure.testing.sim.queues.consumer import Consumer
     from tenure.testing.sim.queues.simulation import Simulation
 
@@ -71,6 +72,25 @@ class QueueNemesis(StoreNemesis):
             consumer.feed(Hint())
 
     # --- to the broker ---
+
+    def _store_full(self, consumer: Consumer) -> None:
+        self._broker.full_until = self._world.now + self._for(1.0)
+
+    def _store_away(self, consumer: Consumer) -> None:
+        self._broker.away_until = self._world.now + self._for(0.5)
+
+    def _store_waits(self, consumer: Consumer) -> None:
+        self._simulation.site.wait(self._for(0.5))
+
+    def _cut_one(self, consumer: Consumer) -> None:
+        """Let somebody hold the row of a message, for longer than its lock maybe."""
+        mine = [sequence for held in consumer.hands.values() for sequence in held]
+        if mine:
+            self._broker.cut_until[self._dice.choice(mine)] = self._world.now + self._for(1.2)
+
+    @property
+    def _broker(self) -> SimulatedBroker:
+        return self._simulation.site.broker
 
     def _store_restarts(self, consumer: Consumer) -> None:
         seconds = self._for(0.3)

@@ -21,11 +21,14 @@ from tenure.queue.machine import (
     Hold,
     Locks,
     Pump,
+    Renew,
+    Settle,
     State,
     _Question,
 )
 from tenure.queue.message import (
     COMPLETE,
+    LAPSED,
     Abandon,
     Complete,
     Delivery,
@@ -41,7 +44,7 @@ from tenure.queue.message import (
     Verdict,
 )
 from tenure.testing.sim.planted import Mutant
-from tenure.testing.sim.queues.broker import SimulatedBroker
+from tenure.testing.sim.queues.broker import QUEUE, Send, SimulatedBroker
 from tenure.testing.sim.queues.simulation import Parts
 
 # --- in the machines: what is believed -------------------------------------------------------------------------------
@@ -383,6 +386,81 @@ class _OldTokens(SimulatedBroker):
         return super()._new_token()
 
 
+class _CountsFromBeginning(SimulatedBroker):
+    """Counts a renewal from before it waited: one that is carried out late, after newer ones, shortens the lock."""
+
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        found = self._locked(one, now) if isinstance(one, Delivery) else None
+        if found is None:
+            return None
+        _, row = found
+        row.locked_until = until - (now - self.begun_at)
+        return row.locked_until
+
+
+class _SettlesLateByItself(SimulatedBroker):
+    """Judges a verdict by what was true when it was begun, and not when it is carried out."""
+
+    def _locked(self, one: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        return super()._locked(one, min(now, self.begun_at))
+
+
+class _KeepsWhatItRefuses(SimulatedBroker):
+    """Full, it says that it keeps nothing, and keeps the first message all the same."""
+
+    def refusal(self, message: object) -> str:
+        why = super().refusal(message)
+        if why and isinstance(message, Send):
+            self._send(QUEUE, message.messages[:1], self._clock.now())
+        return why
+
+
+class _RefusesToSettle(SimulatedBroker):
+    """Full, it refuses verdicts, too, and for long."""
+
+    def refusal(self, message: object) -> str:
+        is_full = isinstance(message, Settle | Renew) and self.full_until
+        return "the store is full" if is_full else super().refusal(message)
+
+    def heal(self) -> None:
+        pass
+
+
+class _GoneWhileAway(SimulatedBroker):
+    """What it is asked for while it is away is said to be no more."""
+
+    def refusal(self, message: object) -> str:
+        why = super().refusal(message)
+        return "" if isinstance(message, Renew) and why else why
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        return [LAPSED] * len(held) if super().refusal(None) else await super().renew(held, lock)
+
+
+class _CutIsLost(SimulatedBroker):
+    """Says of what it can't ask about that it is lost."""
+
+    def renew_others(
+        self, held: Sequence[Delivery | SessionLock], lock: float
+    ) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        return [LAPSED if isinstance(one, NoAnswer) else one for one in super().renew_others(held, lock)]
+
+
+class _CutIsRenewed(Locks):
+    """Takes what could not be asked about for renewed with the others."""
+
+    def _take(
+        self,
+        question: _Question,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        if not isinstance(answers, NoAnswer):
+            answers = [Renewed(0.0) if isinstance(one, NoAnswer) else one for one in answers]
+        super()._take(question, answers, now, effects)
+
+
 # --- what breaks no promise ------------------------------------------------------------------------------------------
 
 
@@ -472,6 +550,21 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "keeps-twice": Mutant("what is sent again is kept again", Parts(broker=_KeepsTwice), "kept twice"),
         "sends-into-the-void": Mutant(
             "a send is acknowledged, and the message not kept", Parts(broker=_SendsIntoTheVoid), "lost"
+        ),
+        "counts-from-beginning": Mutant(
+            "a renewal that is carried out late shortens the lock", Parts(broker=_CountsFromBeginning), "shortened"
+        ),
+        "settles-late-by-itself": Mutant(
+            "a lock is judged by when the question was begun", Parts(broker=_SettlesLateByItself), "stale verb"
+        ),
+        "keeps-what-it-refuses": Mutant(
+            "a full store keeps what it refuses", Parts(broker=_KeepsWhatItRefuses), "from nowhere"
+        ),
+        "refuses-to-settle": Mutant("a full store can't be drained", Parts(broker=_RefusesToSettle), "not drained"),
+        "gone-while-away": Mutant("what is away is said to be gone", Parts(broker=_GoneWhileAway), "false no"),
+        "cut-is-lost": Mutant("one that can't be asked about is said to be lost", Parts(broker=_CutIsLost), "false no"),
+        "cut-is-renewed": Mutant(
+            "one that can't be asked about counts as renewed", Parts(locks=_CutIsRenewed), "outlives lock"
         ),
         "old-tokens": Mutant("a token is used again", Parts(broker=_OldTokens), "token"),
     }

@@ -57,6 +57,9 @@ FAULTS: tuple[str, ...] = (
 )
 """What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
 
+STORE_FAULTS: tuple[str, ...] = ("store_full", "store_away", "store_waits", "cut_one")
+"""What may go wrong inside of a broker; half the seeds have none of it."""
+
 IGNORES_MAX = 1.5
 """A handler that ignores its cancellation does so for this many locks at most."""
 LONGEST = 4.0
@@ -112,8 +115,8 @@ class Plan:
         )
 
 
-def draw(dice: random.Random) -> Plan:
-    """Draw the setting of a run."""
+def draw(dice: random.Random, others: random.Random) -> Plan:
+    """Draw the setting of a run, and with *others* the faults of its store."""
     timing = dice.choice(TIMINGS)
     lock = timing.ttl
     consumers = dice.randint(2, 6)
@@ -140,10 +143,14 @@ def draw(dice: random.Random) -> Plan:
         patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
         ignores=dice.choice((0.0, 0.2, 0.6)),
         interleaves=dice.choice((0.0, 0.0, 0.3)),
-        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else (),
+        faults=(*(fault for fault in FAULTS if dice.random() < 0.5), *_store_faults(others)) if faulty else (),
         fault_every=lock * dice.choice((0.15, 0.3, 0.8)),
         seconds=8.0 * lock,
     )
+
+
+def _store_faults(dice: random.Random) -> tuple[str, ...]:
+    return tuple(fault for fault in STORE_FAULTS if dice.random() < 0.6) if dice.random() < 0.5 else ()
 
 
 def _habits(dice: random.Random, timing: Timing) -> Habits:
