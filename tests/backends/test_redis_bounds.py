@@ -138,6 +138,28 @@ async def test_what_one_process_buries_in_passing_is_told_to_the_next_that_claim
         assert sorted(died) == [Died(1, "ä|1", 0, EXPIRED), Died(2, f"{name}$2", 0, EXPIRED)]
 
 
+@pytest.mark.parametrize("ask", ["receive", "accept", "receive_session"])
+async def test_what_a_lost_answer_named_is_named_again_once(server: Redis, name: str, ask: str) -> None:
+    async with hurt(server) as (way, broker), hurt(server) as (_, other):
+        await broker.send(name, [Outgoing(b"lives", session="s"), Outgoing(id="late", ttl=10.0)])
+        held = await broker.accept(name, "s", 10 * LOCK)
+        assert isinstance(held, SessionLock)
+        server.turn(LOCK)
+        asks: dict[str, Callable[[], Awaitable[object]]] = {
+            "receive": lambda: broker.receive(name, 1, LOCK),
+            "accept": lambda: broker.accept(name, None, LOCK),
+            "receive_session": lambda: broker.receive_session(held, 1),
+        }
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await asks[ask]()
+        way.heal()
+        assert (await other.receive(name, 1, LOCK)).died == ()
+        died = [*(await broker.receive(name, 1, LOCK)).died, *(await broker.receive(name, 1, LOCK)).died]
+        assert died == [Died(2, "late", 0, EXPIRED)]
+        assert (await other.receive(name, 1, LOCK)).died == ()
+
+
 async def test_of_many_that_die_at_once_each_is_told_also_if_a_part_has_no_answer(
     server: Redis, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,7 @@ class Claim(NamedTuple):
     ``died`` names messages of this queue that the broker buried by itself since it told the last time, to this process
     or, where it can, to any: those whose ``ttl`` or last lock ended. Each is named once, so that its consumer can tell
     of it; a broker that can't cheaply name them leaves it empty. Of an answer that is lost or given up, nothing is
-    told. (Those that die of a verdict are told in its answer.)
+    told, unless the broker names it again. (Those that die of a verdict are told in its answer.)
     """
 
     deliveries: Sequence[Delivery]

@@ -30,6 +30,7 @@
 --   live:quiet, dead:quiet        there while hints are held back, see wake
 --   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
 --                             the lock. So a claim whose answer was lost can be given back
+--   named:LANE        string  the mark of the newest claim of that lane that named deaths, and them (JSON); likewise
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
@@ -417,6 +418,13 @@ local function give_back_claims(base, first)
             give_back(base, kind, token, what)
             found[#found + 1] = ARGV[i]
         end
+        local named = redis.call('GET', base .. 'named:' .. ARGV[i])
+        named = named and cjson.decode(named)
+        if named and named[1] == ARGV[i + 1] then
+            redis.call('DEL', base .. 'named:' .. ARGV[i])
+            many('RPUSH', base .. 'untold', named[2])
+            found[#found + 1] = ARGV[i]
+        end
     end
     return found
 end
@@ -442,11 +450,14 @@ local function keep_deaths(base)
     end
 end
 
--- Name them, and of those that were kept a part.
-local function told_deaths(base)
+-- Name them, and of those that were kept a part; note what is named, so that it can be named again if that is lost.
+local function told_deaths(base, lane, mark, lock)
     local named = deaths(base)
     for _, one in ipairs(redis.call('LPOP', base .. 'untold', WORK) or {}) do
         named[#named + 1] = one
+    end
+    if #named > 0 then
+        redis.call('SET', base .. 'named:' .. lane, cjson.encode({mark, named}), 'PX', lock)
     end
     return named
 end
@@ -612,10 +623,13 @@ if #sequences < limit then
     due = (more or redis.call('EXISTS', base .. room .. 'ready') == 1) and 0
         or due_in(base, {room .. 'delayed', room .. 'locked'})
 end
+local died = {}
 if is_dead then
     keep_deaths(base)
+else
+    died = told_deaths(base, ARGV[5], token, ARGV[2])
 end
-return {ends, due, told(base, sequences, states, bodies, histories), found, is_dead and {} or told_deaths(base)}
+return {ends, due, told(base, sequences, states, bodies, histories), found, died}
 
 -- name: receive_deferred (lock in ms, token, sequences)
 local base, ends, token = KEYS[1], NOW + ARGV[1], ARGV[2]
@@ -794,7 +808,8 @@ elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
     session = nil
 end
 if not session then
-    return {found, more and 0 or due_in(base, {'delayed', 'sessions'}), told_deaths(base)}
+    local due = more and 0 or due_in(base, {'delayed', 'sessions'})
+    return {found, due, told_deaths(base, ARGV[5], ARGV[2], ARGV[1])}
 end
 keep_deaths(base)
 note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
@@ -837,14 +852,15 @@ while #sequences < limit and size < CLAIM_BYTES do
         size = size + redis.call('HSTRLEN', base .. 'body', sequence)
     end
 end
+local left = math.max(1, math.ceil(ends - NOW))
 if #sequences > 0 then
-    note_claim(base, ARGV[4], ARGV[5], 'q', token, table.concat(sequences, ' '), math.max(1, math.ceil(ends - NOW)))
+    note_claim(base, ARGV[4], ARGV[5], 'q', token, table.concat(sequences, ' '), left)
 end
 local due = -1
 if #sequences < limit then
     due = (more or next_of(base, session)) and 0 or due_in(base, {'delayed'})
 end
-return {ends, due, told(base, sequences, states), found, told_deaths(base)}
+return {ends, due, told(base, sequences, states), found, told_deaths(base, ARGV[4], ARGV[5], left)}
 
 -- name: release (session, token)
 -- Returns 2 while more was received under the lock than one script gives back: then it is to be asked again.
