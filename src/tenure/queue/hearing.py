@@ -85,7 +85,7 @@ class _Line:
     """Those of one kind, with a timer for what time brings: who has heard of it may be busy by then, or gone."""
 
     def __init__(self, queue: _Queue, kind: Hashable) -> None:
-        self.waiters = Waiters()
+        self.waiters: Waiters = Waiters()
         self._queue = queue
         self._kind = kind
         self._timer: asyncio.TimerHandle | None = None

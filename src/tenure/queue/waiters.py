@@ -40,8 +40,8 @@ class Waiter:
     __slots__ = ("_asks_for_hint", "_has_hint", "_wake", "asking", "idle")
 
     def __init__(self, wake: Callable[[], bool]) -> None:
-        self.idle = False  # it begins with a question
-        self.asking = False
+        self.idle: bool = False  # it begins with a question
+        self.asking: bool = False
         self._wake = wake
         self._has_hint = False  # which no question has been begun for
         self._asks_for_hint = False  # the question under way is begun for one
