@@ -88,6 +88,16 @@ class ForgetsThatItWasDeferred(MemoryBroker):
         return await super().renew(held, lock)
 
 
+class ShortensLocks(MemoryBroker):
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        if isinstance(one, SessionLock):
+            if session := self._session(one, now):
+                session.locked_until = now
+        elif found := self._locked(one, now):
+            found[1].locked_until = now
+        return super()._renew(one, until, now)
+
+
 class RedrivesInSilence(MemoryBroker):
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
         self._ring = lambda name: None  # type: ignore[method-assign]

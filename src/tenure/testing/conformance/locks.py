@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from tenure.queue.broker import EVERYTHING, Broker, Claim
+from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
@@ -44,6 +44,8 @@ from tenure.testing.conformance.queues import (
 )
 
 After = Literal["ended", "taken"]
+ROUNDED = 0.002
+"""By how many seconds the end of a lock may be told otherwise, as stores round it."""
 VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
 
 
@@ -136,6 +138,40 @@ class LockSuite(QueueSuite):
         assert [one.delivery_count for one in await receive_session(other, new)] == [1, 1]
         await house.pass_time(house.lock * LATE)
         assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
+
+    # --- a shorter renewal ---
+
+    @pytest.mark.parametrize("kind", ["message", "one of a claim", "session", "dead letter"])
+    async def test_a_renewal_never_shortens_a_lock(self, house: QueueHarness, name: str, kind: str) -> None:
+        """As when the queue's lock was declared shorter meanwhile."""
+        needs(house.traits.renewal)
+        broker, other = await house.open(), await house.open()
+        long = house.lock * 3
+        held: Delivery | SessionLock
+        where = dead_letters_of(name) if kind == "dead letter" else name
+        if kind == "session":
+            needs(house.traits.sessions)
+            await broker.send(name, [Outgoing(b"a", session="s")])
+            accepted = await broker.accept(name, None, long)
+            assert isinstance(accepted, SessionLock)
+            [message] = await receive_session(broker, accepted)
+            held = accepted
+        else:
+            if kind == "dead letter":
+                await bury(broker, house, name, b"a")
+            else:
+                await send(broker, name, *[b"a", b"b"][: 2 if kind == "one of a claim" else 1])
+            message = held = (await broker.receive(where, 10, long)).deliveries[0]
+        before = held.locked_until
+        for _ in range(2):
+            [answer] = await broker.renew([held], house.lock)
+            assert isinstance(answer, Renewed)
+            assert answer.locked_until >= before - ROUNDED
+        await house.pass_time(house.lock * LATE)
+        assert await receive(other, where, house) == []
+        if kind == "session":
+            assert isinstance(await other.accept(name, "s", house.lock), NoSession)
+        assert await settle(broker, [message], COMPLETE) == [Settled()]
 
     # --- what one lock says of another ---
 
