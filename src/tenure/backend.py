@@ -354,8 +354,8 @@ class _OfParent:
 _open: WeakSet[Backend] = WeakSet()
 
 _of_parent: list[object] = []
-"""What the parent of this forked child has open. It is never let go of: a connection that is collected here would tell
-the kernel not to wait for it, and the parent's loop shares what waits."""
+"""In a forked child: everything that its parent has open. It is never let go of: a connection that is collected here
+would tell the kernel not to wait for it, and the parent's loop waits with the same ``epoll``."""
 
 
 def _note_fork() -> None:

@@ -357,7 +357,7 @@ class Driver:
                 moving.append(one)
         if not moving:
             return
-        # Whatever it raises, also what can never work: the terms end when their time is up.
+        # An exception ends nothing here, not even a ConfigError: the terms end when their time is up.
         answers = await self.store.renew([one.grant for one in moving], ttl)
         for one, answer in zip(moving, answers, strict=True):
             one.answered(answer)

@@ -93,7 +93,7 @@ class HandedBack(Event):
 class TokenFell(Event):
     """The store told a token below *seen*, or *seen* itself for another term: it was restored, or lost what it knew.
 
-    Whatever compares tokens, such as a fence, refuses the new terms until theirs is above *seen*.
+    A resource that compares tokens, such as a fence, refuses the new terms until theirs is above *seen*.
     """
 
     token: int

@@ -33,7 +33,7 @@ CLOSED = "the backend is closed, and its threads with it; connect again"
 class LoopThread:
     """A daemon thread in which an event loop turns, from :meth:`start` to :meth:`end`.
 
-    What is called sees the context variables of its caller, or where :attr:`shows_context` is False only those given.
+    Calls run with the context variables of their caller, or where :attr:`shows_context` is False only with those given.
 
     Args:
         loop: The loop; made anew unless given. One that is given and never started turns by somebody else's doing.

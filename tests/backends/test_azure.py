@@ -285,7 +285,7 @@ async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest
 
 
 async def test_a_consumer_goes_on_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was answered is not passed again, and what hung is done once."""
+    """A verdict that was answered is not passed again, and one that hung is done once."""
     monkeypatch.setattr(queue_module, "STRAGGLE", 0.1)
     events: list[tenure.events.Event] = []
 

@@ -196,7 +196,7 @@ async def test_what_is_no_socket_of_ours_is_left_alone(file: Path, opener: Opene
 
 
 async def test_a_link_at_the_folder_is_not_followed(file: Path, tmp_path: Path, opener: Opener) -> None:
-    """Whoever can write the folder of the file could name any folder by it, and root would work in that."""
+    """A user who can write the folder of the file could name any folder by it, and root would work in that."""
     victim = tmp_path / "victim"
     before = planted(victim)
     mode = victim.stat().st_mode

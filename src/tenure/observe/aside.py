@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 WAITING_MAX = 10_000
-"""Calls that wait while one blocks. What comes beyond is left out, and counted."""
+"""Calls that wait while one blocks. Further calls are left out, and counted."""
 
 LAST_CALLS = 1.0
 """Seconds that the process waits at its end for what is left to be told."""

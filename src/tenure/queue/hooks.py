@@ -53,7 +53,7 @@ def is_interrupt(error: BaseException) -> bool:
 async def complain(on_error: OnError | None, message: Message, error: BaseException) -> BaseException | None:
     """Tell the error hook, and return a Ctrl-C that it was met by, which is to end the consumer.
 
-    Whatever else it raises is the loop's to report; one that does not end is left behind.
+    Every other exception is the loop's to report; a hook that does not end is left behind.
     """
     if on_error is None:
         return None

@@ -228,7 +228,7 @@ class Queue:
             auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
                 unsettled stays locked, until ``max_hold`` is over.
             on_error: Called with the message and the exception at every failure, lost locks included; async or not. An
-                async one has 10 seconds. What it raises is reported to the loop's exception handler.
+                async one has 10 seconds. Its exceptions are reported to the loop's exception handler.
             run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
                 importable, and their message has no verbs. A process has one message at a time, and is killed when
                 that one's lock is lost, ``max_hold`` is over, or the time of a drain is.

@@ -134,7 +134,7 @@ class SentinelClient(Client):
         return connected(address, options, ToSecurePrimary if address.is_tls else ToPrimary, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
-        """Turn what redis-py says into one of ours. What was said about the sentinels is one already."""
+        """Turn what redis-py says into one of ours. An error about the sentinels is one already."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, TenureError):

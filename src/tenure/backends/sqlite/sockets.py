@@ -115,7 +115,7 @@ def _dress(folder: int, file: os.stat_result, mode: int) -> None:
     made = os.fstat(folder)
     if made.st_uid != os.geteuid() or os.listdir(folder):
         return  # it is another one by now
-    # Who runs as root must not leave a folder that the file's owner can't enter.
+    # A process of root must not leave a folder that the file's owner can't enter.
     if made.st_uid == 0 and (file.st_uid, file.st_gid) != (0, made.st_gid):
         os.fchown(folder, file.st_uid, file.st_gid)
     os.fchmod(folder, mode)

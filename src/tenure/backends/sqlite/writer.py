@@ -14,8 +14,8 @@ House rules:
 - A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
 - Renewals go first: however much is to be sent, no lock may run out behind it.
 - Answers go back with one call per loop and commit.
-- What was given up before its turn is not done. What was given up later and is done all the same, is undone if that is
-  possible: a claim is given back, also when the loop that asked is closed by now.
+- A request that was given up before its turn is not done. One that was given up later, and is done all the same, is
+  undone if that is possible: a claim is given back, also when the loop that asked is closed by now.
 """
 
 from __future__ import annotations
