@@ -133,8 +133,10 @@ class Backend:
         try:
             for queue in queues:
                 await queue.close()
-            for asking in requests:
-                await asking.close()
+            # All at once: a store that is away keeps each of them waiting.
+            for ended in await asyncio.gather(*(asking.close() for asking in requests), return_exceptions=True):
+                if isinstance(ended, BaseException):
+                    raise ended
         finally:
             self._keeper = self._driver = self._opened = None
             try:

@@ -53,6 +53,8 @@ class Road(MemoryBroker):
     renewing = True
     knows = True
     settling = True
+    settle_late = 0.0
+    """The next verdict on an answer to a request is so long on its way."""
     parts_to_go = 0
     """So many claims end with a part of what time has brought looked through, and say that there is more."""
 
@@ -97,6 +99,9 @@ class Road(MemoryBroker):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         if not self.settling:
             raise Unavailable("no verdict gets through")
+        if self.settle_late and "replies" in settlements[0].delivery.queue:
+            late, self.settle_late = self.settle_late, 0.0
+            await asyncio.sleep(late)
         await self._set_out(f"settle {len(settlements)}")
         answer = await super().settle(settlements)
         await self._come_back()
@@ -1191,6 +1196,23 @@ async def test_an_answer_that_comes_twice_was_waited_for(town: Town) -> None:
         await asyncio.sleep(3 * LOCK)  # it is delivered again, as nobody has heard that it is gone
         [name] = [one for one in await town.road.names() if "replies" in one]
         assert await town.queue(name).stats() == Stats()
+
+
+@in_town
+async def test_an_answer_that_was_taken_after_its_lock_had_ended_was_waited_for(town: Town) -> None:
+    queue = town.queue()
+
+    async def answers(message: Message) -> None:
+        await message.reply(b"yes")
+
+    async with town.consuming(queue, answers):
+        await queue.request(b"?", timeout=20.0)  # its verdict has passed, and the next claim is under way
+        town.road.settle_late = 2 * LOCK
+        assert (await queue.request(b"?", timeout=20.0)).body == b"yes"
+        await asyncio.sleep(5 * LOCK)
+        [name] = [one for one in await town.road.names() if "replies" in one]
+        assert await town.queue(name).stats() == Stats()
+    assert town.told(MessageDied) == []
 
 
 @in_town

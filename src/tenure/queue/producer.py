@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.lease import NoAnswer
 from tenure.pacing import check_seconds
 from tenure.queue.desk import POLL, Desk, Received
 from tenure.queue.message import (
@@ -70,7 +69,7 @@ class Requests:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.reply_to: str = f"{desk.name[:150]}{REPLIES}{secrets.token_hex(8)}"
-        self._handed: set[int] = set()  # sequences of answers that were handed over, their verdicts not answered yet
+        self._handed: set[tuple[int, float]] = set()  # answers handed over, of which nobody has said that they are gone
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -173,18 +172,22 @@ class Requests:
         if settlements:
             answers = await desk.broker.settle(settlements)
             for (delivery, verdict), answer in zip(settlements, answers, strict=True):
-                if not isinstance(answer, NoAnswer):
-                    self._handed.discard(delivery.sequence)
-                if isinstance(answer, Settled):
+                if isinstance(answer, Settled):  # else it may come again
+                    self._handed.discard(_which(delivery))
                     desk.tell_if_dead(delivery, verdict, answer)
         return bool(settlements) or claim.due_in == 0
 
     def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
-        if delivery.sequence in self._handed:  # it comes again only because nobody said that it is gone
+        if _which(delivery) in self._handed:  # it comes again only because nobody said that it is gone
             return Settlement(delivery, COMPLETE)
         if waits is None or waits.done():
             told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
             return Settlement(delivery, DeadLetter(NOBODY_WAITS, told))
         waits.set_result(Received(delivery))
-        self._handed.add(delivery.sequence)
+        self._handed.add(_which(delivery))
         return Settlement(delivery, COMPLETE)
+
+
+def _which(delivery: Delivery) -> tuple[int, float]:
+    """Tell one answer from every other, even if the queue has begun anew meanwhile."""
+    return delivery.sequence, delivery.enqueued_at
