@@ -25,6 +25,7 @@ LOOK_EVERY = 1.0
 NEVER = float("inf")
 
 _saying = threading.Lock()
+_has_said = False
 
 
 class Deadline:
@@ -134,9 +135,9 @@ def _say_briefly(why: str) -> None:
 
 
 def _say(what: str) -> None:
-    if not _saying.acquire(blocking=False):  # another thread ends the process at this time, and is saying it
-        _saying.acquire()
-    else:
-        sys.stderr.write(what)
-        sys.stderr.flush()
-    _saying.release()
+    global _has_said
+    with _saying:  # another thread may end the process at this time, too, and be saying it
+        if not _has_said:
+            _has_said = True
+            sys.stderr.write(what)
+            sys.stderr.flush()

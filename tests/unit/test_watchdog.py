@@ -146,6 +146,35 @@ def test_work_that_has_ended_in_time_ends_no_process_though_nobody_could_be_told
     assert (ran.stdout, ran.returncode) == ("went on\n", 0), ran.stderr
 
 
+_RETURNED = """
+import asyncio, sys, time
+import tenure
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as backend:
+        async def work(term):
+            asyncio.get_running_loop().call_soon(time.sleep, 1.5)  # somebody else blocks the loop, before it can tell
+            raise ValueError
+        try:
+            await backend.election("chair", ttl=1.0, overrun="exit").run(work)
+        except ValueError:
+            print("went on")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+def test_a_loop_that_is_blocked_after_its_work_has_ended_ends_no_process(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _RETURNED, f"sqlite:///{tmp_path}/a.db"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (ran.stdout, ran.returncode) == ("went on\n", 0), ran.stderr
+
+
 def test_without_its_thread_nobody_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(watchdog: Watchdog) -> None:
         raise RuntimeError("can't start new thread")

@@ -345,7 +345,8 @@ class Election:
                 f"work must be an async function, and {_named(work)} returned {type(call).__name__}; "
                 "for plain functions there is tenure.sync"
             )
-        task = asyncio.ensure_future(call)
+        ends_process = self.overrun == "exit"
+        task = asyncio.ensure_future(_noting_its_end(call, term) if ends_process else call)
         seat.occupy(term, task.cancel)
         outside: asyncio.CancelledError | None = None
         while not task.done():
@@ -355,6 +356,8 @@ class Election:
                 # We are being cancelled ourselves. The lease can't go before the work has ended, so see it out.
                 outside = cancelled
                 seat.stop(at_once=True)
+        if inspect.iscoroutine(call):
+            call.close()  # if it was cancelled before it began
         error = None if task.cancelled() else task.exception()
         lost = seat.vacate(term)
         if isinstance(error, TermLost) and lost:
@@ -734,6 +737,14 @@ def leader_of(found: HeldBy | Vacant) -> Leader | None:
 async def _stop_when(stop: asyncio.Event, seat: Seat, *, at_once: bool) -> None:
     await stop.wait()
     seat.stop(at_once=at_once)
+
+
+async def _noting_its_end(work: Awaitable[Any], term: Tenancy[Any]) -> Any:
+    """Await *work* and note its end at once: what blocks the loop from then on is no work of this term."""
+    try:
+        return await work
+    finally:
+        term._end()
 
 
 async def _awaited(well: Awaitable[bool]) -> bool:
