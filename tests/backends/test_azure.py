@@ -25,7 +25,16 @@ from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.lease import Granted, NoAnswer
 from tenure.queue.broker import Selection
-from tenure.queue.message import COMPLETE, DEAD_SUFFIX, MAX_DELIVERIES, SETTLED, DeadLetter, Outgoing, Settlement
+from tenure.queue.message import (
+    COMPLETE,
+    DEAD_SUFFIX,
+    MAX_DELIVERIES,
+    SETTLED,
+    DeadLetter,
+    Outgoing,
+    Renewed,
+    Settlement,
+)
 from tenure.testing import until
 from tenure.testing.conformance.lease_faults import Hall
 from tenure.url import Url
@@ -393,3 +402,22 @@ async def test_a_consumer_outlasts_a_queue_that_is_deleted() -> None:
             assert not consuming.done()
             await queue.drain()
             await consuming
+
+
+async def test_a_message_that_can_not_be_asked_about_costs_the_locks_of_no_other() -> None:
+    server = shared(Azurite)
+    async with HttpGate(server.queue.port) as gate:
+        backend = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{server.blob.port}?queue_port={gate.port}"))
+        broker = backend.broker
+        await broker.send("one-cut", [Outgoing(b"a"), Outgoing(b"b"), Outgoing(b"c")])
+        got = [one for _ in range(3) for one in (await broker.receive("one-cut", 1, 30.0)).deliveries]
+        cut = broker._held[str(got[1].token), got[1].sequence].message
+        gate.refusal = lambda line: (503, "ServerBusy") if f"/messages/{cut}?" in line else None
+        answers = list(await broker.renew(got, 30.0))
+        assert [type(answer) for answer in answers] == [Renewed, NoAnswer, Renewed]
+        with pytest.raises(tenure.Unavailable, match="ServerBusy"):
+            await broker.renew(got[1:2], 30.0)
+        gate.heal()
+        assert [type(answer) for answer in await broker.renew(got, 30.0)] == [Renewed] * 3
+        assert list(await broker.settle([Settlement(one, COMPLETE) for one in got])) == [SETTLED] * 3
+        await backend.close()

@@ -437,9 +437,13 @@ class AzureBroker:
 
     # --- under a lock ---
 
-    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
-        """Extend many locks to *lock* seconds from now, side by side."""
-        return await self._account.ask_all([partial(self._renew, one=one, seconds=math.ceil(lock)) for one in held])
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        """Extend many locks to *lock* seconds from now, side by side; one that can't be asked gets ``NoAnswer``."""
+        answers = await self._account.ask_each([partial(self._renew, one=one, seconds=math.ceil(lock)) for one in held])
+        unanswered = [answer for answer in answers if isinstance(answer, Unavailable)]
+        if unanswered and len(unanswered) == len(answers):
+            raise unanswered[0]
+        return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
 
     async def _renew(self, line: Line, one: Delivery | SessionLock, seconds: int) -> Renewed | Lapsed:
         held = self._find(one)
