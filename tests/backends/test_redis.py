@@ -351,7 +351,7 @@ async def test_many_sends_give_few_hints_and_the_last_is_not_missed(url: str, na
                 if message["type"] == "message":
                     quiet.append((int(message["data"]) - 1) / 1_000)
             assert quiet
-            assert 0.004 <= min(quiet)
+            assert min(quiet) >= 0.004
             assert sum(quiet[:-1]) <= took, "more hints than there was time for; on a slow machine that is many"
             while seen < sent:  # whoever looks after each hint misses nothing
                 await asyncio.wait_for(anext(hints), 10)

@@ -79,8 +79,10 @@ class Azurite:
         return AzuritePart.missing()
 
     def start(self) -> Self:
-        self.blob.start()
-        self.queue.start()
+        for part in (self.blob, self.queue):
+            part.launch()
+        for part in (self.blob, self.queue):
+            part.until_ready()
         return self
 
     def stop(self) -> None:
@@ -109,9 +111,7 @@ class Azurite:
         self.queue.close()
 
     def __enter__(self) -> Self:
-        self.blob.__enter__()
-        self.queue.__enter__()
-        return self
+        return self if self.blob.runs else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()

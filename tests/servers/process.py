@@ -85,6 +85,11 @@ class Server:
 
     def start(self) -> Self:
         """Start it, and return when it serves; after a ``stop`` or ``kill`` with what it had kept."""
+        self.launch()
+        return self.until_ready()
+
+    def launch(self) -> None:
+        """Start it, and don't wait for it."""
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -98,6 +103,10 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def until_ready(self) -> Self:
+        """Return when it serves."""
+        assert self._process is not None, "it was not launched"
         give_up = time.monotonic() + START_MAX
         while not self.ready():
             if self._process.poll() is not None or time.monotonic() > give_up:
@@ -154,12 +163,17 @@ class Server:
         let_go(self.port)
 
     def __enter__(self) -> Self:
-        return self if self._process else self.start()
+        return self if self.runs else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and neither stopped nor killed."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
