@@ -158,3 +158,26 @@ async def test_a_child_that_leaves_the_block_takes_nothing_from_the_loop_of_its_
         await queue.send(b"two")
         await queue.delete(force=True)
         await backend.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_child_that_exits_inside_of_a_handler_on_a_loop_ends_quietly(sessions: bool) -> None:
+    program = f"""
+import asyncio, os, sys, tenure
+
+async def handle(message):
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)  # the child has closed its copy of the loop, which is the parent's, too
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        await backend.queue("q").send(b"", session="s" if {sessions} else None)
+        await backend.queue("q").consume(handle, sessions={sessions})
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("7\n", "")

@@ -156,7 +156,8 @@ class Consumer:
                 self._begin(stop)
                 cut = await outlast(self._ended, lambda: self.drain(grace=0.0))
         finally:
-            cut = await self._close(keeper) or cut
+            if not desk.keeper.is_forked:  # in a child that ends inside of a handler there is nothing to end
+                cut = await self._close(keeper) or cut
         if cut is not None:
             raise cut
 
