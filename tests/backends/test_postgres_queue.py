@@ -381,20 +381,22 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
 class Raising:
     """Raises the marks of a queue by hand, step by step."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, connection: Connection, name: str, schema: str = "tenure") -> None:
         self._connection = connection
         self._name = name
+        self._schema = schema
 
     async def propose(self, number: int) -> None:
-        self._proposal = await self._connection.fetchval("SELECT tenure.propose($1, $2)", self._name, number)
-        self._writers = await self._connection.fetchval("SELECT tenure.writers()")
+        asked = f"SELECT {self._schema}.propose($1, $2)"
+        self._proposal = await self._connection.fetchval(asked, self._name, number)
+        self._writers = await self._connection.fetchval(f"SELECT {self._schema}.writers()")
 
     async def complete(self) -> bool:
-        asked = "SELECT tenure.raise_marks($1, $2, $3)"
+        asked = f"SELECT {self._schema}.raise_marks($1, $2, $3)"
         return bool(await self._connection.fetchval(asked, self._name, self._proposal, self._writers))
 
     async def marks(self) -> list[float]:
-        asked = "SELECT tenure._marks(id) FROM tenure.queue WHERE name = $1"
+        asked = f"SELECT {self._schema}._marks(id) FROM {self._schema}.queue WHERE name = $1"
         found: list[float] = await self._connection.fetchval(asked, self._name)
         return found
 
@@ -472,6 +474,71 @@ async def test_marks_pass_over_nothing_that_is_committed_later(url: str, name: s
         due_in = (await broker.receive(name, 10, LOCK)).due_in
         assert due_in is not None
         assert due_in < 5.0
+
+
+STOPPED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted"
+
+
+@asynccontextmanager
+async def reading_slowly(server: Postgres) -> AsyncIterator[tuple[str, Connection, Connection]]:
+    """Give a schema, a connection that stops at each raised mark it reads, and one that lets it go on by unlocking 7."""
+    schema = f"slow_{time.time_ns()}"
+    await postgres.migrate(f"{server.url}?schema={schema}")
+    async with native(server.url) as reader, native(server.url) as holder:
+        await holder.execute(f"""
+            CREATE ROLE {schema};
+            GRANT USAGE ON SCHEMA {schema} TO {schema};
+            GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema};
+            CREATE FUNCTION {schema}.stop(kind smallint) RETURNS boolean LANGUAGE plpgsql AS $$
+            BEGIN
+                PERFORM pg_advisory_xact_lock_shared(7) WHERE kind = 2;
+                RETURN true;
+            END $$;
+            ALTER TABLE {schema}.mark ENABLE ROW LEVEL SECURITY;
+            CREATE POLICY slow ON {schema}.mark USING ({schema}.stop(kind));
+            SELECT pg_advisory_lock(7);
+        """)
+        await reader.execute(f"SET ROLE {schema}")
+        yield schema, reader, holder
+
+
+@pytest.mark.parametrize("what", ["a claim", "another that raises"])
+async def test_marks_that_are_raised_while_they_are_read_hide_nothing(server: Postgres, name: str, what: str) -> None:
+    async with reading_slowly(server) as (schema, reader, holder), opened(f"{server.url}?schema={schema}") as backend:
+        broker, raising, late = backend.broker, Raising(holder, name, schema), Raising(reader, name, schema)
+        await broker.send(name, [Outgoing(b"low"), Outgoing(b"high")])
+        low, high = (await broker.receive(name, 2, LOCK)).deliveries
+        await broker.settle([Settlement(high, COMPLETE)])
+        await raising.propose(high.sequence)
+        assert await raising.complete()
+        await broker.settle([Settlement(low, Abandon())])  # and leaves a row with the marks, which are above it
+        await late.propose(high.sequence)
+        await raising.propose(high.sequence)
+        asked = f"SELECT seq FROM {schema}.receive($1, 1, 60, 7)"
+        reading = asyncio.ensure_future(late.complete() if what != "a claim" else reader.fetchval(asked, name))
+        await until(lambda: holder.fetchval(STOPPED))
+        # It may write, as it sees the message; but beside another that does, it waits for its turn.
+        assert await raising.complete() == (what == "a claim")
+        await holder.execute("SELECT pg_advisory_unlock(7)")
+        assert await reading == (low.sequence if what == "a claim" else True)
+        if what != "a claim":
+            assert await consumed(broker, name) == [b"low"]
+
+
+async def test_marks_are_not_raised_beside_a_claim_that_has_read_them(server: Postgres, name: str) -> None:
+    """Else they may be above the end of the lock that it is about to write."""
+    async with reading_slowly(server) as (schema, reader, holder), opened(f"{server.url}?schema={schema}") as backend:
+        broker, raising = backend.broker, Raising(holder, name, schema)
+        await broker.send(name, [Outgoing(b"x")])
+        await raising.propose(1)
+        assert await raising.complete()
+        claiming = asyncio.ensure_future(reader.fetchval(f"SELECT seq FROM {schema}.receive($1, 1, 60, 7)", name))
+        await until(lambda: holder.fetchval(STOPPED))
+        await raising.propose(1)
+        assert not await raising.complete()
+        await holder.execute("SELECT pg_advisory_unlock(7)")
+        assert await claiming
+        assert await raising.complete()
 
 
 @pytest.mark.parametrize("at", ["before", "proposed", "raised"])
