@@ -481,7 +481,7 @@ STOPPED = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid =
 
 @asynccontextmanager
 async def reading_slowly(server: Postgres) -> AsyncIterator[tuple[str, Connection, Connection]]:
-    """Give a schema, a connection that stops at each raised mark it reads, and one that lets it go on by unlocking 7."""
+    """Give a schema, a connection that stops at each raised mark, and one that lets it go on by unlocking 7."""
     schema = f"slow_{time.time_ns()}"
     await postgres.migrate(f"{server.url}?schema={schema}")
     async with native(server.url) as reader, native(server.url) as holder:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -37,6 +38,7 @@ from tenure.queue.message import (
     Defer,
     Deleted,
     Delivery,
+    Died,
     Failure,
     GiveBack,
     Headers,
@@ -51,7 +53,7 @@ from tenure.queue.message import (
     Verdict,
 )
 
-QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28)
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True)
 
 TIDY_AFTER = 200
 """So many statements after the last time, a queue is tidied by this process; each leaves a narrow row behind."""
@@ -65,6 +67,9 @@ RAISE_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 RAISE_AFTER = 5_000
 """So many messages after the last time, this process raises the marks from which claims begin."""
+
+DIED_MAX = 10_000
+"""So many deaths of a queue are kept to be told of with this process's next claim, the newest."""
 
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""
@@ -105,6 +110,7 @@ class PostgresBroker:
         self._unanswered: dict[str, dict[int, float]] = {}  # claims by queue and token: until when they may hold locks
         self._unsure: set[int | str] = set()  # tokens of sessions whose last claim was not answered
         self._in_hand: dict[int | str, set[int]] = {}  # what reached the caller under a session's token, by that
+        self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
         self._chores: set[asyncio.Task[None]] = set()
 
     @property
@@ -162,8 +168,8 @@ class PostgresBroker:
         """Claim up to *limit* messages for *lock* seconds."""
         token = _new_token()
         if queue.endswith(DEAD_SUFFIX):  # to receive one of these is not counted, so nothing is given back
-            rows = await self._rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
-            rows.sort(key=_rank)
+            rows = await self._told_rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
+            rows = sorted((row for row in rows if row[0] is not None), key=_rank)
             return Claim(tuple(_delivery(queue, token, row, _death(row[11:])) for row in rows))
         await self._give_back(queue)
         with self._noted_unanswered(queue, token, lock):
@@ -176,7 +182,8 @@ class PostgresBroker:
         rank = {sequence: place for place, sequence in enumerate(dict.fromkeys(sequences))}
         await self._give_back(queue)
         with self._noted_unanswered(queue, token, lock):
-            rows = await self._rows("receive_deferred", queue, list(rank), lock, token)
+            rows = await self._told_rows("receive_deferred", queue, list(rank), lock, token)
+        rows = [row for row in rows if row[0] is not None]
         return self._claim(queue, token, rows, lambda row: rank[row[0]])
 
     @contextmanager
@@ -196,7 +203,7 @@ class PostgresBroker:
             return
         now = time.monotonic()
         tokens = [token for token, end in self._unanswered[queue].items() if end > now]
-        found = set(await self._call("give_back", queue, tokens) if tokens else ())
+        found = set(await self._told_call("give_back", queue, tokens) if tokens else ())
         left = self._unanswered.get(queue, {})
         for token, end in list(left.items()):
             if token in found or end <= now:
@@ -210,14 +217,28 @@ class PostgresBroker:
         """Make deliveries of *rows*, by *rank*; the last one may only tell when to look again."""
         due_in = None
         if rows and rows[-1][0] is None:
-            due_in = rows.pop()[6]
+            last = rows.pop()
+            due_in = last[6]
+            self._note_died(queue, last[3])
             if sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
                 due_in = 0.0
         if rows:
             self._note_use(queue)
             rows.sort(key=rank)
             self._note_received(queue, len(rows), rows[-1][0])
-        return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in)
+        return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in, self._take_died(queue))
+
+    def _note_died(self, queue: str, text: str | None) -> None:
+        """Remember to tell of the deaths in *text* with the next claim."""
+        if text:
+            died = self._died.setdefault(queue, deque(maxlen=DIED_MAX))
+            died.extend(
+                Died(number, named or f"{queue}${number}", deliveries, reason)
+                for number, named, deliveries, reason in json.loads(text)
+            )
+
+    def _take_died(self, queue: str) -> Sequence[Died]:
+        return tuple(self._died.pop(queue, ())) if self._died else ()
 
     # --- under a lock ---
 
@@ -337,14 +358,16 @@ class PostgresBroker:
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
         token = _new_token()
-        [(name, until, state)] = await self._rows("accept", queue, session, lock, token)
-        return NoSession(until) if name is None else SessionLock(queue, name, token, until, state)
+        [(name, until, state)] = await self._told_rows("accept", queue, session, lock, token)
+        if name is None:
+            return NoSession(until, self._take_died(queue))
+        return SessionLock(queue, name, token, until, state)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
         if held.token in self._unsure:  # else what comes next would come before what was claimed last
             kept = sorted(self._in_hand.get(held.token, ()))
-            await self._call("give_back_session", held.queue, held.session, held.token, kept)
+            await self._told_call("give_back_session", held.queue, held.session, held.token, kept)
             self._unsure.discard(held.token)
         try:
             rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
@@ -363,7 +386,7 @@ class PostgresBroker:
         """Unlock a session; give back its deliveries."""
         self._unsure.discard(held.token)
         self._in_hand.pop(held.token, None)
-        if not await self._call("release_session", held.queue, held.session, held.token):
+        if not await self._told_call("release_session", held.queue, held.session, held.token):
             return LAPSED
         self._wake.ring(f"queue:{held.queue}")
         return SETTLED
@@ -383,7 +406,7 @@ class PostgresBroker:
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*."""
         await self._catch_up(queue.removesuffix(DEAD_SUFFIX))
-        rows = await self._rows("stats", queue.removesuffix(DEAD_SUFFIX))
+        rows = await self._rows("counts", queue.removesuffix(DEAD_SUFFIX))
         if not rows:
             return Stats()
         ready, locked, delayed, deferred, dead = (int(count or 0) for count in rows[0][:5])
@@ -393,11 +416,12 @@ class PostgresBroker:
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
+        await self._catch_up(queue)
         return [_delivery(queue, "", row) for row in await self._rows("peek_deferred", queue, limit, after)]
 
     async def _catch_up(self, queue: str) -> None:
         """Have done what time has done, in steps, each of which ends long before the server gives a question up."""
-        while await self._call("catch_up", queue):
+        while await self._told_call("catch_up", queue):
             pass
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
@@ -457,6 +481,7 @@ class PostgresBroker:
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
         """Delete *queue*, if it is empty or by *force*."""
+        await self._catch_up(queue)
         rows = await self._rows("delete_queue", queue, force)
         if not rows:
             return Deleted(Stats())
@@ -486,6 +511,23 @@ class PostgresBroker:
     async def _call(self, function: str, *values: object) -> Any:
         [row] = await self._client.ask(self._written(function, len(values)), *values)
         return row[0]
+
+    async def _told_rows(self, function: str, queue: str, *values: object) -> list[Any]:
+        """Ask for rows, and note the deaths of *queue* that were found; where there are none, one row is empty."""
+        asked = self._written(function, 1 + len(values))[7:]
+        rows = await self._client.ask(
+            f"SELECT (SELECT {self._schema}._told()), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {asked} AS f ON true",
+            queue,
+            *values,
+        )
+        self._note_died(queue, rows[0][0])
+        return [row[1:] for row in rows]
+
+    async def _told_call(self, function: str, queue: str, *values: object) -> Any:
+        asked = f"{self._written(function, 1 + len(values))}, {self._schema}._told()"
+        [(answer, died)] = await self._client.ask(asked, queue, *values)
+        self._note_died(queue, died)
+        return answer
 
     def _written(self, function: str, arguments: int) -> str:
         places = ", ".join(f"${place}" for place in range(1, arguments + 1))

@@ -30,9 +30,6 @@ CREATE INDEX IF NOT EXISTS message_turn
 DROP INDEX IF EXISTS {schema}.message_ready, {schema}.message_session_ready, {schema}.message_session,
     {schema}.message_session_next, {schema}.message_session_back, {schema}.message_deferred;
 
--- Each change of a message changes what is indexed, so that room left in its page would be of no use.
-ALTER TABLE {schema}.message RESET (fillfactor);
-
 -- --- small things ------------------------------------------------------------------------------------------------
 
 -- Return a queue's number; it comes into being when first used, or used again after it was deleted.
@@ -89,6 +86,18 @@ LANGUAGE sql IMMUTABLE AS $$ SELECT format('delivered %s times, and never comple
 
 CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before its ttl had ended' $$;
+
+-- Note the deaths that no verdict's answer tells of, as [[number, id, deliveries, reason], …], until the transaction ends:
+-- the question that has brought them about returns them with its answer (_told).
+CREATE OR REPLACE FUNCTION {schema}._tell(p_died jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('tenure.died', (coalesce({schema}._told(), '[]')::jsonb || p_died)::text, true);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}._told() RETURNS text
+LANGUAGE sql STABLE AS $$ SELECT nullif(current_setting('tenure.died', true), '') $$;
 
 -- Return until when the lock of a claim holds beyond what its message's row says, or NULL.
 CREATE OR REPLACE FUNCTION {schema}._extended(p_seq bigint, p_token bigint, p_now double precision) RETURNS double precision
@@ -329,6 +338,7 @@ DECLARE
     v_numbers bigint[];
     v_expires double precision;
     v_unlocks double precision;
+    v_died jsonb;
 BEGIN
     IF NOT EXISTS (SELECT FROM {schema}._overdue(p_queue, p_now, p_keys)) THEN
         RETURN p_keys;
@@ -409,9 +419,17 @@ BEGIN
             FROM returned
             WHERE state = 0
         )
-        SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires
-        INTO v_found, v_unlocks, v_priorities, v_numbers, v_expires
+        SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires, (
+                   SELECT jsonb_agg(jsonb_build_array(
+                       seq, id, deliveries, CASE WHEN is_tried THEN '{reason_tried}' ELSE '{reason_expired}' END
+                   ))
+                   FROM doomed
+               )
+        INTO v_found, v_unlocks, v_priorities, v_numbers, v_expires, v_died
         FROM ready AS r;
+        IF v_died IS NOT NULL THEN
+            PERFORM {schema}._tell(v_died);
+        END IF;
         IF v_found > 0 THEN
             PERFORM {schema}._lower(p_queue, {schema}._lows(v_priorities, v_numbers, v_expires, v_unlocks, NULL));
         END IF;
@@ -701,8 +719,9 @@ END
 $$;
 
 -- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
--- come a row without number, whose locked_until is the seconds until something is due. A claim ends with the body that
--- brings it to {claim_bytes} bytes: then there may be more at once, which the client sees by the bodies.
+-- come a row without number: its locked_until is the seconds until something is due, its headers are the deaths that were
+-- found. A claim ends with the body that brings it to {claim_bytes} bytes: then there may be more at once, which the client
+-- sees by the bodies.
 --
 -- Each statement and each expression of a function is paid for anew in each transaction: so there are few on the way of
 -- one message.
@@ -748,6 +767,7 @@ BEGIN
     END IF;
     IF NOT v_is_plain THEN
         v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
+        headers := {schema}._told();
         RETURN QUERY
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
@@ -821,6 +841,8 @@ BEGIN
             v_keys[12] := least(v_keys[12], v_now + p_lock);
         END IF;
         locked_until := {schema}._due_in(v_queue, v_now, v_keys);
+        RETURN NEXT;
+    ELSIF headers IS NOT NULL THEN
         RETURN NEXT;
     END IF;
 END
@@ -1137,6 +1159,19 @@ BEGIN
 END
 $$;
 
+-- Put a locked message back as if it had not been delivered.
+CREATE OR REPLACE FUNCTION {schema}._take_back(p_message {schema}.message, p_now double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    p_message.deliveries := p_message.deliveries - 1;
+    IF {schema}._put(p_message, 0, p_now) = 2 THEN
+        PERFORM {schema}._tell(jsonb_build_array(jsonb_build_array(
+            p_message.seq, p_message.id, p_message.deliveries, '{reason_expired}'
+        )));
+    END IF;
+END
+$$;
+
 -- Note in the inbox that a message was handled.
 CREATE OR REPLACE FUNCTION {schema}._note(
     p_queue integer, p_id text, p_now double precision, p_remember double precision
@@ -1366,7 +1401,7 @@ $$;
 -- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor ours: it waits
 -- for its delay to end, or it was another's whose lock is over, which need not stand in its row yet. Behind them comes a
 -- row without number: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
--- seconds until something is due.
+-- seconds until something is due, its headers the deaths that were found.
 CREATE OR REPLACE FUNCTION {schema}.receive_session(
     p_queue text, p_session text, p_token bigint, p_most integer
 ) RETURNS TABLE (
@@ -1428,6 +1463,7 @@ BEGIN
         PERFORM {schema}._lower_due(v_queue, 1, v_until);
     END IF;
     deliveries := 1;
+    headers := {schema}._told();
     locked_until := CASE
         WHEN v_size >= {claim_bytes} THEN 0
         WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue))
@@ -1496,8 +1532,7 @@ BEGIN
         ORDER BY seq + 0
         FOR UPDATE
     LOOP
-        v_message.deliveries := v_message.deliveries - 1;
-        PERFORM {schema}._put(v_message, 0, v_now);
+        PERFORM {schema}._take_back(v_message, v_now);
     END LOOP;
     PERFORM {schema}._let_go(v_queue, p_session);
     RETURN true;
@@ -1523,8 +1558,9 @@ $$;
 
 -- --- looking on --------------------------------------------------------------------------------------------------
 
--- Count a queue's messages, exactly and in a time that doesn't grow with them.
-CREATE OR REPLACE FUNCTION {schema}.stats(queue text) RETURNS TABLE (
+-- Count a queue's messages as they stood when what time does was last done, exactly and in a time that doesn't grow with
+-- them.
+CREATE OR REPLACE FUNCTION {schema}.counts(p_queue text) RETURNS TABLE (
     ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint, oldest_age double precision
 )
 LANGUAGE plpgsql {plans} AS $$
@@ -1534,11 +1570,11 @@ DECLARE
     v_now double precision := {schema}.clock();
     v_keys double precision[];
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = stats.queue;
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    v_keys := {schema}._pass_time(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
+    v_keys := {schema}._marks(v_queue);
     PERFORM {schema}._sum_up(v_queue);
     SELECT sum(t.ready), sum(t.locked), sum(t.delayed), sum(t.deferred), sum(t.dead)
     INTO ready, locked, delayed, deferred, dead
@@ -1567,6 +1603,18 @@ BEGIN
     ) AS oldest
     JOIN {schema}.message AS m USING (seq);
     RETURN NEXT;
+END
+$$;
+
+-- Count a queue's messages as they stand now. To be called from any language and driver.
+CREATE OR REPLACE FUNCTION {schema}.stats(queue text) RETURNS TABLE (
+    ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint, oldest_age double precision
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM {schema}._pass_time(q.id, {schema}.clock(), {rounds}) FROM {schema}.queue AS q WHERE q.name = stats.queue;
+    RETURN QUERY SELECT * FROM {schema}.counts(stats.queue);
 END
 $$;
 
@@ -1651,7 +1699,6 @@ DECLARE
     v_queue integer;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
-    PERFORM {schema}._pass_time(v_queue, {schema}.clock(), 10);
     RETURN QUERY
     SELECT m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, 0::double precision, m.session, m.priority,
         m.reply_to, m.correlation_id
@@ -1669,7 +1716,6 @@ CREATE OR REPLACE FUNCTION {schema}._meant(
 ) RETURNS SETOF bigint
 LANGUAGE plpgsql {plans} AS $$
 BEGIN
-    PERFORM {schema}._pass_time(p_queue, p_now, {rounds});
     RETURN QUERY
     SELECT d.seq
     FROM {schema}.dead AS d
@@ -1781,7 +1827,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.stats(p_queue) AS s;
+    SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.counts(p_queue) AS s;
     is_deleted := p_force OR coalesce(ready + locked + delayed + deferred + dead, 0) = 0;
     IF is_deleted AND p_force THEN  -- else nothing was there, and what has come since is to stay
         WITH gone AS (
@@ -1868,8 +1914,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     LOOP
         v_found := v_found || v_message.token;
-        v_message.deliveries := v_message.deliveries - 1;
-        PERFORM {schema}._put(v_message, 0, v_now);
+        PERFORM {schema}._take_back(v_message, v_now);
     END LOOP;
     RETURN v_found;
 END
@@ -1898,8 +1943,7 @@ BEGIN
         ORDER BY m.seq + 0
         FOR UPDATE SKIP LOCKED
     LOOP
-        v_message.deliveries := v_message.deliveries - 1;
-        PERFORM {schema}._put(v_message, 0, v_now);
+        PERFORM {schema}._take_back(v_message, v_now);
     END LOOP;
 END
 $$;

@@ -32,7 +32,7 @@ CREATE TABLE {schema}.message (
     history        jsonb,                     -- of failed attempts: [[number, at, outcome, [type, message, traceback]], …]
     body           bytea NOT NULL
 ) WITH (
-    fillfactor = 70,
+    fillfactor = 70,  -- no update is a HOT one, as each changes what is indexed; but on a full disk, there is room for it
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
     autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1
 );
