@@ -131,6 +131,13 @@ class KeepsWhatItRefuses(MemoryLeases):
         return answer
 
 
+class RefusesTheNextLeader(MemoryLeases):
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        if not isinstance(await self.inspect(name), HeldBy):
+            refuse()
+        return await super().acquire(name, holder, ttl, metadata)
+
+
 class RefusesToAskToResign(MemoryLeases):
     async def ask_to_resign(self, name: str) -> bool:
         refuse()
@@ -139,7 +146,7 @@ class RefusesToAskToResign(MemoryLeases):
 
 Plant = type[MemoryBroker | MemoryLeases]
 PLANTED: list[Plant] = [*Bounded.__subclasses__(), RefusesLeaseRenewal, RefusesLeaseRelease, KeepsWhatItRefuses]
-PLANTED.append(RefusesToAskToResign)
+PLANTED += [RefusesTheNextLeader, RefusesToAskToResign]
 
 
 @asynccontextmanager

@@ -53,7 +53,10 @@ class LeaseStrainSuite(LeaseSuite):
                 assert await holder(ann, f"{name}-new") is None  # and nothing was kept of it
             assert await ann.ask_to_resign(name)
             assert await ann.release(grant) == Released(grant)
-        assert (await claim(bob, name, "bob#1", house.ttl)).token > grant.token
+            new = await claim(bob, name, "bob#1", house.ttl)  # what was led before can be led again
+            assert new.token > grant.token
+            assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
+        assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
 
 
 class BrokerStrainSuite(QueueSuite):
