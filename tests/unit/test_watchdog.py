@@ -92,7 +92,7 @@ async def work(term):
 
 async def main():
     async with tenure.connect(sys.argv[1]) as backend:
-        await backend.election("chair", ttl=1.0, overrun="exit").run(work)
+        await backend.election("chair", ttl=0.6, overrun="exit").run(work)
 
 asyncio.run(main())
 """
@@ -102,8 +102,6 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "then",
     [
-        pytest.param("await asyncio.sleep(1000)", id="work awaits"),
-        pytest.param("threading.Event().wait()", id="work blocks its loop"),
         pytest.param("while True: re.match('(a+)+$', 'a' * 22 + 'b')", id="work holds the GIL most of the time"),
     ],
 )
@@ -129,7 +127,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
         stuck = threading.Event()
         def block():
             stuck.set()
-            while term._clock.now() < until + 0.3:
+            while term._clock.now() < until + 0.1:
                 time.sleep(0.01)
         Keeper._shared.loop.call_soon_threadsafe(block)
         stuck.wait()
