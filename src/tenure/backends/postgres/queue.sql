@@ -745,20 +745,19 @@ DECLARE
 BEGIN
     -- Before the marks are read: so this is one of the writers that raise_marks() waits for, or sees what is proposed.
     LOCK TABLE ONLY {schema}.message IN ROW EXCLUSIVE MODE;
-    SELECT q.id, CASE WHEN m.keys[1] < 'Infinity' THEN m.keys[1]::bigint ELSE {int_max} END,
-           least(m.keys[11], m.keys[12], m.keys[13]), m.kind = 2 AND m.keys[2:10] = '{others}',
-           m.kind <> 1 AND m.keys[12] <= v_now + p_lock
+    SELECT q.id,
+           -- While none was raised: all from the beginning on.
+           CASE WHEN m.keys IS NULL THEN 0 WHEN m.keys[1] < 'Infinity' THEN m.keys[1]::bigint ELSE {int_max} END,
+           CASE WHEN m.keys IS NULL THEN 0 ELSE least(m.keys[11], m.keys[12], m.keys[13]) END,
+           m.keys IS NULL OR m.kind = 2 AND m.keys[2:10] = '{others}',
+           (m.keys IS NULL OR m.kind <> 1 AND m.keys[12] <= v_now + p_lock)
                AND current_setting('transaction_isolation') = 'read committed',  -- else it doesn't see what is proposed
-           m.keys
+           coalesce(m.keys, '{marks}')
     INTO v_queue, v_first, v_due, v_is_plain, v_is_covered, v_keys
     FROM {schema}.queue AS q
-    CROSS JOIN LATERAL (
-        SELECT coalesce(newest.kind, 2) AS kind, coalesce(newest.keys, '{marks}') AS keys
-        FROM (SELECT) AS always
-        LEFT JOIN (
-            SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
-        ) AS newest ON true
-    ) AS m
+    LEFT JOIN LATERAL (
+        SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
+    ) AS m ON true
     WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
