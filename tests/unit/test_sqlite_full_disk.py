@@ -72,6 +72,18 @@ async def test_what_was_sent_until_the_disk_was_full_can_be_drained(disk: Path, 
     await backend.close()
 
 
+async def test_headers_take_room_too(disk: Path) -> None:
+    backend = opened(disk)
+    sent = 0
+    with pytest.raises(Unavailable, match="full"):
+        while True:
+            await backend.broker.send("q", [Outgoing(headers={"long": "x" * 60_000})])
+            sent += 1
+    fill(disk)
+    assert await drain(backend) == sent
+    await backend.close()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("count", [10, 300])
 async def test_a_disk_that_somebody_else_has_filled(disk: Path, restarted: bool, count: int) -> None:

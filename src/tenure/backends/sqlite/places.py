@@ -82,7 +82,7 @@ class Places(View):
         self.growth += ROW_BYTES * (self._newest - self._flushed)
         self._run_many(_SQL["insert_message"], self._messages)
         for row in self._messages:
-            self.growth += len(row[-1])
+            self.growth += sum(len(part) for part in row if isinstance(part, (str, bytes)))  # headers may be long
         for number, flat in self._plain.items():
             self.growth += sum(map(len, flat[1::2]))
             cut = len(flat) - len(flat) % (2 * MANY)
