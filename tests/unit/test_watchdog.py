@@ -102,6 +102,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     "then",
     [
+        pytest.param("await asyncio.sleep(1000)", id="work awaits"),
         pytest.param("while True: re.match('(a+)+$', 'a' * 22 + 'b')", id="work holds the GIL most of the time"),
     ],
 )
