@@ -305,6 +305,18 @@ def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monke
     pytest.fail("nothing was found: a checker that can't fail proves nothing")
 
 
+def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
+    """Nor that of a claim of which nothing was asked, as its handlers were told to stop."""
+    one, two = (Delivery("q", number, f"t{number}", "x", b"", NO_HEADERS, 1, 0.0, 0.0) for number in (1, 2))
+    holds = {each.token: Hold(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)}
+    holds[two.token].cancelled[two.sequence] = 25.0
+    locks = Locks("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
+    [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
+    assert asked.held == [one]
+    locks.handle(Answered(asked.ask, NoAnswer("away")), 11.0)
+    assert [hold.sure_until for hold in holds.values()] == [25.0, 25.0]
+
+
 WORDS = st.sampled_from(
     ["tick", "hint", "pause", "resume", "drain", "take", "done", "claim", "answer", "lose", "locks"]
 )

@@ -849,9 +849,10 @@ class Locks:
         effects: list[Effect],
     ) -> None:
         timing = self.habits.timing
-        if isinstance(answers, NoAnswer):
-            answers = [answers] * len(question.held)
         unanswered: dict[Token, str] = {}
+        if isinstance(answers, NoAnswer):
+            unanswered = dict.fromkeys((hold.token for hold in question.holds), answers.why)
+            answers = [answers] * len(question.held)
         for (hold, _), answer in zip(question.held, answers, strict=True):
             if isinstance(answer, NoAnswer):
                 unanswered.setdefault(hold.token, answer.why)
