@@ -3,7 +3,8 @@
 Run by hand: ``python -m benchmarks.postgres_queue [NAME …] [--messages 20000] [--batch 100] [--fsync]``. Each contender
 has a fresh server of its own, one process, and an async handler that does nothing. Peers that are not installed are
 left out. Processor time is told beside wall time: on a busy machine it is what can be compared. Prints figures, judges
-nothing.
+nothing. ``snapshot --seconds 600`` asks what a transaction that stays open, as of
+a backup, costs a queue.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 
 import asyncpg
@@ -181,6 +183,47 @@ async def wakes(server: Postgres, count: int, batch: int) -> None:
     await receiver.close()
 
 
+async def snapshot(server: Postgres, count: int, batch: int, *, seconds: float) -> None:
+    """Rounds of sending and draining, in turn on a server where a snapshot is held open and on one without."""
+    with private(Postgres) as free:
+        holder = await asyncpg.connect(server.url)
+        servers = {"held": server, "free": free}
+        for each in servers.values():
+            await postgres.migrate(each.url)
+        await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await holder.execute("SELECT FROM pg_class")  # from here on the snapshot is held
+        begun = told = time.perf_counter()
+        took, rounds = dict.fromkeys(servers, 0.0), 0
+        async with tenure.connect(server.url) as first, tenure.connect(free.url) as second:
+            queues = {"held": first.queue("bench"), "free": second.queue("bench")}
+            while (now := time.perf_counter()) < begun + seconds:
+                for name, queue in queues.items():
+                    took[name] += await _drained(queue, count, batch)
+                rounds += 1
+                if now > told + min(60.0, seconds / 5):
+                    rates = {name: rounds * count / spent for name, spent in took.items()}
+                    print(
+                        f"    after {now - begun:>4.0f} s: drained {rates['held']:>7,.0f} /s beside a snapshot, "
+                        f"{rates['free']:>7,.0f} /s without: {rates['held'] / rates['free']:.2f}",
+                        flush=True,
+                    )
+                    took, rounds, told = dict.fromkeys(servers, 0.0), 0, now
+        await holder.close()
+
+
+async def _drained(queue: tenure.Queue, count: int, batch: int) -> float:
+    """Send *count* messages; return how long it took to drain them."""
+    for _ in range(0, count, batch):
+        await queue.send_batch([Outgoing(BODY) for _ in range(batch)])
+
+    async def handle(message: tenure.Message) -> None:
+        pass
+
+    begun = time.perf_counter()
+    await queue.consume(handler=handle, until_empty=True)
+    return time.perf_counter() - begun
+
+
 async def hand_overs(server: Postgres, count: int, batch: int) -> None:
     """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
     await postgres.migrate(server.url)
@@ -216,17 +259,21 @@ CONTENDERS: dict[str, tuple[Contender, str, int]] = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("names", nargs="*", metavar="NAME", default=list(CONTENDERS), help=", ".join(CONTENDERS))
+    arguments.add_argument(
+        "names", nargs="*", metavar="NAME", default=list(CONTENDERS), help=", ".join([*CONTENDERS, "snapshot"])
+    )
     arguments.add_argument("--messages", type=int, default=20_000)
     arguments.add_argument("--batch", type=int, default=100)
     arguments.add_argument("--fsync", action="store_true", help="let every commit wait for the disk")
+    arguments.add_argument("--seconds", type=float, default=60.0, help="how long the snapshot is held (60)")
     given = arguments.parse_args()
+    contenders = CONTENDERS | {"snapshot": (partial(snapshot, seconds=given.seconds), "tenure", 4)}
     for name in given.names:
-        if name not in CONTENDERS:
-            arguments.error(f"there is no {name!r}; there are {', '.join(CONTENDERS)}")
+        if name not in contenders:
+            arguments.error(f"there is no {name!r}; there are {', '.join(contenders)}")
     print(f"fsync {given.fsync}, batch {given.batch}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     for name in given.names:
-        run, package, fewer = CONTENDERS[name]
+        run, package, fewer = contenders[name]
         if find_spec(package) is None:
             print(f"{name}: not installed")
             continue
