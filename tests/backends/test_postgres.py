@@ -6,8 +6,7 @@ import asyncio
 import gc
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -42,29 +41,12 @@ from tenure.queue.message import (
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tenure.url import Url
+from tests.backends.postgresql import migrated, native, opened
 from tests.servers import Authority, Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
 LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
-    backend = postgres.open(Url.parse(url))
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
-@asynccontextmanager
-async def native(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 async def won(store: LeaseStore, name: str, holder: str = "ann#1") -> Grant:
@@ -91,21 +73,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 async def url(server: Postgres) -> str:
-    await postgres.migrate(server.url)
-    return server.url
-
-
-@pytest.fixture
-async def turnable() -> Postgres:
-    """Give a server whose clock can be put forward, so that no test has to be quicker than a lock."""
-    server = shared(Postgres, turnable=True)
-    await postgres.migrate(server.url)
-    return server
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{time.time_ns()}"
+    return (await migrated(server)).url
 
 
 # --- the address -------------------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import asyncio
 import gc
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
 
-import asyncpg
 import pytest
 
 from tenure.backends import postgres
@@ -20,42 +19,16 @@ from tenure.lease import Grant, Granted
 from tenure.queue.message import Abandon, Complete, Delivery, Outgoing, Settlement
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
+from tests.backends.postgresql import Native, migrated, native, opened
 from tests.servers import Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
 
 TTL = 60.0
-Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 @pytest.fixture
 async def server() -> Postgres:
-    server = shared(Postgres)
-    await postgres.migrate(server.url)
-    return server
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{time.time_ns()}"
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
-    backend = postgres.open(Url.parse(url))
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
-@asynccontextmanager
-async def native(server: Postgres) -> AsyncIterator[Native]:
-    connection = await asyncpg.connect(server.url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
+    return await migrated(shared(Postgres))
 
 
 def through(server: Postgres, proxy: FaultProxy, options: str) -> str:
@@ -121,8 +94,8 @@ async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name
             url = pooler.url + "?timeout=0.2&listen=false&prepared=false"
         patient = await stack.enter_async_context(opened(server.url))
         backend = await stack.enter_async_context(opened(url))
-        watch = await stack.enter_async_context(native(server))
-        stranger = await stack.enter_async_context(native(server))
+        watch = await stack.enter_async_context(native(server.url))
+        stranger = await stack.enter_async_context(native(server.url))
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
         await until(lambda: answers(backend))
@@ -154,8 +127,8 @@ async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(ser
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(server.url) as patient,
         opened(through(server, proxy, "?timeout=1&listen=false")) as backend,
-        native(server) as watch,
-        native(server) as stranger,
+        native(server.url) as watch,
+        native(server.url) as stranger,
     ):
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
@@ -176,7 +149,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
     async with (
         opened(server.url) as patient,
         opened(server.url + "?timeout=0.2&pool=1&listen=false") as backend,
-        native(server) as stranger,
+        native(server.url) as stranger,
     ):
         client = backend.leases._client
         blocked = Blocked(name)
@@ -237,7 +210,7 @@ async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing
 
 
 async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: Postgres, name: str) -> None:
-    async with opened(server.url + "?pool=1&listen=false") as backend, native(server) as stranger:
+    async with opened(server.url + "?pool=1&listen=false") as backend, native(server.url) as stranger:
         client = backend.leases._client
         [[pid]] = await client.ask("SELECT pg_backend_pid()")
         [line] = client._lines.values()

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 import pytest
@@ -17,31 +17,22 @@ from tenure.backends.postgres.client import statements
 from tenure.errors import ConfigError, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure.testing import until
-from tenure.url import Url
+from tests.backends.postgresql import Native, migrated, native, opened
 from tests.servers import Postgres, shared
 
 TTL = 200.0  # by a clock that is turned: what the test itself takes must not count
 SQL = statements("leases.sql", "tenure")
-Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 @pytest.fixture
 async def server() -> Postgres:
-    server = shared(Postgres, turnable=True)
-    await postgres.migrate(server.url)
-    return server
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{time.time_ns()}"
+    return await migrated(shared(Postgres, turnable=True))
 
 
 @pytest.fixture
 async def steady(scene: Scene) -> Scene:
     """Give a scene on a server whose clock is its own: one that was turned does not fire its time-outs."""
-    scene.server = shared(Postgres)
-    await postgres.migrate(scene.server.url)
+    scene.server = await migrated(shared(Postgres))
     return scene
 
 
@@ -53,14 +44,10 @@ class Scene:
         self._stack = AsyncExitStack()
 
     async def backend(self, options: str = "") -> postgres.PostgresBackend:
-        backend = postgres.open(Url.parse(self.server.url + options))
-        self._stack.push_async_callback(backend.close)
-        return backend
+        return await self._stack.enter_async_context(opened(self.server.url + options))
 
     async def native(self) -> Native:
-        connection = await asyncpg.connect(self.server.url)
-        self._stack.push_async_callback(connection.close)
-        return connection
+        return await self._stack.enter_async_context(native(self.server.url))
 
     @asynccontextmanager
     async def stranger(self, *names: str) -> AsyncIterator[Native]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,8 +38,8 @@ from tenure.queue.message import (
 )
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
-from tests.servers import Postgres, private, shared
+from tests.backends.postgresql import migrated, native, opened
+from tests.servers import Postgres, private
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long
 LOCK = 200.0  # by a clock that is turned: what the test itself takes must not count
@@ -64,39 +63,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture
 async def url(server: Postgres) -> str:
-    await postgres.migrate(server.url)
-    return server.url
-
-
-@pytest.fixture
-async def turnable() -> Postgres:
-    """Give a server whose clock can be put forward."""
-    server = shared(Postgres, turnable=True)
-    await postgres.migrate(server.url)
-    return server
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{time.time_ns()}"
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[postgres.PostgresBackend]:
-    backend = postgres.open(Url.parse(url))
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
-@asynccontextmanager
-async def native(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
+    return (await migrated(server)).url
 
 
 # --- what a question visits --------------------------------------------------------------------------------------

@@ -79,11 +79,6 @@ def url() -> str:
     return url_of(Redis)
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}-{time.time_ns()}"
-
-
 async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(url: str) -> None:
     client = redis.client.Client(address_of(Url.parse(url)), redis.client.Options(connections=1))
     answered = [0] * 4
