@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from redis import asyncio as aioredis
 
@@ -26,18 +26,21 @@ Ask = Callable[[], Awaitable[T]]
 # --- memory ---
 
 
-class CountedMemory(MemoryHarness):
-    scale = Scale("lines", noise=60, times=3)
+class Lines:
+    """Counts for a harness that runs the store in this process."""
+
+    scale: ClassVar[Scale | None] = Scale("lines", noise=60, times=3)
 
     async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
         return await lines_run(ask)
 
 
-class CountedMemoryQueues(MemoryQueueHarness):
-    scale = Scale("lines", noise=60, times=3)
+class CountedMemory(Lines, MemoryHarness):
+    pass
 
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await lines_run(ask)
+
+class CountedMemoryQueues(Lines, MemoryQueueHarness):
+    pass
 
 
 class TestMemoryLeaseCost(LeaseCostSuite):
@@ -51,36 +54,28 @@ class TestMemoryQueueCost(BrokerCostSuite):
 # --- SQLite ---
 
 
-class CountedSqlite(SqliteHarness):
+class Steps:
+    """Counts for the harness behind it, while that is open."""
+
+    async def start(self) -> None:
+        await super().start()  # type: ignore[misc]
+        self._steps = VmSteps()
+        self._steps.start()
+
+    async def close(self) -> None:
+        self._steps.stop()
+        await super().close()  # type: ignore[misc]
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await self._steps.of(ask)
+
+
+class CountedSqlite(Steps, SqliteHarness):
     scale = Scale("steps", noise=400)
 
-    async def start(self) -> None:
-        await super().start()
-        self._steps = VmSteps()
-        self._steps.start()
 
-    async def close(self) -> None:
-        self._steps.stop()
-        await super().close()
-
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await self._steps.of(ask)
-
-
-class CountedSqliteQueues(SqliteQueueHarness):
+class CountedSqliteQueues(Steps, SqliteQueueHarness):
     scale = Scale("steps", noise=400, step=150_000)  # of a thousand messages
-
-    async def start(self) -> None:
-        await super().start()
-        self._steps = VmSteps()
-        self._steps.start()
-
-    async def close(self) -> None:
-        self._steps.stop()
-        await super().close()
-
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await self._steps.of(ask)
 
 
 class TestSqliteLeaseCost(LeaseCostSuite):
@@ -109,26 +104,25 @@ class OneConnection(Cabinet):
         return self.backend
 
 
-class CountedPostgres(PostgresHarness):
+class Rows:
+    """Counts on the one connection of a cabinet."""
+
+    _cabinet: Cabinet
+
+    async def start(self) -> None:
+        self._cabinet = self._counted = OneConnection(hurt=False)
+        await self._cabinet.start()
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await rows_visited(self._counted.backend._client, ask)
+
+
+class CountedPostgres(Rows, PostgresHarness):
     scale = Scale("rows visited", noise=60, times=3)
 
-    async def start(self) -> None:
-        self._cabinet = self._counted = OneConnection(hurt=False)
-        await self._cabinet.start()
 
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await rows_visited(self._counted.backend._client, ask)
-
-
-class CountedPostgresQueues(PostgresQueueHarness):
+class CountedPostgresQueues(Rows, PostgresQueueHarness):
     scale = Scale("rows visited", noise=60, times=3, flood=15_000, step=110_000)  # of ten thousand messages
-
-    async def start(self) -> None:
-        self._cabinet = self._counted = OneConnection(hurt=False)
-        await self._cabinet.start()
-
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await rows_visited(self._counted.backend._client, ask)
 
 
 class TestPostgresLeaseCost(LeaseCostSuite):
@@ -179,18 +173,19 @@ FEW = Scale("requests", shallow=4, deep=24, few=3, several=16, flood=120, noise=
 ROUND = 410  # requests: two hundred letters are taken and put back
 
 
-class CountedAzure(AzureHarness):
+class Requests:
+    """Counts what is sent from this process."""
+
+    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
+        return await requests_sent(ask)
+
+
+class CountedAzure(Requests, AzureHarness):
     scale = FEW
 
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await requests_sent(ask)
 
-
-class CountedAzureQueues(AzureQueueHarness):
+class CountedAzureQueues(Requests, AzureQueueHarness):
     scale = replace(FEW, rounds={"redrive one": ROUND, "purge one": ROUND})
-
-    async def work_of(self, ask: Ask[T]) -> tuple[T, int]:
-        return await requests_sent(ask)
 
 
 class TestAzureLeaseCost(LeaseCostSuite):
