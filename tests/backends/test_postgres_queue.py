@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path

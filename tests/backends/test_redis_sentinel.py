@@ -46,7 +46,7 @@ async def test_after_a_failover_the_new_primary_is_asked(speech: str) -> None:
     authority = Authority() if speech == "tls" else None
     trusting: dict[str, Any] = {"ssl_ca_certs": str(authority.certificate)} if authority else {}
     trusted = f"&ca={authority.certificate}" if authority else ""
-    options = [("repl-diskless-sync-delay", "0"), ("masterauth", SECRET)]
+    options = [("masterauth", SECRET)]
     handled: list[bytes] = []
 
     async def handle(message: tenure.Message) -> None:

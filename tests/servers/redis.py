@@ -46,6 +46,7 @@ class Redis(Server):
         # It writes its title over its environment, by which the guard would know it.
         lines = [("bind", "127.0.0.1"), ("dir", str(self.folder)), ("save", '""'), ("set-proc-title", "no")]
         lines += [("appendonly", "yes"), ("appendfsync", "always"), ("port", "0" if self.authority else str(self.port))]
+        lines.append(("repl-diskless-sync-delay", "0"))  # or a replica waits 5 s, in which there may come another
         if self.password:
             lines.append(("requirepass", self.password))
         lines += self.tls()
