@@ -300,6 +300,20 @@ def test_a_process_that_dies_of_a_body_while_it_reads_it_is_counted() -> None:
     processes.close()
 
 
+def test_at_exit_a_process_may_have_been_collected_and_closed_meanwhile() -> None:
+    processes = Processes(len)
+    assert processes.task(b"small", Lock(lambda: CLOCK.now() + PATIENCE, 1.0))() is None
+    [process] = processes._idle
+    finalizer = process._finalizer  # which the interpreter may have begun to call
+    call, arguments = finalizer._callback, finalizer._args  # type: ignore[attr-defined]
+    processes.close()  # on a thread
+    give_up = time.monotonic() + PATIENCE
+    while not process._process._closed:  # type: ignore[attr-defined]
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    call(*arguments)
+
+
 LONELY = """
 import asyncio, os, subprocess, sys, time, tenure
 

@@ -306,12 +306,13 @@ def _has_ended_within(process: SpawnProcess, seconds: float) -> bool:
 
 def _kill(process: SpawnProcess) -> None:
     """Kill *process* with all that it has started; none of it has a say."""
-    if process.pid is None or _state(process) is _State.COLLECTED:
-        return
-    if sys.platform != "win32":
-        with suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+    with suppress(ValueError):  # as the interpreter exits, another thread may collect and close it meanwhile
+        if process.pid is None or _state(process) is _State.COLLECTED:
+            return
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError, PermissionError):  # it has no group of its own yet
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 def _shut(pipe: Connection) -> None:
