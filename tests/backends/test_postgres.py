@@ -202,6 +202,18 @@ async def test_functions_of_another_tenure_are_written_anew(server: Postgres) ->
     assert str(await postgres.migrate(url)) == f"the schema 'patched' has version {VERSION} already"
 
 
+async def test_to_write_functions_anew_waits_for_no_transaction_that_has_sent(server: Postgres) -> None:
+    url = f"{server.url}?schema=unhurried"
+    await postgres.migrate(url)
+    async with native(server.url) as user, native(server.url) as connection, opened(url) as backend:
+        await connection.execute("UPDATE unhurried.migration SET functions = 'of an earlier release'")
+        async with user.transaction():
+            await user.execute("SELECT unhurried.send('orders', 'x')")
+            assert "wrote its functions anew" in str(await asyncio.wait_for(postgres.migrate(url), 5))
+        [delivery] = (await backend.broker.receive("orders", 1, TTL)).deliveries
+        assert delivery.body == b"x"
+
+
 async def test_ten_may_migrate_at_once(server: Postgres) -> None:
     url = f"{server.url}?schema=crowded"
     done = await asyncio.gather(*(postgres.migrate(url) for _ in range(10)))

@@ -21,14 +21,23 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN p_state = 0 THEN 0 WHEN p_state IN (1, 2) AND p_deliveries > 0 AND NOT p_is_deferred THEN 1 END
 $$;
 
+-- Only where they are missing: even a CREATE INDEX that finds its index waits for each transaction that has sent, and all
+-- who send or claim wait behind it. With the lock that the last statement needs from the first on: or there are deadlocks.
 -- "seq + 0" is an order that no other index has, so that no plan takes another one.
-CREATE INDEX IF NOT EXISTS message_order ON {schema}.message (queue, {schema}._lane(state, session, priority), (seq + 0))
-    WHERE {schema}._lane(state, session, priority) IS NOT NULL;
-CREATE INDEX IF NOT EXISTS message_turn
-    ON {schema}.message (queue, session, {schema}._turn(state, deliveries, is_deferred), (seq + 0))
-    WHERE session IS NOT NULL AND {schema}._turn(state, deliveries, is_deferred) IS NOT NULL;
-DROP INDEX IF EXISTS {schema}.message_ready, {schema}.message_session_ready, {schema}.message_session,
-    {schema}.message_session_next, {schema}.message_session_back, {schema}.message_deferred;
+DO $$
+BEGIN
+    IF to_regclass('{schema}.message_turn') IS NULL THEN
+        LOCK TABLE {schema}.message IN ACCESS EXCLUSIVE MODE;
+        CREATE INDEX message_order ON {schema}.message (queue, {schema}._lane(state, session, priority), (seq + 0))
+            WHERE {schema}._lane(state, session, priority) IS NOT NULL;
+        CREATE INDEX message_turn
+            ON {schema}.message (queue, session, {schema}._turn(state, deliveries, is_deferred), (seq + 0))
+            WHERE session IS NOT NULL AND {schema}._turn(state, deliveries, is_deferred) IS NOT NULL;
+        DROP INDEX IF EXISTS {schema}.message_ready, {schema}.message_session_ready, {schema}.message_session,
+            {schema}.message_session_next, {schema}.message_session_back, {schema}.message_deferred;
+    END IF;
+END
+$$;
 
 -- --- small things ------------------------------------------------------------------------------------------------
 
