@@ -240,6 +240,12 @@ async def test_two_schemas_are_two_stores(server: Postgres, url: str, name: str)
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
+async def test_a_word_of_sql_is_refused_as_schema(server: Postgres) -> None:
+    for schema in ("user", "left"):
+        with pytest.raises(ConfigError, match=f"schema={schema}: that is a word of SQL.*try schema=tenure"):
+            await postgres.migrate(f"{server.url}?schema={schema}")
+
+
 async def test_what_can_not_work_says_what_to_do() -> None:
     with private(Postgres, password="s3cret/&x") as server:
         await postgres.migrate(server.url)

@@ -143,6 +143,10 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
     # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"tenure migrate {schema}")
     if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+        # "R" can name nothing, and "T" no schema, unless they are quoted.
+        taken = "SELECT count(*) FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T')"
+        if await connection.fetchval(taken, schema):
+            raise ConfigError(f"schema={schema}: that is a word of SQL, and can't name a schema; try schema=tenure")
         await connection.execute(f"CREATE SCHEMA {schema}")
     if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
         await connection.execute(_BEGIN.replace("{schema}", schema))
