@@ -29,7 +29,10 @@ _has_said = False
 
 
 class Deadline:
-    """When the process ends unless the work of one term has ended before; made by :meth:`Watchdog.watch`."""
+    """When the process ends unless the work of one term has ended before; made by :meth:`Watchdog.deadline`.
+
+    It counts from :meth:`begin` until :meth:`lift`.
+    """
 
     __slots__ = ("_watchdog", "at", "why")
 
@@ -37,6 +40,11 @@ class Deadline:
         self.at: float = at
         self.why: str = why
         self._watchdog: Watchdog | None = watchdog
+
+    def begin(self) -> None:
+        """The work begins: from here on this deadline ends the process. Does nothing once lifted."""
+        if (watchdog := self._watchdog) is not None:
+            watchdog.watch(self)
 
     def move(self, at: float) -> None:
         """End the process then, and not when it was said before. Does nothing once lifted."""
@@ -80,13 +88,14 @@ class Watchdog:
             self._changed.notify()
         self._thread.join()
 
-    def watch(self, at: float, why: str) -> Deadline:
-        """End the process at this time of the clock, and say *why*, unless the deadline is moved or lifted before."""
-        deadline = Deadline(self, at, why)
+    def deadline(self, at: float, why: str) -> Deadline:
+        """Return what will end the process at this time of the clock, and say *why*, once it has begun."""
+        return Deadline(self, at, why)
+
+    def watch(self, deadline: Deadline) -> None:
         with self._changed:
             self._deadlines.add(deadline)
-        self.look_by(at)
-        return deadline
+        self.look_by(deadline.at)
 
     def look_by(self, at: float) -> None:
         """Let the thread look at that time at the latest."""

@@ -23,7 +23,9 @@ PATIENCE = 60.0
 def test_the_nearest_deadline_counts_wherever_it_was_moved() -> None:
     clock = ManualClock(100.0)
     watchdog = Watchdog(clock)  # never started: nothing here ends the process
-    late, soon = watchdog.watch(130.0, "late"), watchdog.watch(110.0, "soon")
+    late, soon, unbegun = (watchdog.deadline(at, "") for at in (130.0, 110.0, 105.0))
+    late.begin()
+    soon.begin()
     assert watchdog.overdue() is None
     clock.advance(9.999)
     assert watchdog.overdue() is None
@@ -39,6 +41,13 @@ def test_the_nearest_deadline_counts_wherever_it_was_moved() -> None:
     assert watchdog.overdue() is None
     clock.advance(30.0)
     assert watchdog.overdue() is soon
+    soon.lift()
+    assert watchdog.overdue() is None
+    unbegun.begin()
+    assert watchdog.overdue() is unbegun
+    unbegun.lift()
+    unbegun.begin()
+    assert watchdog.overdue() is None
 
 
 def test_it_looks_again_each_second_and_not_at_all_without_a_deadline() -> None:
@@ -46,7 +55,7 @@ def test_it_looks_again_each_second_and_not_at_all_without_a_deadline() -> None:
     watchdog = Watchdog(clock)
     watchdog.overdue()
     assert watchdog._pause() is None
-    watchdog.watch(103.0, "later")
+    watchdog.deadline(103.0, "later").begin()
     watchdog.overdue()
     assert watchdog._pause() == 1.0
     clock.advance(2.75)
@@ -66,7 +75,8 @@ def test_it_ends_at_a_deadline_that_was_moved_nearer(monkeypatch: pytest.MonkeyP
     clock = ManualClock(100.0)
     watchdog = Watchdog(clock)
     watchdog.start()
-    deadline = watchdog.watch(1e9, "moved")
+    deadline = watchdog.deadline(1e9, "moved")
+    deadline.begin()
     deadline.move(100.0)
     assert ended.wait(PATIENCE)
     assert codes == [EXIT_OVERRUN]
@@ -153,25 +163,59 @@ async def main():
     async with tenure.connect(sys.argv[1]) as backend:
         async def work(term):
             asyncio.get_running_loop().call_soon(time.sleep, 1.5)  # somebody else blocks the loop, before it can tell
-            raise ValueError
-        try:
-            await backend.election("chair", ttl=1.0, overrun="exit").run(work)
-        except ValueError:
-            print("went on")
+            tokens.append(term.token)
+        tokens = []
+        await backend.election("chair", ttl=1.0, overrun="exit").run(work)
+        print("went on", len(tokens))
 
 asyncio.run(main())
 """
 
 
 @pytest.mark.process
-def test_a_loop_that_is_blocked_after_its_work_has_ended_ends_no_process(tmp_path: Path) -> None:
+def test_a_loop_that_is_blocked_after_its_work_has_ended_ends_no_process_and_begins_nothing_anew(
+    tmp_path: Path,
+) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _RETURNED, f"sqlite:///{tmp_path}/a.db"],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-    assert (ran.stdout, ran.returncode) == ("went on\n", 0), ran.stderr
+    assert (ran.stdout, ran.returncode) == ("went on 1\n", 0), ran.stderr
+
+
+_UNBEGUN = """
+import asyncio, sys, time
+import tenure
+
+async def main():
+    tokens = []
+    async def work(term):
+        term.check()
+        tokens.append(term.token)
+    async with tenure.connect(sys.argv[1]) as backend:
+        election = backend.election("chair", ttl=1.0, overrun="exit")
+        running = asyncio.ensure_future(election.run(work))
+        while election._seat is None or election._seat._term is None:
+            await asyncio.sleep(0) if election._seat is None else time.sleep(0.01)  # so that it can't begin
+        first = election._seat._term
+        while first.remaining():
+            time.sleep(0.01)
+        time.sleep(0.1)
+        await running
+    print(first.token in tokens, len(tokens))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.process
+def test_work_that_never_began_ends_no_process_and_begins_in_no_term_that_is_over(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _UNBEGUN, f"sqlite:///{tmp_path}/a.db"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (ran.stdout, ran.returncode) == ("False 1\n", 0), ran.stderr
 
 
 def test_without_its_thread_nobody_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class Tenancy(Generic[FlagT]):
         self._process = _this_process
         self._pid = os.getpid()
         self._deadline: Deadline | None = None  # with overrun="exit": when the process ends, if work still runs
-        self._has_ended = False
+        self._works = False  # written where the work runs
 
     def remaining(self) -> float:
         """Return for how many seconds this term may still be trusted, if nothing more is heard; 0.0 if it is over.
@@ -122,9 +122,16 @@ class Tenancy(Generic[FlagT]):
         """Prove that the work makes progress: with ``stall_after``, the lease is renewed only while beats come."""
         self._beat_at = self._clock.now()
 
+    def _begin(self) -> bool:
+        """Note that the work begins, unless the term is over; return whether it may."""
+        self._works = True  # before the look at the clock, so that nothing comes between that nobody answers for
+        if self._deadline is not None:
+            self._deadline.begin()
+        return self.remaining() > 0.0
+
     def _end(self) -> None:
         """Note that the work has ended, on its own thread: from here on nothing ends the process for its sake."""
-        self._has_ended = True
+        self._works = False
         if self._deadline is not None and self._process is _this_process:
             self._deadline.lift()
 
@@ -345,8 +352,7 @@ class Election:
                 f"work must be an async function, and {_named(work)} returned {type(call).__name__}; "
                 "for plain functions there is tenure.sync"
             )
-        ends_process = self.overrun == "exit"
-        task = asyncio.ensure_future(_noting_its_end(call, term) if ends_process else call)
+        task = asyncio.ensure_future(_vacating(call, seat, term))
         seat.occupy(term, task.cancel)
         outside: asyncio.CancelledError | None = None
         while not task.done():
@@ -456,6 +462,8 @@ class Seat:
         self._serving: Tenancy[Any] | None = None  # fetched, and not yet ended
         self._interrupt: Callable[[], object] | None = None
         self._told_to_stop: Tenancy[Any] | None = None  # the newest term whose work was told to stop
+        self._vacated: Tenancy[Any] | None = None  # the newest term whose work has ended
+        self._had_to = False  # whether that was because the term was
         self._withdrawn = False  # the keeper's loop alone writes and reads it
         self._over = False
         self._error: BaseException | None = None
@@ -533,14 +541,17 @@ class Seat:
         Raises:
             TenureError: Why there will be none, if it wasn't asked for.
         """
-        while self._waiting is None and not self._over:
-            self._news.clear()
-            await self._news.wait()
-        self._serving = term = self._waiting
-        self._waiting = None
-        if term is None and self._error is not None:
-            raise self._error
-        return term
+        while True:
+            while self._waiting is None and not self._over:
+                self._news.clear()
+                await self._news.wait()
+            self._serving = term = self._waiting
+            self._waiting = None
+            if term is None and self._error is not None:
+                raise self._error
+            if term is None or term._begin():
+                return term
+            self.ended(term, again=True)  # this loop was blocked for so long that the term is over
 
     def occupy(self, term: Tenancy[Any], interrupt: Callable[[], object]) -> None:
         """Work begins; *interrupt* tells it to stop."""
@@ -549,9 +560,12 @@ class Seat:
             interrupt()
 
     def vacate(self, term: Tenancy[Any]) -> bool:
-        """Work has ended; return whether it had to."""
-        self._interrupt = None
-        return self._told_to_stop is term or term.remaining() == 0.0
+        """Work has ended; return whether it had to, at the moment when this was first called."""
+        if self._vacated is not term:
+            term._end()
+            self._interrupt = None
+            self._vacated, self._had_to = term, self._told_to_stop is term or term.remaining() == 0.0
+        return self._had_to
 
     def ended(self, term: Tenancy[Any], *, again: bool) -> None:
         """Work of *term* runs no more: the lease may be handed back."""
@@ -587,7 +601,7 @@ class Seat:
     def begin(self, grant: Grant, trusted_until: float) -> None:
         term = self._election._make_term(grant, trusted_until, self._election._driver.clock)
         if self._watchdog is not None:
-            term._deadline = self._watchdog.watch(trusted_until, self._why_to_exit(grant.token))
+            term._deadline = self._watchdog.deadline(trusted_until, self._why_to_exit(grant.token))
         self._term = term
         self._post(self._on_begun, term)
 
@@ -611,7 +625,7 @@ class Seat:
             self._term._deadline.move(at)
 
     def overran(self, token: int) -> None:
-        if self._election.overrun == "exit" and not (self._term and self._term._has_ended):
+        if self._election.overrun == "exit" and self._term is not None and self._term._works:
             end_process(self._why_to_exit(token))
 
     def _why_to_exit(self, token: int) -> str:
@@ -739,12 +753,12 @@ async def _stop_when(stop: asyncio.Event, seat: Seat, *, at_once: bool) -> None:
     seat.stop(at_once=at_once)
 
 
-async def _noting_its_end(work: Awaitable[Any], term: Tenancy[Any]) -> Any:
-    """Await *work* and note its end at once: what blocks the loop from then on is no work of this term."""
+async def _vacating(work: Awaitable[Any], seat: Seat, term: Tenancy[Any]) -> Any:
+    """Await *work*, and note its end at once: what blocks the loop from then on is no work of this term."""
     try:
         return await work
     finally:
-        term._end()
+        seat.vacate(term)
 
 
 async def _awaited(well: Awaitable[bool]) -> bool:

@@ -31,6 +31,9 @@ REPLIES = ".replies."
 IDLE = 600.0
 """Seconds after which a reply queue may be deleted if its process has not said that it lives, as it often does."""
 
+HANDED_MAX = 10_000
+"""So many answers are known as handed over while nobody has said that they are gone; then the oldest are forgotten."""
+
 
 def is_reply_queue(name: str) -> bool:
     """Tell whether this is the queue in which one process hears answers to its requests."""
@@ -69,7 +72,7 @@ class Requests:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.reply_to: str = f"{desk.name[:150]}{REPLIES}{secrets.token_hex(8)}"
-        self._handed: set[tuple[int, float]] = set()  # answers handed over, of which nobody has said that they are gone
+        self._handed: dict[tuple[int, float], None] = {}  # handed over, of which nobody has said that they are gone
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -173,7 +176,7 @@ class Requests:
             answers = await desk.broker.settle(settlements)
             for (delivery, verdict), answer in zip(settlements, answers, strict=True):
                 if isinstance(answer, Settled):  # else it may come again
-                    self._handed.discard(_which(delivery))
+                    self._handed.pop(_which(delivery), None)
                     desk.tell_if_dead(delivery, verdict, answer)
         return bool(settlements) or claim.due_in == 0
 
@@ -184,7 +187,9 @@ class Requests:
             told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"
             return Settlement(delivery, DeadLetter(NOBODY_WAITS, told))
         waits.set_result(Received(delivery))
-        self._handed.add(_which(delivery))
+        self._handed[_which(delivery)] = None
+        if len(self._handed) > HANDED_MAX:
+            del self._handed[next(iter(self._handed))]
         return Settlement(delivery, COMPLETE)
 
 
