@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -721,6 +722,32 @@ async def can_be_asked(broker: Broker, name: str) -> bool:
     except Unavailable:
         return False
     return True
+
+
+# --- deaths ------------------------------------------------------------------------------------------------------
+
+
+async def test_deaths_found_on_one_loop_while_another_tells_of_them_are_told_once(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        broker = backend.broker
+        found = json.dumps([[number, None, 1, "expired"] for number in range(2_000)])
+        told: list[int] = []
+        is_over = threading.Event()
+
+        def tell() -> None:
+            while not is_over.is_set():
+                told.extend(one.sequence for one in broker._take_died(name))
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        try:
+            for _ in range(30):
+                broker._note_died(name, found)
+                await until(lambda: not broker._died.get(name))
+        finally:
+            is_over.set()
+            teller.join()
+        assert len(told) == 30 * 2_000
 
 
 # --- rights ------------------------------------------------------------------------------------------------------

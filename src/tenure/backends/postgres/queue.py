@@ -231,14 +231,20 @@ class PostgresBroker:
     def _note_died(self, queue: str, text: str | None) -> None:
         """Remember to tell of the deaths in *text* with the next claim."""
         if text:
-            died = self._died.setdefault(queue, deque(maxlen=DIED_MAX))
-            died.extend(
+            self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(
                 Died(number, named or f"{queue}${number}", deliveries, reason)
                 for number, named, deliveries, reason in json.loads(text)
             )
 
     def _take_died(self, queue: str) -> Sequence[Died]:
-        return tuple(self._died.pop(queue, ())) if self._died else ()
+        died = self._died.get(queue)
+        if not died:
+            return ()
+        told = []
+        with suppress(IndexError):  # a loop in another thread may add to it, and take from it
+            while True:
+                told.append(died.popleft())
+        return tuple(told)
 
     # --- under a lock ---
 
