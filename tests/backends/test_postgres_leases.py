@@ -236,10 +236,10 @@ async def test_a_function_that_goes_away_after_it_has_worked_is_no_answer(scene:
     await postgres.migrate(f"{scene.server.url}?schema={schema}")
     backend, native = await scene.backend(f"?schema={schema}"), await scene.native()
     await backend.broker.stats("queue")
-    await native.execute(f"ALTER FUNCTION {schema}.stats(text) RENAME TO stats_not")
+    await native.execute(f"ALTER FUNCTION {schema}.counts(text) RENAME TO counts_not")
     with pytest.raises(Unavailable, match="it worked before"):
         await backend.broker.stats("queue")
-    await native.execute(f"ALTER FUNCTION {schema}.stats_not(text) RENAME TO stats")
+    await native.execute(f"ALTER FUNCTION {schema}.counts_not(text) RENAME TO counts")
     await backend.broker.stats("queue")
 
 
