@@ -624,11 +624,12 @@ async def first_told(places: Sequence[Place], ask: Callable[[Place], Coroutine[A
             )
             for one in done:
                 place = asked.pop(one)
-                try:
+                if (error := one.exception()) is None:
                     return place, one.result()
-                except (exceptions.ConnectionError, exceptions.TimeoutError):
-                    if not asked and not left:
-                        raise
+                is_silent = isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError))
+                if not is_silent or not (asked or left):
+                    # As its cause: the context is that of our caller, if that has an error in hand.
+                    raise error from error.__cause__ or error.__context__
     finally:
         for one in asked:
             one.cancel()
