@@ -50,6 +50,17 @@ class TestSqliteLeases(LeaseStoreSuite):
     harness = SqliteHarness
 
 
+@asynccontextmanager
+async def moved_away(folder: Path) -> AsyncIterator[None]:
+    """Let *folder*, in which the database lies, have another name."""
+    there = folder.with_name("there")
+    folder.rename(there)
+    try:
+        yield
+    finally:
+        there.rename(folder)
+
+
 class HurtSqliteHarness(SqliteHarness):
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
     busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
@@ -62,14 +73,8 @@ class HurtSqliteHarness(SqliteHarness):
         assert isinstance(store, Lossy)
         return store.late()
 
-    @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        here, there = self._file.parent, Path(self._folder.name, "there")
-        here.rename(there)
-        try:
-            yield
-        finally:
-            there.rename(here)
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return moved_away(self._file.parent)
 
     @asynccontextmanager
     async def cut(self, store: LeaseStore) -> AsyncIterator[None]:

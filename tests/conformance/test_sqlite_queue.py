@@ -22,6 +22,7 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.url import Url
+from tests.conformance.test_sqlite import moved_away
 
 
 class SqliteQueueHarness(QueueHarness):
@@ -79,14 +80,8 @@ class HurtSqliteQueueHarness(SqliteQueueHarness):
         assert isinstance(broker, LossyBroker)
         return broker.late()
 
-    @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        here, there = self._file.parent, Path(self._folder.name, "there")
-        here.rename(there)
-        try:
-            yield
-        finally:
-            there.rename(here)
+    def away(self) -> AbstractAsyncContextManager[None]:
+        return moved_away(self._file.parent)
 
     @asynccontextmanager
     async def cut(self, broker: Broker) -> AsyncIterator[None]:

@@ -356,7 +356,7 @@ class PostgresBroker:
                 sends.setdefault(queue, []).append(message)
         for queue, messages in sorted(sends.items()):
             columns = _columns(messages)
-            await connection.execute(self._written("send_many", 1 + len(columns)), queue, *columns)
+            await connection.execute(f"SELECT {self._function('send_many', 1 + len(columns))}", queue, *columns)
         return {f"queue:{queue}" for queue in sends}
 
     # --- sessions ---
@@ -512,15 +512,15 @@ class PostgresBroker:
     # --- asking ---
 
     async def _rows(self, function: str, *values: object) -> list[Any]:
-        return await self._client.ask(f"SELECT * FROM {self._written(function, len(values))[7:]}", *values)
+        return await self._client.ask(f"SELECT * FROM {self._function(function, len(values))}", *values)
 
     async def _call(self, function: str, *values: object) -> Any:
-        [row] = await self._client.ask(self._written(function, len(values)), *values)
+        [row] = await self._client.ask(f"SELECT {self._function(function, len(values))}", *values)
         return row[0]
 
     async def _told_rows(self, function: str, queue: str, *values: object) -> list[Any]:
         """Ask for rows, and note the deaths of *queue* that were found; where there are none, one row is empty."""
-        asked = self._written(function, 1 + len(values))[7:]
+        asked = self._function(function, 1 + len(values))
         rows = await self._client.ask(
             f"SELECT (SELECT {self._schema}._told()), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {asked} AS f ON true",
             queue,
@@ -530,14 +530,14 @@ class PostgresBroker:
         return [row[1:] for row in rows]
 
     async def _told_call(self, function: str, queue: str, *values: object) -> Any:
-        asked = f"{self._written(function, 1 + len(values))}, {self._schema}._told()"
-        [(answer, died)] = await self._client.ask(asked, queue, *values)
+        asked = self._function(function, 1 + len(values))
+        [(answer, died)] = await self._client.ask(f"SELECT {asked}, {self._schema}._told()", queue, *values)
         self._note_died(queue, died)
         return answer
 
-    def _written(self, function: str, arguments: int) -> str:
+    def _function(self, name: str, arguments: int) -> str:
         places = ", ".join(f"${place}" for place in range(1, arguments + 1))
-        return f"SELECT {self._schema}.{function}({places})"
+        return f"{self._schema}.{name}({places})"
 
     def _note_use(self, queue: str) -> None:
         """Count a statement, and see to it that the queue is tidied now and then, off everybody's way."""
