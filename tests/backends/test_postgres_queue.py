@@ -831,6 +831,39 @@ async def test_sessions_of_version_3_are_offered_also_if_they_were_sent_meanwhil
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("held", ["queue", "message", "tally", "session"])
+async def test_an_upgrade_and_a_transaction_that_goes_on_wait_for_no_lock_of_each_other(
+    server: Postgres, name: str, held: str
+) -> None:
+    schema = f"loaded_{held}"
+    url = f"{server.url}?schema={schema}"
+    await postgres.migrate(url, to=3)
+    async with native(server.url) as user, native(server.url) as watch:
+        await user.execute("SET deadlock_timeout = '10ms'")  # of two that wait for each other, this one is given up
+        async with user.transaction():
+            await user.execute(f"DELETE FROM {schema}.{held}")
+            migrating = asyncio.ensure_future(postgres.migrate(url))
+            await until(lambda: is_waiting(watch))
+            for other in ("queue", "message", "tally", "session"):
+                await user.execute(f"DELETE FROM {schema}.{other}")
+        assert (await migrating).after == VERSION
+
+
+async def test_an_upgrade_that_was_given_up_leaves_the_version_and_is_done_the_next_time(server: Postgres) -> None:
+    url = f"{server.url}?schema=interrupted"
+    await postgres.migrate(url, to=3)
+    async with native(server.url) as user, native(server.url) as watch:
+        async with user.transaction():
+            await user.execute("DELETE FROM interrupted.message")
+            migrating = asyncio.ensure_future(postgres.migrate(url))
+            await until(lambda: is_waiting(watch))
+            migrating.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await migrating
+        assert await watch.fetchval("SELECT max(version) FROM interrupted.migration") == 3
+    assert str(await postgres.migrate(url)) == f"upgraded the schema 'interrupted' from version 3 to {VERSION}"
+
+
 async def are_waiting(connection: asyncpg.Connection[asyncpg.Record], count: int) -> bool:
     return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") >= count)
 

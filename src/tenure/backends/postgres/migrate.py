@@ -1,4 +1,7 @@
-"""The schema: created and upgraded step by step, each step in an SQL file of its own, all in one transaction."""
+"""The schema: created and upgraded step by step, each step in an SQL file of its own, all in one transaction.
+
+Except for what a step changes in several tables that are in use: that is done before, table by table.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,16 @@ from hashlib import sha256
 
 import asyncpg
 
-from tenure.backends.postgres.client import DRIVER_ERRORS, VERSION, Client, Connection, Options, text_of, works_with
+from tenure.backends.postgres.client import (
+    DRIVER_ERRORS,
+    VERSION,
+    Client,
+    Connection,
+    Options,
+    statements,
+    text_of,
+    works_with,
+)
 from tenure.errors import ConfigError
 from tenure.queue.broker import CLAIM_BYTES, QueueSettings
 from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
@@ -18,6 +30,9 @@ from tenure.url import Url
 
 STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql"}
 """What makes each version out of the one before it."""
+
+TABLES = {4: "schema_4_tables.sql"}
+"""What a step changes in tables that are in use; the older version's functions work with all of it."""
 
 FUNCTIONS = "queue.sql"
 """Written anew by every migration that finds others, with the indexes that they need.
@@ -29,6 +44,9 @@ LOOK_AGAIN = 0.2
 
 CATCH_UP = 10.0
 """Seconds to wait for transactions that send while the schema is upgraded."""
+
+QUEUES = 2
+"""The version that brought the tables of queues."""
 
 _WITHOUT_MARKS = (2, 3)
 """Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
@@ -101,7 +119,8 @@ async def migrate(url: str, *, to: int = VERSION) -> Migrated:
 
     Raises:
         ConfigError: The schema is newer than this tenure, or the user may not create it.
-        Unavailable: The database could not be asked. Then nothing has changed.
+        Unavailable: The database could not be asked. Then the version and the functions have not changed; what was
+            changed in tables is of no effect, and is left out the next time.
     """
     parsed = Url.parse(url)
     return await migrate_with(Client(parsed, parsed.options(Options)), to)
@@ -114,6 +133,7 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
         async with asyncio.timeout(PATIENCE):
             connection = await client.connect()
             try:
+                await _change_tables(connection, client.options.schema, to)
                 done = await _in_one_step(connection, client.options.schema, to)
                 if done.before in _WITHOUT_MARKS and done.after > max(_WITHOUT_MARKS):
                     await _catch_up(connection, client.options.schema)
@@ -129,8 +149,21 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
         raise client.translate(error, asked_at, PATIENCE) from error
 
 
+async def _change_tables(connection: Connection, schema: str, to: int) -> None:
+    """Do what TABLES names for tables that are in use, in a transaction for each table.
+
+    One that waits for a table and holds another meets those who hold the first and want the second: a deadlock.
+    """
+    for version, file in TABLES.items():
+        for change in statements(file, schema).values():
+            async with connection.transaction():
+                await _lock(connection, schema)
+                if QUEUES <= await _version(connection, schema) < version <= to:
+                    await connection.execute(change)
+
+
 async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated:
-    """Migrate in one transaction; anew, if those who use the tables and this one have waited for each other."""
+    """Migrate in one transaction; anew, if one that locks tables in another way and this one waited for each other."""
     for _ in range(4):
         with suppress(asyncpg.DeadlockDetectedError):
             async with connection.transaction():
@@ -139,9 +172,21 @@ async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated
         return await _migrate(connection, schema, to)
 
 
-async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
+async def _lock(connection: Connection, schema: str) -> None:
+    """Let no other migration go on until this transaction ends."""
     # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"tenure migrate {schema}")
+
+
+async def _version(connection: Connection, schema: str) -> int:
+    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+        return 0
+    version: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
+    return version
+
+
+async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
+    await _lock(connection, schema)
     if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
         # "R" can name nothing, and "T" no schema, unless they are quoted.
         taken = "SELECT count(*) FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T')"
@@ -150,7 +195,7 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
         await connection.execute(f"CREATE SCHEMA {schema}")
     if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
         await connection.execute(_BEGIN.replace("{schema}", schema))
-    before: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
+    before = await _version(connection, schema)
     if before > VERSION:
         if await connection.fetchval(works_with(schema)) <= VERSION:
             return Migrated(schema, before, before)
@@ -159,6 +204,8 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
             "one; install that here"
         )
     for version in range(before + 1, to + 1):
+        for change in statements(TABLES[version], schema).values() if version in TABLES else ():
+            await connection.execute(change)
         await connection.execute(text_of(STEPS[version], schema))
         await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
     return Migrated(schema, before, max(before, to), to == VERSION and await _write(connection, schema, before))

@@ -1,5 +1,5 @@
 -- Version 4: which sessions to offer next, indexes by which a session's depth is never walked, and marks by which what was
--- consumed is never walked again.
+-- consumed is never walked again. Of the tables in use, only "message" is locked here; see schema_4_tables.sql.
 
 -- A session that may be accepted, by the number of the message for which it may: a row for each statement that has made
 -- one claimable, or let go of a session. The rows of a session that turns out to be locked, empty or held up are removed:
@@ -45,19 +45,6 @@ $$;
 -- In orders that have a mark, and that no other index has. (Those of messages that nobody has are in queue.sql.)
 DROP INDEX {schema}.message_due;
 CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
-ALTER TABLE {schema}.tally ADD COLUMN n bigint GENERATED ALWAYS AS IDENTITY;
-DROP INDEX {schema}.tally_queue;
-CREATE INDEX tally_order ON {schema}.tally (queue, n);
-
-CREATE INDEX session_locked ON {schema}.session ((queue + 0), (until + 0)) WHERE token IS NOT NULL;
 
 -- The oldest version of this code that works with the schema as it is now.
 ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
-
--- When a queue may be deleted if it is empty, and when it was: its row stays for a day, and is its again if it is used.
-ALTER TABLE {schema}.queue ADD COLUMN idle_at double precision, ADD COLUMN deleted_at double precision;
-CREATE INDEX queue_idle ON {schema}.queue (idle_at) WHERE idle_at IS NOT NULL;
-CREATE INDEX queue_deleted ON {schema}.queue (deleted_at) WHERE deleted_at IS NOT NULL;
-
--- For how many seconds dead letters are kept.
-ALTER TABLE {schema}.queue ADD COLUMN dead_retention double precision NOT NULL DEFAULT 'infinity';
