@@ -322,6 +322,25 @@ WORDS = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("late", [True, False], ids=["answered late", "unanswered"])
+def test_a_claim_that_was_too_much_is_halved_and_grows_again(late: bool) -> None:
+    pump = Pump("q", "me", Habits(TIMING, concurrency=16, prefetch=0), random.Random(1), {}, now=0.0)
+    now, limits = 0.0, []
+    for number in range(7):
+        now = max(now, pump.wake_at)
+        [asked] = [effect for effect in pump.handle(Tick(), now) if isinstance(effect, Receive)]
+        limits.append(asked.limit)
+        if number >= 2:
+            pump.handle(Claimed(asked.ask, ()), now)
+        elif late:
+            now += LOCK  # what it has brought goes back
+            one = Delivery("q", number, number, "a", b"", NO_HEADERS, 1, 0.0, 0.0)
+            pump.handle(Claimed(asked.ask, [one]), now)
+        else:
+            pump.handle(Answered(asked.ask, NoAnswer("too much")), now)
+    assert limits == [16, 8, 4, 8, 16, 16, 16]
+
+
 @settings(max_examples=300)
 @given(st.lists(st.tuples(WORDS, st.integers(0, 5), st.floats(0.0, 20.0)), max_size=60))
 def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) -> None:

@@ -896,7 +896,7 @@ BEGIN
 END
 $$;
 
--- Claim dead letters.
+-- Claim dead letters. Here, histories count for the size of a claim as bodies do.
 CREATE OR REPLACE FUNCTION {schema}.receive_dead(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -918,14 +918,17 @@ BEGIN
     RETURN QUERY
     UPDATE {schema}.dead AS d
     SET token = p_token, due_at = v_now + p_lock
-    WHERE d.ctid = ANY (ARRAY(
-        SELECT free.ctid
-        FROM {schema}.dead AS free
-        WHERE free.queue = v_queue AND (free.due_at IS NULL OR free.due_at <= v_now)
-        ORDER BY free.priority DESC, free.seq
-        LIMIT p_most
-        FOR UPDATE SKIP LOCKED
-    ))
+    WHERE d.ctid = ANY ((
+        SELECT (array_agg(free.ctid))[:{schema}._fitting(array_agg(free.size))]
+        FROM (
+            SELECT free.ctid, octet_length(free.body) + coalesce(octet_length(free.history::text), 0) AS size
+            FROM {schema}.dead AS free
+            WHERE free.queue = v_queue AND (free.due_at IS NULL OR free.due_at <= v_now)
+            ORDER BY free.priority DESC, free.seq
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ) AS free
+    )::tid[])
     RETURNING d.seq, d.id, d.body, d.headers, d.deliveries, d.enqueued_at, d.due_at, d.session, d.priority,
         d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text;
 END

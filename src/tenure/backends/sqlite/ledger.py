@@ -382,11 +382,12 @@ class Ledger(Places):
         if hold is None:
             return LAPSED
         queue = self._numbered(hold.queue)
-        due_in = self.ripen(queue)
-        rows, due_in = self._claimable(queue, held.session, limit, due_in)
+        next_in = self.ripen(queue)
+        rows, due_in = self._claimable(queue, held.session, limit, next_in)
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
-        if blocking is not None:
+        if blocking is not None and any(row[0] > blocking for row in rows):
             rows = [row for row in rows if row[0] < blocking]
+            due_in = next_in  # however much there is behind it
         if not rows:
             return Claim((), due_in)
         self._run(_SQL["take_ready"], (queue.number, held.session, 0, rows[-1][0]))

@@ -186,6 +186,38 @@ class BrokerSuite(QueueSuite):
         sizes = [len(body) for body in sent]
         assert claims == [sizes[:3], sizes[3:5], sizes[5:]]
 
+    async def test_a_claim_of_dead_letters_ends_with_the_body_that_makes_it_large(
+        self, house: QueueHarness, name: str
+    ) -> None:
+        needs(house.traits.dead_letters)
+        if not house.counts_bytes:
+            pytest.skip("this broker counts no bytes")
+        broker = await house.open()
+        sizes = [*[CLAIM_BYTES // 3 + 1] * 3, 5]
+        for size in sizes:
+            await bury(broker, house, name, bytes(size))
+        for expected in (sizes[:3], sizes[3:]):
+            got = await receive(broker, dead_letters_of(name), house)
+            assert [len(one.body) for one in got] == expected
+            assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
+
+    async def test_behind_a_head_that_waits_large_bodies_are_not_due(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.sessions)
+        needs(house.traits.delay)
+        if not house.counts_bytes:
+            pytest.skip("this broker counts no bytes")
+        broker = await house.open()
+        for size in (4, CLAIM_BYTES // 2, CLAIM_BYTES // 2):
+            await broker.send(name, [Outgoing(bytes(size), session="s")])
+        held = await accept(broker, name, house)
+        assert await settle(broker, await receive_session(broker, held, limit=1), Abandon(delay=house.lock)) == [
+            Settled()
+        ]
+        claim = await broker.receive_session(held, 100)
+        assert isinstance(claim, Claim)
+        assert list(claim.deliveries) == []
+        assert claim.due_in is None or claim.due_in > 0  # else it is asked again at once, and again
+
     async def test_a_claim_has_a_token_of_its_own(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         await send(broker, name, b"a", b"b", b"c")
