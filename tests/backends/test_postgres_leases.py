@@ -205,6 +205,25 @@ async def test_a_row_that_is_locked_costs_the_other_leases_nothing(steady: Scene
     assert await store.renew(grants[1:2], TTL) == [Granted(grants[1])]
 
 
+async def test_beside_a_row_that_is_locked_a_renewal_extends_its_own_grants_only(steady: Scene, name: str) -> None:
+    """Nor does it shorten one. The statement that waits for no row compares as much as the usual one."""
+    scene = steady
+    store = (await scene.backend()).leases
+    locked, long = [await won(store, f"{name}-{which}", ttl=TTL * 10) for which in ("locked", "long")]
+    old = await won(store, name)
+    await store.release(old)
+    new = await won(store, name)
+    strange = Grant(name, "bob#1", new.token)
+    forged = Grant(locked.name, locked.holder, locked.token + 1)
+    ends = [await scene.ends_at(one) for one in (name, long.name)]
+    async with scene.stranger(locked.name):
+        no_answer, *answers = await store.renew([locked, long, old, strange, forged], TTL * 2)
+        assert isinstance(no_answer, NoAnswer)
+        assert answers == [Granted(long), Lost(old), Lost(strange), Lost(forged)]
+        assert [await scene.ends_at(one) for one in (name, long.name)] == ends
+    assert await store.renew([new], TTL) == [Granted(new)]
+
+
 # --- a schema that is away ---------------------------------------------------------------------------------------
 
 

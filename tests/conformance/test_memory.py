@@ -43,6 +43,7 @@ class OldClock(ManualClock):
 
 class MemoryHarness(LeaseHarness):
     traits = TRAITS
+    is_exact = True
     faults = frozenset({"lose_answer", "cut_one", "late"})
 
     def __init__(self) -> None:
@@ -80,6 +81,7 @@ class TestMemoryLeaseFaults(LeaseFaultSuite):
 
 
 class MemoryQueueHarness(QueueHarness):
+    is_exact = True
     counts_bytes = True
     traits = QUEUE_TRAITS
     faults = frozenset({"lose_answer", "cut", "late"})

@@ -31,6 +31,8 @@ class LeaseHarness(ABC):
     """The length of a lease in the tests, in seconds; short where time is real, for it is waited out."""
     patience: ClassVar[float] = 10.0
     """How many real seconds a question may take at most, the store being out of reach."""
+    is_exact: ClassVar[bool] = False
+    """Whether no time passes but in ``pass_time``, and there just what is asked for."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this store; tests that need another fault are skipped."""
     scale: ClassVar[Scale | None] = None
@@ -231,6 +233,8 @@ class QueueHarness(ABC):
     """How many bytes a full broker may still take in messages: what it had kept free for them."""
     drains_when_full: ClassVar[bool] = True
     """Whether a full broker hands out and settles all that it has; else it may refuse that, too, and change nothing."""
+    is_exact: ClassVar[bool] = False
+    """Whether no time passes for locks but in ``pass_time``, and there just what is asked for."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
     """What can be done to this broker; tests that need another fault are skipped."""
     scale: ClassVar[Scale | None] = None

@@ -37,6 +37,7 @@ ODD_NAMES = [
 ]
 BAD_NAMES = ["", "x" * (NAME_MAX + 1), "nul\0inside", "lone\ud800surrogate"]
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
+LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum with it is rounded
 
 
 class LeaseSuite:
@@ -216,6 +217,32 @@ class LeaseStoreSuite(LeaseSuite):
         await house.pass_time(house.ttl * (LATE - 0.8))
         assert (await win(house, bob, name, "bob#1")).holder == "bob#1"
 
+    @pytest.mark.parametrize("verb", ["renew", "release", "inspect", "ask_to_resign", "acquire"])
+    async def test_at_its_very_end_a_lease_is_over_for_every_verb(
+        self, house: LeaseHarness, name: str, verb: str
+    ) -> None:
+        if not house.is_exact:
+            pytest.skip("time goes on by itself here")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        await house.pass_time(house.ttl * (1 - LAST))
+        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
+        assert await holder(bob, name) == "ann#1"
+        await house.pass_time(house.ttl * LAST)
+        match verb:
+            case "renew":
+                assert list(await ann.renew([grant], house.ttl)) == [Lost(grant)]
+            case "release":
+                assert await ann.release(grant) == Lost(grant)
+            case "inspect":
+                assert await bob.inspect(name) == Vacant(name, grant.token)
+            case "ask_to_resign":
+                assert await bob.ask_to_resign(name) is False
+            case _:
+                assert (await claim(ann, name, "ann#1", house.ttl)).token > grant.token
+                return
+        assert (await claim(bob, name, "bob#1", house.ttl)).token > grant.token
+
     async def test_what_has_ended_is_lost(self, house: LeaseHarness, name: str) -> None:
         if house.traits.expiry != "store clock":
             pytest.skip("whether it has ended is known to its watchers only")
@@ -260,6 +287,35 @@ class LeaseStoreSuite(LeaseSuite):
         new = await claim(store, name, "ann#1", house.ttl)
         assert await store.release(old) == Lost(old)
         assert list(await store.renew([old, new], house.ttl)) == [Lost(old), Granted(new)]
+
+    async def test_an_old_grant_of_the_same_holder_does_not_extend_its_new_one(
+        self, house: LeaseHarness, name: str
+    ) -> None:
+        if house.traits.expiry != "store clock":
+            pytest.skip("when it has ended is known to its watchers only")
+        ann, bob = await house.open(), await house.open()
+        other = await claim(ann, f"{name}-other", "ann#1", house.ttl)
+        old = await claim(ann, name, "ann#1", house.ttl)
+        await ann.release(old)
+        new = await claim(ann, name, "ann#1", house.ttl)
+        await house.pass_time(house.ttl * 0.6)
+        assert list(await ann.renew([other, old], house.ttl)) == [Granted(other), Lost(old)]
+        await house.pass_time(house.ttl * (LATE - 0.6))
+        assert (await claim(bob, name, "bob#1", house.ttl)).token > new.token
+        assert await holder(bob, other.name) == "ann#1"
+
+    async def test_a_renewal_never_shortens_a_lease(self, house: LeaseHarness, name: str) -> None:
+        """As when the candidate's ttl was made shorter meanwhile; renewed alone, with another, or granted again."""
+        ann, bob = await house.open(), await house.open()
+        ttl, short = house.ttl, max(house.traits.ttl_min, house.ttl / 2)
+        grants = [await claim(ann, f"{name}-{number}", "ann#1", ttl) for number in range(4)]
+        assert list(await ann.renew(grants[:1], short)) == [Granted(grants[0])]
+        assert list(await ann.renew(grants[1:3], short)) == [Granted(grant) for grant in grants[1:3]]
+        assert await ann.acquire(grants[3].name, "ann#1", short) == Granted(grants[3])
+        await house.pass_time(ttl * 0.75)
+        for grant in grants:
+            assert isinstance(await bob.acquire(grant.name, "bob#1", ttl), HeldBy), grant
+        assert list(await ann.renew(grants, short)) == [Granted(grant) for grant in grants]
 
     async def test_no_verb_of_an_old_grant_touches_what_came_after_it(self, house: LeaseHarness, name: str) -> None:
         """Every verb, asked when the lease was released or has ended, and when another has it by then."""

@@ -30,6 +30,7 @@ from tenure.queue.message import (
 )
 from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
+from tenure.testing.conformance.leases import LAST
 from tenure.testing.conformance.queues import (
     LATE,
     QueueSuite,
@@ -138,6 +139,39 @@ class LockSuite(QueueSuite):
         assert [one.delivery_count for one in await receive_session(other, new)] == [1, 1]
         await house.pass_time(house.lock * LATE)
         assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
+
+    @pytest.mark.parametrize("kind", ["message", "session", "dead letter"])
+    async def test_at_its_very_end_a_lock_is_over_for_every_verb(
+        self, house: QueueHarness, name: str, kind: str
+    ) -> None:
+        if not house.is_exact:
+            pytest.skip("time goes on by itself here")
+        needs(house.traits.fencing)
+        broker, other = await house.open(), await house.open()
+        where = dead_letters_of(name) if kind == "dead letter" else name
+        session: SessionLock | None = None
+        if kind == "session":
+            needs(house.traits.sessions)
+            await broker.send(name, [Outgoing(b"a", session="s")])
+            session = await accept(broker, name, house)
+            [old] = await receive_session(broker, session)
+        else:
+            await (bury(broker, house, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
+            [old] = await receive(broker, where, house)
+        await house.pass_time(house.lock * (1 - LAST))
+        assert await receive(other, where, house) == []
+        assert session is None or isinstance(await other.accept(name, "s", house.lock), NoSession)
+        await house.pass_time(house.lock * LAST)
+        await _all_lapse(house, broker, old)
+        if session is not None:
+            assert await broker.receive_session(session, 1) == LAPSED
+            assert await broker.write_state(session, b"late") == LAPSED
+            assert await broker.read_state(session) == LAPSED
+            assert list(await broker.renew([session], house.lock)) == [LAPSED]
+            assert await broker.release(session) == LAPSED
+            assert (await accept(other, name, house)).state is None
+        else:
+            assert bodies(await receive(other, where, house)) == [b"a"]
 
     # --- a shorter renewal ---
 
