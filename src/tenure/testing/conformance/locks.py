@@ -209,6 +209,23 @@ class LockSuite(QueueSuite):
 
     # --- what one lock says of another ---
 
+    async def test_messages_of_one_claim_end_each_at_its_own_time(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.renewal)
+        needs(house.traits.fencing)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a", b"b", b"c")
+        got = {one.body: one for one in await receive(broker, name, house)}
+        for body in (b"c", b"a"):
+            await house.pass_time(house.lock * 0.3)
+            assert isinstance((await broker.renew([got[body]], house.lock))[0], Renewed)
+        for body, share in ((b"b", LATE - 0.6), (b"c", 0.3)):  # and not a, which was renewed last
+            await house.pass_time(house.lock * share)
+            assert await settle(broker, [got[body]], COMPLETE) == [LAPSED]
+            [again] = await receive(other, name, house)
+            assert again.body == body
+            assert await settle(other, [again], COMPLETE) == [Settled()]
+        assert await settle(broker, [got[b"a"]], COMPLETE) == [Settled()]
+
     async def test_a_deferred_message_stays_so_when_another_of_its_claim_is_renewed(
         self, house: QueueHarness, name: str
     ) -> None:
@@ -232,12 +249,50 @@ class LockSuite(QueueSuite):
         [back] = (await other.receive_deferred(name, [second.sequence], house.lock)).deliveries
         assert back.body == b"b"
 
-    async def test_what_is_put_back_from_the_dead_is_told_of(self, house: QueueHarness, name: str) -> None:
+    async def test_a_deferred_message_that_dies_is_a_dead_letter_like_any_other(
+        self, house: QueueHarness, name: str
+    ) -> None:
+        needs(house.traits.deferral)
+        broker, other, dead = await house.open(), await house.open(), dead_letters_of(name)
+        await broker.declare(name, {"max_deliveries": 2})
+        await send(broker, name, b"rejected", b"abandoned", b"crashed")
+        put_aside = await receive(broker, name, house)
+        await settle(broker, put_aside, Defer())
+        numbers = [one.sequence for one in put_aside]
+        held = {one.body: one for one in (await broker.receive_deferred(name, numbers, house.lock)).deliveries}
+        assert await settle(broker, [held[b"rejected"]], DeadLetter("because")) == [Settled()]
+        assert await settle(broker, [held[b"abandoned"]], Abandon()) == [Settled(dead=True)]
+        await house.pass_time(house.lock * LATE)
+        assert await receive(other, name, house) == []
+        for _ in range(2):
+            letters = await receive(other, dead, house)
+            assert sorted(bodies(letters)) == [b"abandoned", b"crashed", b"rejected"]
+            assert await settle(other, letters, GIVE_BACK) == [Settled()] * 3
+        assert (await other.receive_deferred(name, numbers, house.lock)).deliveries in ((), [])
+        assert await other.redrive(name, EVERYTHING, None) == 3
+        again = await receive(other, name, house)
+        assert sorted(bodies(again)) == [b"abandoned", b"crashed", b"rejected"]
+        assert await settle(other, again[:2], Abandon()) == [Settled()] * 2
+        await house.pass_time(house.lock * LATE)
+        assert len(await receive(other, name, house)) == 3  # what was deferred before its death is so no more
+
+    @pytest.mark.parametrize("way", ["redriven", "given back", "abandoned", "released"])
+    async def test_what_is_put_back_is_told_of(self, house: QueueHarness, name: str, way: str) -> None:
         if not house.traits.hints:
             pytest.skip("this broker tells nobody")
         broker, other = await house.open(), await house.open()
-        await bury(broker, house, name, b"a")
-        await until(lambda: _is_free(broker, name, 1))
+        held: Sequence[Delivery] = ()
+        session: SessionLock | None = None
+        if way == "redriven":
+            await bury(broker, house, name, b"a")
+            await until(lambda: _is_dead(broker, name, 1))
+        elif way == "released":
+            needs(house.traits.sessions)
+            await broker.send(name, [Outgoing(b"a", session="s")])
+            session = await accept(broker, name, house)
+        else:
+            await send(broker, name, b"a")
+            held = await receive(broker, name, house)
         hints = other.hints(name)
         told = Counter[str]()
 
@@ -248,7 +303,15 @@ class LockSuite(QueueSuite):
         hearing = asyncio.ensure_future(hear())
         try:
             await _quiet(told)
-            assert await broker.redrive(name, EVERYTHING, None) == 1
+            match way:
+                case "redriven":
+                    assert await broker.redrive(name, EVERYTHING, None) == 1
+                case "released":
+                    assert session is not None
+                    assert await broker.release(session) == Settled()
+                case _:
+                    verdict = GIVE_BACK if way == "given back" else Abandon()
+                    assert await settle(broker, held, verdict) == [Settled()]
             await until(lambda: told["hints"] > 0, within=house.patience)
         finally:
             hearing.cancel()
@@ -365,7 +428,7 @@ async def _is_held(broker: Broker, new: Delivery, house: QueueHarness) -> None:
     assert claim.deliveries == () or list(claim.deliveries) == []
 
 
-async def _is_free(broker: Broker, name: str, count: int) -> bool:
+async def _is_dead(broker: Broker, name: str, count: int) -> bool:
     return (await broker.stats(name)).dead == count
 
 
