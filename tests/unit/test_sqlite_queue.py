@@ -615,6 +615,26 @@ async def test_a_lock_that_ends_later_than_it_can_runs_out_anew(house: House) ->
     assert [one.body for one in await receive(broker)] == [b"x", b"z"]
 
 
+@pytest.mark.parametrize("boot", ["boot 1", "boot 2"])
+async def test_a_lock_that_can_not_be_compared_is_renewed_for_as_long_as_asked_and_no_longer(
+    house: House, boot: str
+) -> None:
+    """As its holder renews it after the clock went back, or in a container with another clock."""
+    house.clock = ManualClock(1_000_000.0)
+    before = house.open("boot 1")
+    await before.send("q", [Outgoing(b"x"), Outgoing(b"y"), Outgoing(b"z", session="s")])
+    got = await receive(before, lock=10.0)
+    session = await before.accept("q", None, 10.0)
+    assert isinstance(session, SessionLock)
+    house.clock = ManualClock(1_000.0)
+    after = house.open(boot)
+    for held in (got[0], session):  # a part of a claim, and a session
+        assert LAPSED not in await after.renew([held], 10.0)
+    house.clock.advance(10.1)
+    assert b"x" in bodies(await receive(after))
+    assert isinstance(await after.accept("q", None, 10.0), SessionLock)
+
+
 async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(house: House) -> None:
     broker = house.open()
     await broker.send("q", [Outgoing(b"x", delay=1_000.0), Outgoing(b"y", ttl=1_000.0)])
