@@ -162,8 +162,9 @@ def test_what_a_handler_returns_need_not_be_carried_over() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("session", [None, "s"])
 def test_no_trouble_in_making_a_process_counts(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, session: str | None
 ) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no process for you")
@@ -173,11 +174,13 @@ def test_no_trouble_in_making_a_process_counts(
     async def main() -> None:
         async with connect("memory:", on_event=events.append) as backend:
             queue = backend.queue("orders", lock=30, max_deliveries=1)
-            await queue.send(b"x")
+            await queue.send(b"x", session=session)
             failures: list[BaseException] = []
             note = lambda message, error: failures.append(error)  # noqa: E731
             monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", fail)
-            consuming = asyncio.ensure_future(queue.consume(odd_results, run_in="process", on_error=note))
+            consuming = asyncio.ensure_future(
+                queue.consume(odd_results, run_in="process", on_error=note, sessions=session is not None)
+            )
             await until(lambda: failures, within=PATIENCE)
             monkeypatch.undo()
             await until(lambda: _is_left(queue, dead=0), within=PATIENCE)

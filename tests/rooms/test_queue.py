@@ -1750,6 +1750,26 @@ async def test_a_result_that_comes_too_late_is_told_of_once(town: Town) -> None:
 
 
 @in_town
+async def test_a_handler_cut_short_because_its_process_stood_still_is_not_counted(town: Town) -> None:
+    queue = town.queue(max_deliveries=2)
+    await queue.send(b"a")
+    timing = Timing(LOCK)
+    counts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        counts.append(message.delivery_count)
+        if len(counts) < 4:
+            town.loop.block(sure_until(0.0, timing) - timing.grace / 2)  # too long to go on, and the lock still holds
+            await asyncio.sleep(LOCK)
+
+    await queue.consume(handler, until_empty=True)
+    assert counts == [1, 1, 1, 1]
+    assert {told.why for told in town.told(LockEnded)} == {"stalled"}
+    assert town.told(MessageFailed) == town.told(MessageDied) == []
+    assert await queue.stats() == Stats()
+
+
+@in_town
 async def test_a_verb_that_comes_too_late_is_told_of_once(town: Town) -> None:
     for sessions in (False, True):
         town.events.clear()
