@@ -1188,9 +1188,9 @@ CREATE OR REPLACE FUNCTION {schema}._note(
     p_queue integer, p_id text, p_now double precision, p_remember double precision
 ) RETURNS void
 LANGUAGE sql AS $$
-    INSERT INTO {schema}.inbox (queue, id, until)
+    INSERT INTO {schema}.inbox AS known (queue, id, until)
     SELECT p_queue, p_id, p_now + p_remember WHERE p_remember > 0
-    ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until
+    ON CONFLICT (queue, id) DO UPDATE SET until = greatest(known.until, excluded.until)
 $$;
 
 -- Pass verdicts on dead letters: they are removed, or stay.

@@ -784,7 +784,7 @@ while at <= #ARGV do
         if verdict == 'X' and #settled > 0 then
             if tonumber(extra[1]) > 0 then
                 sweep(base, 'inbox', NOW, 1)
-                redis.call('ZADD', base .. 'inbox', NOW + extra[1], extra[2])
+                redis.call('ZADD', base .. 'inbox', 'GT', NOW + extra[1], extra[2])
             end
             for _, send in ipairs(sends) do
                 keep(unpack(send))

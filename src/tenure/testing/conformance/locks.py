@@ -276,6 +276,22 @@ class LockSuite(QueueSuite):
         await house.pass_time(house.lock * LATE)
         assert len(await receive(other, name, house)) == 3  # what was deferred before its death is so no more
 
+    async def test_a_deferred_message_of_a_session_has_a_lock_of_its_own(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.deferral)
+        needs(house.traits.renewal)
+        needs(house.traits.sessions)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"a", session="s")])
+        session = await accept(broker, name, house)
+        [got] = await receive_session(broker, session)
+        await settle(broker, [got], Defer())
+        assert await broker.release(session) == Settled()
+        [held] = (await broker.receive_deferred(name, [got.sequence], house.lock)).deliveries
+        await house.pass_time(house.lock * 0.6)
+        assert isinstance((await broker.renew([held], house.lock))[0], Renewed)
+        await house.pass_time(house.lock * 0.6)
+        assert await settle(broker, [held], COMPLETE) == [Settled()]
+
     @pytest.mark.parametrize("way", ["redriven", "given back", "abandoned", "released"])
     async def test_what_is_put_back_is_told_of(self, house: QueueHarness, name: str, way: str) -> None:
         if not house.traits.hints:

@@ -175,12 +175,13 @@ class BrokerSuite(QueueSuite):
             await broker.send(name, [Outgoing(body, session=session)])
         claims: list[list[int]] = []
         held = await broker.accept(name, session, house.lock) if session else None
-        for _ in range(3):
+        for number in range(3):
             if isinstance(held, SessionLock):
                 claim = await broker.receive_session(held, 100)
             else:
                 claim = await broker.receive(name, 100, house.lock)
             assert isinstance(claim, Claim)
+            assert (claim.due_in == 0) == (number < 2)  # there is more at once
             claims.append([len(one.body) for one in claim.deliveries])
             assert all(isinstance(answer, Settled) for answer in await settle(broker, claim.deliveries, COMPLETE))
         sizes = [len(body) for body in sent]
@@ -368,7 +369,10 @@ class BrokerSuite(QueueSuite):
         assert await receive(broker, name, house) == []
         await broker.send(f"{name}-2", [Outgoing(b"6", id="a")])  # but in another queue it is another
         assert bodies(await receive(broker, f"{name}-2", house)) == [b"6"]
-        await house.pass_time(house.lock * 3 * LATE)
+        await house.pass_time(house.lock * 1.5)
+        await broker.send(name, [Outgoing(b"6", id="a")])  # the window does not begin anew
+        assert await receive(broker, name, house) == []
+        await house.pass_time(house.lock * (3 * LATE - 1.5))
         await broker.send(name, [Outgoing(b"7", id="a")])
         assert bodies(await receive(broker, name, house)) == [b"7"]
 
@@ -591,17 +595,17 @@ class BrokerSuite(QueueSuite):
                 *((one, 0, EXPIRED) for one in late),
             ]
 
-    @pytest.mark.parametrize("verdict", [GIVE_BACK, Abandon()], ids=["given back", "abandoned"])
+    @pytest.mark.parametrize("verdict", [GIVE_BACK, Abandon(), None], ids=["given back", "abandoned", "lock ended"])
     async def test_a_death_after_a_ttl_that_ended_under_the_lock_is_told_once(
-        self, house: QueueHarness, name: str, verdict: Verdict
+        self, house: QueueHarness, name: str, verdict: Verdict | None
     ) -> None:
         if not house.traits.names_dead:
             pytest.skip("this broker doesn't name them")
         broker = await house.open()
         await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2)])
         [got] = await receive(broker, name, house)
-        await house.pass_time(house.lock * 0.6)
-        [answer] = await settle(broker, [got], verdict)
+        await house.pass_time(house.lock * (0.6 if verdict else LATE))
+        [answer] = await settle(broker, [got], verdict) if verdict else [Settled()]
         assert isinstance(answer, Settled)
         died = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
         assert (answer.dead, [one.id for one in died]) in ((True, []), (False, ["late"]))
@@ -831,9 +835,30 @@ class BrokerSuite(QueueSuite):
         if house.traits.order != "impossible":
             assert locked.body == b"4"
         assert await broker.redrive(name, Selection(reason="nothing"), None) == 0
+        assert await broker.redrive(name, Selection(sequences=frozenset({locked.sequence})), None) == 0
         assert await broker.purge(name, EVERYTHING, None) == 2  # not the one that somebody looks at
         await house.pass_time(house.lock * LATE)
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [locked.body]
+        stats = await broker.stats(name)
+        assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back, their locks at an end
+
+    async def test_redrive_puts_messages_back_into_their_session(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        needs(house.traits.sessions)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
+        held = await accept(broker, name, house)
+        await settle(broker, await receive_session(broker, held), DeadLetter("because"))
+        assert await broker.release(held) == Settled()  # nothing of it is left to be known
+        assert await broker.redrive(name, EVERYTHING, None) == 2
+        for _ in range(2):
+            held = await accept(broker, name, house)
+            assert await broker.release(held) == Settled()
+        held = await accept(broker, name, house)
+        got = await receive_session(broker, held)
+        assert [(one.body, one.session, one.delivery_count) for one in got] == [(b"1", "s", 1), (b"2", "s", 1)]
+        assert await settle(broker, got, COMPLETE) == [Settled()] * 2
+        assert await broker.stats(name) == Stats()
 
     # --- sessions ---
 
@@ -984,6 +1009,18 @@ class BrokerSuite(QueueSuite):
         assert list(await other.handled(name, ["b"])) == [False]
         await house.pass_time(house.lock * LATE)
         assert list(await other.handled(name, ["a"])) == [False]
+
+    async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dedupe)
+        broker = await house.open()
+        await broker.declare(name, {"dedupe_window": 0.0})
+        for seconds in (0.5, 9.0, 0.6):
+            await broker.send(name, [Outgoing(b"a", id="a")])
+            got = await receive(broker, name, house)
+            assert await settle(broker, got, Complete(remember=house.lock * seconds)) == [Settled()]
+        await house.pass_time(house.lock * 0.8)
+        assert await receive(broker, name, house) == []  # also who finds nothing may forget what is over
+        assert list(await broker.handled(name, ["a"])) == [True]
 
     # --- hints ---
 
