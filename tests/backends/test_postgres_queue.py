@@ -19,6 +19,7 @@ import pytest
 from tenure.backends import postgres
 from tenure.backends.postgres import queue
 from tenure.backends.postgres.client import VERSION, Connection
+from tenure.backends.postgres.sessions import HeldSessions
 from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
 from tenure.queue.message import (
@@ -714,6 +715,33 @@ async def test_a_session_is_in_order_after_a_claim_whose_answer_was_lost(server:
         claim = await broker.receive_session(held, 2)
         assert isinstance(claim, Claim)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"1", 1), (b"2", 1)]
+
+
+async def test_sessions_whose_locks_have_ended_are_forgotten(turnable: Postgres, name: str) -> None:
+    async with opened(turnable.url) as backend:
+        broker = backend.broker
+        assert isinstance(broker, postgres.PostgresBroker)
+        await broker.send(name, [Outgoing(b"x", session=f"{number}") for number in range(300)])
+        held = [(await claimed(broker, name))[0] for _ in range(300)]
+        assert len(broker._sessions) == 300
+        assert isinstance((await broker.renew(held[:1], LOCK))[0], Renewed)
+        turnable.turn(LOCK * 1.05)
+        assert await broker.receive_session(held[1], 1) is LAPSED
+        assert len(broker._sessions) == 299
+        assert set(await broker.renew(held, LOCK)) == {LAPSED}
+        assert len(broker._sessions) == 0
+
+
+async def test_sessions_that_nobody_asks_about_again_are_forgotten_in_time() -> None:
+    sessions = HeldSessions()
+    for number in range(10_000):  # of which a hundred are held at a time
+        sessions.hold(number, ends=number + 100, now=number)
+        sessions.received(number, [number])
+        sessions.hold(0, ends=number + 100, now=number)  # one is renewed all the time
+        assert len(sessions) <= 256
+    assert sessions.in_hand(0) == [0]
+    assert sessions.in_hand(9_950) == [9_950]
+    assert sessions.in_hand(5_000) == []
 
 
 async def can_be_asked(broker: Broker, name: str) -> bool:

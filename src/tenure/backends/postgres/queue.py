@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tenure.backends.postgres.client import Client, Connection, on_loop, transaction
+from tenure.backends.postgres.sessions import HeldSessions
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
 from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
@@ -108,8 +109,7 @@ class PostgresBroker:
         self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
         self._raising: set[str] = set()
         self._unanswered: dict[str, dict[int, float]] = {}  # claims by queue and token: until when they may hold locks
-        self._unsure: set[int | str] = set()  # tokens of sessions whose last claim was not answered
-        self._in_hand: dict[int | str, set[int]] = {}  # what reached the caller under a session's token, by that
+        self._sessions = HeldSessions()
         self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
         self._chores: set[asyncio.Task[None]] = set()
 
@@ -254,6 +254,8 @@ class PostgresBroker:
         for place, one in enumerate(held):
             kind = "sessions" if isinstance(one, SessionLock) else "dead" if one.queue.endswith(DEAD_SUFFIX) else "many"
             groups.setdefault((kind, one.queue.removesuffix(DEAD_SUFFIX)), []).append(place)
+            if isinstance(one, SessionLock):
+                self._hold(one.token, lock)
         answers: list[Renewed | Lapsed] = [LAPSED] * len(held)
 
         bound = self._client.bound(max(1.0, lock / 3))
@@ -274,6 +276,9 @@ class PostgresBroker:
 
         if held:
             await self._client.work(renew, within=bound, urgent=True)  # renew_many builds on this
+        for one, answer in zip(held, answers, strict=True):
+            if answer is LAPSED and isinstance(one, SessionLock):
+                self._sessions.forget(one.token)
         return answers
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
@@ -281,8 +286,8 @@ class PostgresBroker:
         if not settlements:
             return []
         for delivery, _ in settlements:
-            if delivery.session is not None and delivery.token in self._in_hand:
-                self._in_hand[delivery.token].discard(delivery.sequence)
+            if delivery.session is not None:
+                self._sessions.settled(delivery.token, delivery.sequence)
         queue = settlements[0].delivery.queue
         if not queue.endswith(DEAD_SUFFIX) and all(
             verdict is COMPLETE and delivery.queue == queue for delivery, verdict in settlements
@@ -367,31 +372,39 @@ class PostgresBroker:
         [(name, until, state)] = await self._told_rows("accept", queue, session, lock, token)
         if name is None:
             return NoSession(until, self._take_died(queue))
+        self._hold(token, lock)
         return SessionLock(queue, name, token, until, state)
+
+    def _hold(self, token: int | str, lock: float) -> None:
+        """Remember a session whose lock was extended by *lock* seconds, or is about to be."""
+        now = time.monotonic()
+        # The server carries it out while it is asked, or soon after; and its clock may be a slower one.
+        self._sessions.hold(token, now + 2 * (self._client.options.timeout + lock), now)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        if held.token in self._unsure:  # else what comes next would come before what was claimed last
-            kept = sorted(self._in_hand.get(held.token, ()))
-            await self._told_call("give_back_session", held.queue, held.session, held.token, kept)
-            self._unsure.discard(held.token)
+        token = held.token
+        assert isinstance(token, int)
+        if token not in self._sessions:  # it was accepted by another backend
+            self._hold(token, QUEUE_TRAITS.lock_max)
+        if self._sessions.is_unsure(token):  # else what comes next would come before what was claimed last
+            kept = self._sessions.in_hand(token)
+            await self._told_call("give_back_session", held.queue, held.session, token, kept)
+            self._sessions.doubt(token, False)
         try:
-            rows = await self._rows("receive_session", held.queue, held.session, held.token, limit)
+            rows = await self._rows("receive_session", held.queue, held.session, token, limit)
         except BaseException:
-            self._unsure.add(held.token)
+            self._sessions.doubt(token, True)
             raise
         if not rows[-1][4]:
-            self._in_hand.pop(held.token, None)
+            self._sessions.forget(token)
             return LAPSED
-        assert isinstance(held.token, int)
-        if len(rows) > 1:
-            self._in_hand.setdefault(held.token, set()).update(row[0] for row in rows[:-1])
-        return self._claim(held.queue, held.token, rows, itemgetter(0))
+        self._sessions.received(token, (row[0] for row in rows[:-1]))
+        return self._claim(held.queue, token, rows, itemgetter(0))
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
-        self._unsure.discard(held.token)
-        self._in_hand.pop(held.token, None)
+        self._sessions.forget(held.token)
         if not await self._told_call("release_session", held.queue, held.session, held.token):
             return LAPSED
         self._wake.ring(f"queue:{held.queue}")
