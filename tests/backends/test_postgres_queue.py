@@ -692,7 +692,7 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
         )
         # One that was not found: it is carried out later.
         assert isinstance(broker, postgres.PostgresBroker)
-        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, LOCK):
+        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, 60.0):
             raise Unavailable("as if it had been asked")
         assert (await broker.receive(name, 10, LOCK)).deliveries == ()
         await broker.send(name, [Outgoing(b"3")])
@@ -700,6 +700,25 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
         claim = await broker.receive(name, 10, LOCK)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"3", 1)]
         assert not broker._unanswered
+
+
+async def test_to_give_a_claim_back_costs_no_more_beside_many_that_are_locked(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        broker, costs = backend.broker, []
+        for depth in (100, 3_000):
+            queue = f"{name}-{depth}"
+            await broker.send(queue, [Outgoing(b"x")] * (depth + 20))
+            for lock in (LOCK - 5, LOCK + 5):  # as if they had been claimed that much earlier or later
+                assert len((await broker.receive(queue, depth // 2, lock)).deliveries) == depth // 2
+            await connection.execute("ANALYZE")
+            await connection.execute("DISCARD PLANS")
+            asked_at = time.monotonic()
+            assert len(await connection.fetch("SELECT FROM tenure.receive($1, 10, $2, 7)", queue, LOCK)) == 10
+            asked = "SELECT tenure.give_back($1, '{7, 8}', $2, $3)"
+            ages = [time.monotonic() - asked_at] * 2
+            costs.append(await cost(connection, asked, queue, ages, [LOCK] * 2))
+            assert (await broker.stats(queue)).ready == 20
+        assert costs[1] < 1.5 * costs[0] + 50, costs
 
 
 async def test_a_session_is_in_order_after_a_claim_whose_answer_was_lost(server: Postgres, url: str, name: str) -> None:

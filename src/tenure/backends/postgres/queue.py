@@ -108,7 +108,7 @@ class PostgresBroker:
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
         self._raising: set[str] = set()
-        self._unanswered: dict[str, dict[int, float]] = {}  # claims by queue and token: until when they may hold locks
+        self._unanswered: dict[str, dict[int, tuple[float, float]]] = {}  # claims by queue and token: when, their lock
         self._sessions = HeldSessions()
         self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
         self._chores: set[asyncio.Task[None]] = set()
@@ -189,25 +189,35 @@ class PostgresBroker:
     @contextmanager
     def _noted_unanswered(self, queue: str, token: int, lock: float) -> Iterator[None]:
         """Remember the claim with *token* if there is no answer to it: it may hold messages, or will."""
+        asked_at = time.monotonic()
         try:
             yield
         except BaseException:
-            # The server carries it out while it is asked, or soon after; its locks begin then.
-            end = time.monotonic() + 2 * self._client.options.timeout + lock
-            self._unanswered.setdefault(queue, {})[token] = end
+            self._unanswered.setdefault(queue, {})[token] = asked_at, lock
             raise
 
     async def _give_back(self, queue: str) -> None:
-        """Give back what unanswered claims hold. Each is looked for until it is found, or its locks must have ended."""
+        """Give back what unanswered claims hold. Each is looked for until it is found, or holds nothing for certain."""
         if queue not in self._unanswered:
             return
-        now = time.monotonic()
-        tokens = [token for token, end in self._unanswered[queue].items() if end > now]
-        found = set(await self._told_call("give_back", queue, tokens) if tokens else ())
+        # The server carries it out while it is asked, or soon after.
+        carried_out = time.monotonic() - 3 * self._client.options.timeout
+        claims = dict(self._unanswered[queue])
+        asked = f"SELECT {self._function('give_back', 4)}, {self._schema}._told()"
+
+        async def give_back(connection: Connection) -> tuple[list[int], str | None]:
+            now = time.monotonic()  # not from before the wait for the connection
+            ages, locks = zip(*((now - asked_at, lock) for asked_at, lock in claims.values()), strict=True)
+            row = await connection.fetchrow(asked, queue, list(claims), ages, locks)
+            assert row is not None
+            return row[0], row[1]
+
+        found, died = await self._client.work(give_back)
+        self._note_died(queue, died)
         left = self._unanswered.get(queue, {})
-        for token, end in list(left.items()):
-            if token in found or end <= now:
-                del left[token]
+        for token, (asked_at, _) in claims.items():
+            if token in found or asked_at < carried_out:
+                left.pop(token, None)
         if not left:
             self._unanswered.pop(queue, None)
         if found:

@@ -1909,23 +1909,39 @@ $$;
 -- --- claims whose answer was lost --------------------------------------------------------------------------------
 
 -- Give back, uncounted, what the claims with these tokens still hold; return the tokens of which something was found.
-CREATE OR REPLACE FUNCTION {schema}.give_back(p_queue text, p_tokens bigint[]) RETURNS bigint[]
+-- They were asked for p_ages seconds ago, for p_locks seconds: so only what is locked until about then is looked at, and
+-- not all that is locked. (If the server's clock was set meanwhile, they are not found, and end by themselves.)
+CREATE OR REPLACE FUNCTION {schema}.give_back(
+    p_queue text, p_tokens bigint[], p_ages double precision[], p_locks double precision[]
+) RETURNS bigint[]
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_found bigint[] := '{}';
+    v_first record;
     v_message {schema}.message;
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
-    FOR v_message IN
-        SELECT m.* FROM {schema}.message AS m
-        WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at > v_now AND m.token = ANY (p_tokens)
-        ORDER BY m.due_at
-        FOR UPDATE SKIP LOCKED
+    FOR v_first IN
+        SELECT a.token, first.due_at
+        FROM unnest(p_tokens, p_ages, p_locks) AS a (token, age, lock)
+        CROSS JOIN LATERAL (  -- all that a claim holds is locked until the same moment
+            SELECT m.due_at FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.token = a.token AND m.due_at > v_now
+              AND m.due_at >= v_now - a.age * 1.01 - 0.1 + a.lock AND m.due_at <= v_now + a.lock + 0.1
+            ORDER BY m.due_at
+            LIMIT 1
+        ) AS first
     LOOP
-        v_found := v_found || v_message.token;
-        PERFORM {schema}._take_back(v_message, v_now);
+        FOR v_message IN
+            SELECT m.* FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at = v_first.due_at AND m.token = v_first.token
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            v_found := v_found || v_message.token;
+            PERFORM {schema}._take_back(v_message, v_now);
+        END LOOP;
     END LOOP;
     RETURN v_found;
 END

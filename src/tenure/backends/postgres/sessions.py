@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SWEPT_FROM = 128
-"""So many sessions are remembered before those are looked for whose locks have ended; then twice as many as were left."""
+"""So many sessions are remembered before the ended ones are looked for; later, twice as many as were left then."""
 
 
 @dataclass(slots=True)
