@@ -32,6 +32,7 @@ from tenure.queue.message import (
     DeadLetter,
     Defer,
     Deleted,
+    Delivery,
     Outgoing,
     Renewed,
     SessionLock,
@@ -845,6 +846,95 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)
         with pytest.raises(Unavailable, match="GRANT"):
             await broker.send(name, [Outgoing(b"x")])
+
+
+# --- a shorter renewal, and a clock that was set back ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["message", "session"])
+async def test_a_shorter_renewal_shortens_no_lock_that_was_extended_beside_a_transaction(
+    turnable: Postgres, name: str, kind: str
+) -> None:
+    async with opened(turnable.url) as backend, native(turnable.url) as connection:
+        broker, is_session = backend.broker, kind == "session"
+        held: SessionLock | Delivery
+        await broker.send(name, [Outgoing(b"x", session="s" if is_session else None)])
+        if is_session:
+            held, claim = await claimed(broker, name)
+            [first] = claim.deliveries
+        else:
+            [first] = [held] = (await broker.receive(name, 1, LOCK)).deliveries
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", first.sequence)
+            [longer], [shorter] = await broker.renew([held], LOCK * 2), await broker.renew([held], LOCK * 1.5)
+            assert isinstance(longer, Renewed)
+            assert shorter == longer
+        turnable.turn(LOCK * 1.8)
+        [again] = await broker.renew([held], LOCK / 10)
+        assert again == longer
+        assert (await broker.receive(name, 1, LOCK)).deliveries == ()
+        assert await broker.settle([Settlement(first, COMPLETE)]) == [Settled()]
+
+
+async def test_a_short_lock_with_less_than_a_second_left_is_not_extended_beside_a_transaction(
+    url: str, name: str
+) -> None:
+    """The answer may come after its end: then another has found it over."""
+    async with opened(url) as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"x")])
+        [first] = (await broker.receive(name, 1, 0.95)).deliveries
+        async with connection.transaction():
+            await connection.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", first.sequence)
+            assert await broker.renew([first], 1.0) == [LAPSED]
+
+
+async def test_nothing_is_younger_than_now_for_a_clock_that_was_set_back(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await backend.broker.send(name, [Outgoing(b"x")])
+        await connection.execute("UPDATE tenure.message SET enqueued_at = enqueued_at + 1000")
+        stats = await backend.broker.stats(name)
+        assert (stats.ready, stats.oldest_age) == (1, 0.0)
+
+
+# --- queues that are idle, or deleted ----------------------------------------------------------------------------
+
+
+async def test_of_idle_queues_a_hundred_are_listed_and_deleted_ones_go_with_all_that_was_theirs(
+    server: Postgres,
+) -> None:
+    url, day = f"{server.url}?schema=idling", 86_400.0
+    await postgres.migrate(url)
+    async with opened(url) as backend, native(server.url) as connection:
+        due = [f"due {number}" for number in range(105)]
+        deleted = {"gone": day + 60, "held": day + 60, "recent": day - 60}
+        for queue in (*due, *deleted, "used", "later"):
+            await connection.execute("SELECT idling.declare($1)", queue)
+            for table, columns in (("tally", "(queue, ready)"), ("mark", "(queue, kind, keys)")):
+                await connection.execute(
+                    f"INSERT INTO idling.{table} {columns} SELECT id, n {', array_fill(0, $2)' * (table == 'mark')} "
+                    f"FROM idling.queue, generate_series(0, 1) AS n WHERE name = $1",
+                    queue,
+                    *([[14]] if table == "mark" else []),
+                )
+        empty = "INSERT INTO idling.tally (queue, ready) SELECT id, -1 FROM idling.queue WHERE name = $1"
+        await connection.execute(empty, "gone")
+        await connection.execute(empty, "recent")
+        since = "UPDATE idling.queue SET {} = idling.clock() - $2::float8 WHERE name = $1"
+        await connection.executemany(since.format("deleted_at"), list(deleted.items()))
+        waiting = [(queue, 1.0 + place) for place, queue in enumerate(due)]
+        random.Random(7).shuffle(waiting)
+        await connection.executemany(since.format("idle_at"), [*waiting, ("later", -1000.0)])
+        assert await backend.broker.idle() == due[:4:-1]
+        await connection.execute("UPDATE idling.queue SET idle_at = NULL WHERE name = ANY ($1)", due[5:])
+        assert await backend.broker.idle() == due[4::-1]
+        left = "SELECT name, count(DISTINCT t.n), count(DISTINCT m.n) FROM idling.queue "
+        left += "LEFT JOIN idling.tally AS t ON t.queue = id LEFT JOIN idling.mark AS m ON m.queue = id GROUP BY name"
+        rows = {row[0]: tuple(row[1:]) for row in await connection.fetch(left)}
+        assert rows == {**dict.fromkeys((*due, "held", "used", "later"), (2, 2)), "recent": (3, 2)}
+        for table in ("tally", "mark"):  # nothing is left behind either
+            orphans = f"SELECT count(*) FROM idling.{table} WHERE queue NOT IN (SELECT id FROM idling.queue)"
+            assert await connection.fetchval(orphans) == 0
 
 
 # --- upgrades ----------------------------------------------------------------------------------------------------
