@@ -265,7 +265,7 @@ async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
             answer = await well.leases.acquire(name, "ann#1", 60)
             assert isinstance(answer, Granted)
             grants.append(answer.grant)
-        url = f"azurite://127.0.0.1:{port}?queue_port={server.queue.port}&timeout=1"
+        url = f"azurite://127.0.0.1:{port}?queue_port={server.queue.port}&timeout=2"
         hurt = azure_storage.open(Url.parse(url))
         first, lacking, last = await hurt.leases.renew(grants, 60)
         assert (first, last) == (Granted(grants[0]), Granted(grants[2]))

@@ -7,7 +7,7 @@ import gc
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -106,9 +106,7 @@ async def test_what_a_client_gives_up_the_server_gives_up(server: Postgres, name
                 asked[0].cancel()
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(answer, asyncio.CancelledError if way == "pooled" else Unavailable), question
-            given_up = time.monotonic()
-            await until(lambda: nobody_waits(watch))
-            assert time.monotonic() - given_up < 2.0, question
+            await until(lambda: nobody_waits(watch), what=question)
         await stranger.execute("ROLLBACK")
         await until(lambda: answers(backend))
 
@@ -133,7 +131,7 @@ async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(ser
     async with (
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(server.url) as patient,
-        opened(through(server, proxy, "?timeout=1&listen=false")) as backend,
+        opened(through(server, proxy, "?timeout=2&listen=false")) as backend,
         native(server.url) as watch,
         native(server.url) as stranger,
     ):
@@ -158,6 +156,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
         client = backend.leases._client
         blocked = Blocked(name)
         await blocked.prepare(patient, stranger)
+        await until(lambda: answers(backend))
         [[before]] = await client.ask("SELECT pg_backend_pid()")
 
         async def is_back() -> bool:
@@ -232,18 +231,42 @@ async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: 
         assert [tuple(row) for row in await client.ask("SELECT 7")] == [(7,)]
 
 
+class RoundTrips:
+    """A way to a proxy, on which it counts the questions that follow an answer."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self._proxy = proxy
+        self.count = 0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._proxy.host, self._proxy.port)
+        was_question = False
+
+        async def one_way(source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_question: bool) -> None:
+            nonlocal was_question
+            with suppress(ConnectionError):
+                while data := await source.read(65_536):
+                    self.count += is_question and not was_question
+                    was_question = is_question
+                    sink.write(data)
+            sink.close()
+
+        up = one_way(reader, far_writer, is_question=True)
+        await asyncio.gather(up, one_way(far_reader, writer, is_question=False))
+
+
 async def test_a_new_connection_answers_after_few_round_trips(server: Postgres, name: str) -> None:
-    async with (
-        FaultProxy("127.0.0.1", server.port) as proxy,
-        opened(through(server, proxy, "?pool=1&listen=false")) as backend,
-    ):
-        await backend.broker.send(name, [Outgoing(b"a", id="a", delay=1.0)])
-        proxy.reset()
-        await until(lambda: proxy.open == 0)
-        proxy.delay(0.05)
-        began = time.monotonic()
-        await backend.broker.send(name, [Outgoing(b"b", id="b", delay=1.0)])
-        assert time.monotonic() - began < 0.1 * 7  # TLS or not, login, prepare, ask; without help they are eleven
+    async with FaultProxy("127.0.0.1", server.port) as proxy:
+        trips = RoundTrips(proxy)
+        async with await asyncio.start_server(trips.carry, "127.0.0.1", 0) as way:
+            port = way.sockets[0].getsockname()[1]
+            async with opened(server.url.replace(f":{server.port}/", f":{port}/") + "?pool=1&listen=false") as backend:
+                await backend.broker.send(name, [Outgoing(b"a", id="a", delay=1.0)])
+                proxy.reset()
+                await until(lambda: proxy.open == 0)
+                before = trips.count
+                await backend.broker.send(name, [Outgoing(b"b", id="b", delay=1.0)])
+                assert trips.count - before <= 6  # TLS or not, login, prepare, ask; without help they are eleven
 
 
 async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name: str) -> None:
@@ -251,8 +274,12 @@ async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name:
         FaultProxy("127.0.0.1", server.port) as proxy,
         opened(through(server, proxy, "?pool=4&timeout=0.3&listen=false")) as backend,
     ):
-        await asyncio.gather(*(backend.leases.inspect(name) for _ in range(20)))
-        await until(lambda: sum(len(line._idle) for line in backend.leases._client._lines.values()) == 4)
+
+        async def all_are_connected() -> bool:
+            await asyncio.gather(*(backend.leases.inspect(name) for _ in range(20)), return_exceptions=True)
+            return sum(len(line._idle) for line in backend.leases._client._lines.values()) == 4
+
+        await until(all_are_connected)
         proxy.stall()
         proxy.reset()
         let_in = proxy.accepted
@@ -287,7 +314,7 @@ async def test_a_slow_way_comes_back_after_all_connections_were_cut(server: Post
         senders = [asyncio.ensure_future(send()) for _ in range(20)]
 
         async def is_steady() -> bool:
-            return sum(one > time.monotonic() - 0.5 for one in sent) >= 0.7 * 4 * 0.5 / round_trip
+            return sum(one > time.monotonic() - 0.5 for one in sent) >= 0.5 * 4 * 0.5 / round_trip
 
         await until(is_steady)
         proxy.reset()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from redis import asyncio as aioredis
@@ -101,7 +102,7 @@ async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(ur
 
 async def test_a_connection_that_can_not_be_had_takes_nobodys_turn(url: str) -> None:
     async with FaultProxy("127.0.0.1", shared(Redis).port) as way:
-        options = redis.client.Options(connections=2, timeout=0.3)
+        options = redis.client.Options(connections=2)
         client = redis.client.Client(address_of(Url.parse(f"redis://{way.host}:{way.port}")), options)
         try:
             way.refuse()
@@ -512,13 +513,15 @@ def questions(backend: redis.RedisBackend, grant: Grant) -> list[Callable[[], Aw
 
 async def test_a_question_that_arrives_late_is_the_askers_own(url: str, name: str) -> None:
     server = shared(Redis)
-    async with hurt(server, "?timeout=0.3") as (way, backend), opened(server.url) as other:
-        await until(lambda: answers(backend))  # the connection stands
-        before = await won(backend.leases, name)  # script and name are known
+    async with hurt(server) as (way, backend), opened(server.url) as other:
+        before = await won(backend.leases, name)  # script and name are known, and the connection stands
         await backend.leases.release(before)
         way.stall("up")
+        client = backend.leases._client
+        patient, client.options = client.options, replace(client.options, timeout=0.3)
         with pytest.raises(Unavailable):
             await backend.leases.acquire(name, "ann#1", TTL)
+        client.options = patient
         assert await other.leases.inspect(name) == Vacant(name, before.token)
         way.heal()  # now it arrives, with nobody left to hear the answer
 
@@ -732,15 +735,19 @@ async def test_it_tells_what_endangers_the_promises() -> None:
 
 
 async def test_one_resigns_and_the_next_leads_at_once(url: str, name: str) -> None:
-    async with tenure.connect(url) as first, tenure.connect(url) as second:
+    async with tenure.connect(url) as first, tenure.connect(url) as second, native(url) as client:
+
+        async def both_listen() -> bool:
+            return bool((await client.pubsub_numsub(f"tenure:lease:{name}"))[0][1] == 2)
+
         old = first.election(name, ttl=TTL)
         async with old.campaign() as term:
-            waiting = asyncio.create_task(lead_once(second.election(name, ttl=TTL)))
-            await asyncio.sleep(0.5)  # it stands by, and would look again in 2 s
+            waiting = asyncio.create_task(lead_once(second.election(name, ttl=TTL, retry_every=15.0)))
+            await until(both_listen)
             left_at = time.monotonic()
         token, led_at = await asyncio.wait_for(waiting, 30)
         assert token > term.token
-        assert led_at - left_at < 1.0
+        assert led_at - left_at < 10.0  # it would look again in 15 s
 
 
 async def lead_once(election: tenure.Election) -> tuple[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -259,13 +260,16 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(server: Redis, name: 
 
 
 async def test_a_claim_that_is_carried_out_late_is_given_back(server: Redis, name: str) -> None:
-    async with hurt(server, "?timeout=0.3") as (way, broker):
+    async with hurt(server) as (way, broker):
         await broker.send(name, [Outgoing(b"a")])
         other = redis.open(Url.parse(server.url))
         await broker.receive(f"{name}-other", 1, LOCK)  # the script is known
         way.stall("up")
+        client = broker._client
+        patient, client.options = client.options, replace(client.options, timeout=0.3)
         with pytest.raises(Unavailable):
             await broker.receive(name, 1, LOCK)
+        client.options = patient
         way.heal()  # now it arrives, with nobody left to hear the answer
 
         async def is_claimed() -> bool:

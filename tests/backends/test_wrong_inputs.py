@@ -206,7 +206,7 @@ def test_redis_with_a_file_that_is_not_there(says: Says, guarded_redis: Redis, n
 
 def test_redis_spoken_to_in_the_wrong_way(says: Says, guarded_redis: Redis) -> None:
     plain = guarded_redis.url.replace("rediss:", "redis:")
-    says("doctor", f"{plain}?timeout=1", code=69, words=["TLS only, write rediss://"])
+    says("doctor", f"{plain}?timeout=20", code=69, words=["TLS only, write rediss://"])
     says("doctor", f"{plain}?ca=/nowhere.pem", code=78, words=["options for TLS", "rediss://"])
     tls = url_of(Redis).replace("redis:", "rediss:")
     says("doctor", f"{tls}?timeout=0.5", code=69, words=["speaks no TLS, write redis://"])

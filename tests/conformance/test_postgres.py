@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -57,12 +57,12 @@ class Cabinet:
         url = self.server.url.replace(f":{self.server.port}/", f":{proxy.port}/")
         backend = self.kept(f"{url}?pool=1&timeout=8")
         self._proxies[id(backend.leases)] = self._proxies[id(backend.broker)] = proxy
-        self._clients[id(backend.leases)] = self._clients[id(backend.broker)] = backend._client
         return backend
 
     def kept(self, url: str) -> postgres.PostgresBackend:
         backend = postgres.open(Url.parse(url))
         self.stack.push_async_callback(backend.close)
+        self._clients[id(backend.leases)] = self._clients[id(backend.broker)] = backend._client
         return backend
 
     async def close(self) -> None:
@@ -103,14 +103,23 @@ class Cabinet:
     @asynccontextmanager
     async def black_hole(self, door: object) -> AsyncIterator[None]:
         """Let connections stand, and nothing through; only inside do clients lose patience soon."""
-        proxy, client = self._proxies[id(door)], self._clients[id(door)]
-        patient, client.options = client.options, replace(client.options, timeout=0.5)
-        proxy.stall()
+        proxy = self._proxies[id(door)]
+        with self.impatient(door, timeout=0.5):
+            proxy.stall()
+            try:
+                yield
+            finally:
+                proxy.reset()  # what was held back is not to arrive
+                proxy.heal()
+
+    @contextmanager
+    def impatient(self, door: object, *, timeout: float) -> Iterator[None]:
+        """Let this one wait for answers no longer than *timeout* seconds."""
+        client = self._clients[id(door)]
+        patient, client.options = client.options, replace(client.options, timeout=timeout)
         try:
             yield
         finally:
-            proxy.reset()  # what was held back is not to arrive
-            proxy.heal()
             client.options = patient
 
     @asynccontextmanager
@@ -194,27 +203,28 @@ class BlackHoledHarness(SeveredHarness):
 
 
 class LockedRowHarness(PostgresHarness):
-    """On a server whose clock is its own: one whose clock was turned doesn't fire its time-outs."""
+    """On a server whose clock is its own: one whose clock was turned doesn't fire its time-outs.
 
-    ttl = 2.4
+    Time passes by what the leases say instead, when no transaction holds any.
+    """
+
     faults = frozenset({"cut_one"})
 
     async def start(self) -> None:
         self._cabinet = Cabinet(hurt=False, turnable=False)
         await self._cabinet.start()
 
-    async def open(self) -> LeaseStore:
-        return (await self._cabinet.open("?timeout=0.5")).leases
-
     async def pass_time(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        async with connected_to(self._cabinet.server.url) as user:
+            await user.execute("UPDATE tenure.lease SET expires_at = expires_at - $1", seconds)
 
     @asynccontextmanager
     async def cut_one(self, store: LeaseStore, name: str) -> AsyncIterator[None]:
         """Hold the row, as anybody's open transaction may."""
         async with connected_to(self._cabinet.server.url) as user, user.transaction():
             await user.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
-            yield
+            with self._cabinet.impatient(store, timeout=1.0):
+                yield
 
 
 class TestPostgresLeases(LeaseStoreSuite):
