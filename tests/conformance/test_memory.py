@@ -44,7 +44,7 @@ class OldClock(ManualClock):
 class MemoryHarness(LeaseHarness):
     traits = TRAITS
     is_exact = True
-    faults = frozenset({"lose_answer", "cut_one", "late"})
+    faults = frozenset({"lose_answer", "cut", "cut_one", "late"})
 
     def __init__(self) -> None:
         self._clock = OldClock()
@@ -62,6 +62,10 @@ class MemoryHarness(LeaseHarness):
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)
         return store.lose_answer()
+
+    def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
+        assert isinstance(store, Lossy)
+        return store.cut()
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)

@@ -132,6 +132,7 @@ class Lossy:
     def __init__(self, store: LeaseStore) -> None:
         self.store = store
         self._losing = False
+        self._is_cut = False
         self._cut_off: set[str] = set()
         self._gate = _Gate()
         self.late = self._gate.late
@@ -144,6 +145,15 @@ class Lossy:
             yield
         finally:
             self._losing = False
+
+    @asynccontextmanager
+    async def cut(self) -> AsyncIterator[None]:
+        """Let no question through inside the block."""
+        self._is_cut = True
+        try:
+            yield
+        finally:
+            self._is_cut = False
 
     @asynccontextmanager
     async def cut_one(self, name: str) -> AsyncIterator[None]:
@@ -159,7 +169,7 @@ class Lossy:
             raise Unavailable("the answer was lost on its way, as the test wants it")
 
     def _leave_for(self, name: str) -> None:
-        if name in self._cut_off:
+        if self._is_cut or name in self._cut_off:
             raise Unavailable("the way there is cut, as the test wants it")
 
     @property
@@ -178,7 +188,7 @@ class Lossy:
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Ask the store inside."""
         await self._gate.leave()
-        asked = [grant for grant in grants if grant.name not in self._cut_off]
+        asked = [grant for grant in grants if not self._is_cut and grant.name not in self._cut_off]
         if grants and not asked:
             self._leave_for(grants[0].name)
         answers = iter(await self.store.renew(asked, ttl))

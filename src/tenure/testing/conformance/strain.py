@@ -11,12 +11,14 @@ import pytest
 
 from tenure.errors import Unavailable
 from tenure.lease import Granted, HeldBy, Released
-from tenure.queue.broker import EVERYTHING
+from tenure.queue.broker import EVERYTHING, Selection
 from tenure.queue.message import (
     COMPLETE,
     GIVE_BACK,
     Abandon,
     DeadLetter,
+    Defer,
+    Deleted,
     Outgoing,
     Renewed,
     SessionLock,
@@ -89,6 +91,7 @@ class BrokerStrainSuite(QueueSuite):
         broker = await house.open()
         await bury(broker, house, name, b"dead", b"dead too")
         await send(broker, name, *[b"%d" % number for number in range(6)])
+        await send(broker, f"{name}-given-up", b"a")
         [held] = await receive(broker, name, house, limit=1)
         if house.traits.sessions != "impossible":
             await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
@@ -107,10 +110,18 @@ class BrokerStrainSuite(QueueSuite):
                 for _ in range(2):
                     got = await receive_session(broker, session, limit=1)
                     assert await settle(broker, got, COMPLETE) == [Settled()]
+                assert await broker.write_state(session, b"state") == Settled()
                 assert await broker.release(session) == Settled()
+            if house.traits.deferral != "impossible":
+                [got_late] = await receive(broker, name, house, limit=1)
+                assert await settle(broker, [got_late], Defer()) == [Settled()]
+                got = list((await broker.receive_deferred(name, [got_late.sequence], house.lock)).deliveries)
+                assert await settle(broker, got, COMPLETE) == [Settled()]
+            assert await broker.redrive(name, Selection(reason="bad"), None) == 1
             while got := await receive(broker, name, house, limit=2):
                 assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
-            assert await broker.purge(name, EVERYTHING, None) == 3
+            assert await broker.purge(name, EVERYTHING, None) == 2
+            assert isinstance(await broker.delete(f"{name}-given-up", force=True), Deleted)
             stats = await broker.stats(name)
             assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 0, 1, 0)
         await send(broker, name, b"again")
