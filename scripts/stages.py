@@ -27,9 +27,10 @@ STAGES: dict[str, list[list[str]]] = {
         [PYTHON, "scripts/check_public_types.py"],
     ],
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
-    # Two workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine
-    # with two cores. A file stays on one worker, so its tests still run one after the other.
-    "tests": [[PYTHON, "-m", "pytest", "-n", "2", "--dist", "loadfile"]],
+    # Three workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine
+    # with two cores. A file stays on one worker, so its tests still run one after the other; the files begin in the
+    # order of tests/conftest.py, and not with those of most tests.
+    "tests": [[PYTHON, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]],
 }
 
 QUIET = {"layers", "types"}  # much to say when all is well: shown only if something is wrong

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,39 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # How long an example takes says nothing on a machine that is busy with other things.
 settings.register_profile("tenure", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tenure")
+
+
+LONGEST = [
+    "process/test_lead.py",
+    "sim/test_peers.py",
+    "process/test_demo.py",
+    "conformance/test_azure.py",
+    "process/test_peers_cut.py",
+    "sim/test_sim.py",
+    "process/test_store_elections.py",
+    "conformance/test_postgres.py",
+    "sim/test_queue_sim.py",
+    "process/test_store_kills.py",
+    "models/test_models.py",
+    "process/test_azure_elections.py",
+    "conformance/test_cost.py",
+    "process/test_work.py",
+    "conformance/test_redis.py",
+    "conformance/test_redis_cluster.py",
+    "backends/test_wrong_inputs.py",
+    "process/test_servers.py",
+]
+"""The files that take half a minute and more, the longest first, and those that wait beside those that compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: a worker that begins one of them last keeps the others waiting."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    gone = [str(path) for path in places if not path.is_file()]
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {', '.join(gone)}")
+    items.sort(key=lambda item: places.get(item.path, len(places)))  # others stay as they are
 
 
 def pytest_collection_finish() -> None:
