@@ -102,7 +102,7 @@ async def work(term):
 
 async def main():
     async with tenure.connect(sys.argv[1]) as backend:
-        await backend.election("chair", ttl=0.6, overrun="exit").run(work)
+        await backend.election("chair", ttl=2.0, overrun="exit").run(work)
 
 asyncio.run(main())
 """
@@ -142,7 +142,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
                 time.sleep(0.01)
         Keeper._shared.loop.call_soon_threadsafe(block)
         stuck.wait()
-    backend.election("chair", ttl=1.0, overrun="exit").run(work)
+    backend.election("chair", ttl=2.0, overrun="exit").run(work)
     print("went on")
 """
 
@@ -162,10 +162,10 @@ import tenure
 async def main():
     async with tenure.connect(sys.argv[1]) as backend:
         async def work(term):
-            asyncio.get_running_loop().call_soon(time.sleep, 1.5)  # somebody else blocks the loop, before it can tell
+            asyncio.get_running_loop().call_soon(time.sleep, 2.5)  # somebody else blocks the loop, before it can tell
             tokens.append(term.token)
         tokens = []
-        await backend.election("chair", ttl=1.0, overrun="exit").run(work)
+        await backend.election("chair", ttl=2.0, overrun="exit").run(work)
         print("went on", len(tokens))
 
 asyncio.run(main())
