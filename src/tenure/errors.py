@@ -48,7 +48,7 @@ def in_words(error: BaseException) -> str:
     """Return kind and message of *error*, also if it can't be printed: it may be of anybody's making."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except BaseException:  # its own methods may raise whatever they like
         return f"{type(error).__name__}, which can't be printed"
 
 

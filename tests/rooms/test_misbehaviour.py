@@ -30,6 +30,13 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
+class Leaving(Exception):
+    """An error that ends the program when it is printed."""
+
+    def __str__(self) -> str:
+        raise SystemExit("printed")
+
+
 class Undecided:
     """Neither true nor false."""
 
@@ -65,6 +72,7 @@ ODD_HEALTH: Mapping[str, Callable[[], Any]] = {
     "CancelledError": raising(asyncio.CancelledError()),
     "KeyboardInterrupt": raising(KeyboardInterrupt()),
     "GeneratorExit": raising(GeneratorExit()),
+    "leaving": raising(Leaving("now")),
     "undecided": Undecided,
 }
 

@@ -106,6 +106,20 @@ def test_a_thread_that_exits_the_interpreter_only_ends_its_work(url: str) -> Non
         backend.election("chair", ttl=TTL).run(work)
 
 
+def test_a_thread_ends_its_work_also_with_an_error_that_exits_when_it_is_printed(url: str) -> None:
+    class Leaving(BaseException):
+        def __str__(self) -> str:
+            raise SystemExit("printed")
+
+    def work(term: tenure.sync.Term) -> None:
+        raise Leaving
+
+    with tenure.sync.connect(url) as backend:
+        with pytest.raises(tenure.TenureError, match="work raised Leaving, which can't be printed"):
+            backend.election("chair", ttl=TTL).run(work)
+        assert backend.election("chair").leader() is None
+
+
 def test_work_may_resign_from_its_own_thread(url: str) -> None:
     with tenure.sync.connect(url) as backend:
         election = backend.election("chair", ttl=TTL)

@@ -9,7 +9,7 @@ import pytest
 from tenure import ConfigError
 from tenure.pacing import Timing
 from tenure.testing.sim import MUTANTS, SURVIVORS, Report, campaign, leader_within, run
-from tenure.testing.sim.plan import FAULTS
+from tenure.testing.sim.plan import FAULTS, USER_FAULTS
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 ELECTIONS = int(os.environ.get("TENURE_SIM_ELECTIONS", "20000"))
@@ -81,7 +81,7 @@ def test_a_trace_tells_what_happened() -> None:
 
 def test_every_fault_is_drawn() -> None:
     told = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(40))
-    assert not [fault for fault in FAULTS if f"fault   {fault.replace('_', ' ')}" not in told]
+    assert not [fault for fault in (*FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in told]
 
 
 def test_a_violation_says_how_to_see_it_again() -> None:

@@ -16,40 +16,13 @@ from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message
 from tenure.queue.message import Outgoing, Stats
 from tenure.queue.queue import Queue
-from tenure.queue.retry import Reject, Retry
+from tenure.queue.retry import Retry
 from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
 from tenure.testing.conformance.queues import QueueSuite, needs
+from tenure.testing.misbehaving import ODD_ERRORS, Mute
 
 PATIENCE = 20.0
-
-
-class Mute(Exception):
-    """Can't be printed."""
-
-    def __str__(self) -> str:
-        raise LookupError("no text")
-
-    def __repr__(self) -> str:
-        raise LookupError("no text")
-
-    def __bool__(self) -> bool:
-        raise LookupError("neither true nor false")
-
-
-class Leaving(Exception):
-    """Ends the program when it is printed."""
-
-    def __str__(self) -> str:
-        raise SystemExit("printed")
-
-
-class Spoilt(Reject):
-    """Has lost what it was made with."""
-
-    def __init__(self) -> None:
-        self.reason = None  # type: ignore[assignment]
-        self.description = ""
 
 
 class Liar:
@@ -60,9 +33,9 @@ class Liar:
         raise LookupError("no class")
 
 
-def _raises(error: BaseException) -> Callable[[], object]:
+def _raises(make: Callable[[], BaseException]) -> Callable[[], object]:
     def misbehave() -> object:
-        raise error
+        raise make()
 
     return misbehave
 
@@ -75,22 +48,14 @@ def _cancels_its_task() -> object:
 
 
 FAILURES: dict[str, Callable[[], object]] = {
-    "mute": _raises(Mute()),
-    "leaving": _raises(Leaving()),
-    "spoilt": _raises(Spoilt()),
-    "stop iteration": _raises(StopIteration()),
-    "stop async iteration": _raises(StopAsyncIteration()),
-    "cancelled": _raises(asyncio.CancelledError()),
-    "generator exit": _raises(GeneratorExit()),
-    "system exit": _raises(SystemExit(3)),
-    "base": _raises(BaseException("of no family")),
-    "returned": lambda: Mute(),
+    **{kind: _raises(make) for kind, make in ODD_ERRORS.items()},
+    "returned": Mute,
 }
 """By the body of a message: what its handler does, in a coroutine or in a thread."""
 
 ON_LOOPS: dict[str, Callable[[], object]] = {"cancels its task": _cancels_its_task}
 
-IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInterrupt())}
+IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInterrupt)}
 
 
 class ConsumerSuite(QueueSuite):

@@ -18,6 +18,8 @@
 ``after stop``       a candidate that was told to stop asked for the name
 ``unsettled``        a candidate that was told to stop was still waiting, long after its last answer was due
 ``machine``          the machine raised, changed state illegally, or numbered a question twice
+``user object``      an object of the user's broke its candidate: a hook that raises, say
+``idle leader``      a candidate renewed a lease for which no work ran any more
 ``asleep``           a candidate that waits for something had no moment to wake at
 ``busy``             a candidate woke again and again
 ``no leader``        nobody led, although the faults had been over for long enough
@@ -212,6 +214,10 @@ class Checkers(Findings):
         if node.work is None and machine.state is not State.STOPPED and machine.wake_at == math.inf:
             self.violated("asleep", f"{node.name} is {machine.state.value} and will never wake")
 
+    def broken(self, node: Node, error: BaseException) -> None:
+        """An object of the user's has raised *error*, and nobody has taken it."""
+        self.violated("user object", f"{node.name} was broken by {type(error).__name__}")
+
     def _gave_way(self, node: Node, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
@@ -228,6 +234,8 @@ class Checkers(Findings):
             if node.now() < node.gave_way_at + self.timing.retry_every:
                 self.violated("no turn", f"{node.name} made way for others, and asked again at once")
             self._named(node, question.holder)
+        elif isinstance(question, Renew) and (node.work is None or node.work.grant != question.grant):
+            self.violated("idle leader", f"{node.name} renews {question.grant}, and nobody works under it")
         elif isinstance(question, Release) and node.work is not None and node.work.grant == question.grant:
             self.violated("late release", f"{node.name} hands {question.grant} back while its work runs")
 
@@ -268,6 +276,8 @@ class Checkers(Findings):
             self.violated("trust", f"{node.name} trusts {work.grant} for longer than its question allows")
         if isinstance(asked.question, Renew) and node.stalled and asked.at > node.stalled_since + BLUR:
             self.violated("stalled leader", f"{node.name} renewed {work.grant} although its work stood still")
+        if isinstance(asked.question, Renew) and asked.at > node.ill_since + BLUR:
+            self.violated("stalled leader", f"{node.name} renewed {work.grant} although its health callback raised")
 
     def disagrees(self, node: Node, work: Work) -> None:
         """The term that the work holds and the machine differ about the trust."""

@@ -46,6 +46,31 @@ class ElectionNemesis(StoreNemesis):
     def _together(self, node: Node) -> None:
         node.feed(Together())
 
+    # --- what is a user's ---
+
+    def _health_raises(self, node: Node) -> None:
+        self._health(node, "raises")
+
+    def _health_hangs(self, node: Node) -> None:
+        self._health(node, "hangs")
+
+    def _health(self, node: Node, does: str) -> None:
+        node.set_health(does)
+        self._world.after(self._for(2.5), node.set_health, "")
+
+    def _work_raises(self, node: Node) -> None:
+        node.do(node.raise_from_work)
+
+    def _ear_raises(self, node: Node) -> None:
+        self._ear(node, "raises")
+
+    def _ear_blocks(self, node: Node) -> None:
+        self._ear(node, "blocks")
+
+    def _ear(self, node: Node, does: str) -> None:
+        node.ear = does
+        self._world.after(self._for(2.0), setattr, node, "ear", "")
+
     # --- to the store ---
 
     def _store_forgets(self, node: Node) -> None:

@@ -169,6 +169,38 @@ class _LosesQuestions(Line[Node]):
             super().unanswered(ask)
 
 
+class _IllIsWell(Node):
+    """Takes a health callback that raises for one that says yes."""
+
+    def _health_raised(self, question: Question, error: BaseException) -> None:
+        self._send(question)
+
+
+class _WaitsForHealth(Node):
+    """Waits for a health callback that hangs."""
+
+    def _health_patience(self, within: float) -> float:
+        return 1e9
+
+
+class _LeadsOnAfterOddEnd(Node):
+    """Expects of work no more than an Exception."""
+
+    def _raised(self, work: Work, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            super()._raised(work, error)
+        else:
+            self.work = None
+            self.checkers.left(self)
+
+
+class _TakesFewOfEar(Node):
+    """Expects of an event hook no more than an Exception."""
+
+    def _reports_ear(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
 class _WorkNeverHears(Node):
     def _trust(self, work: Work, until: float, event: Input) -> None:
         if until > -math.inf:
@@ -360,6 +392,16 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "releases-by-name": Mutant("the store releases for whoever asks", _store(_ReleasesByName), "two leaders"),
         "forgets-and-gives": Mutant(
             "a store that lost its leases gives new ones at once", _store(_ForgetsAndGives), "two leaders"
+        ),
+        "ill-is-well": Mutant("a health callback that raises counts as well", Parts(node=_IllIsWell), "stalled leader"),
+        "waits-for-health": Mutant(
+            "a health callback that hangs is waited for", Parts(node=_WaitsForHealth), "unsettled"
+        ),
+        "leads-on-after-odd-end": Mutant(
+            "work that raises a BaseException leaves its lease renewed", Parts(node=_LeadsOnAfterOddEnd), "idle leader"
+        ),
+        "takes-few-of-ear": Mutant(
+            "an event hook may raise no BaseException", Parts(node=_TakesFewOfEar), "user object"
         ),
         "compares-wall-clocks": Mutant(
             "expiry is judged by comparing two machines' clocks",

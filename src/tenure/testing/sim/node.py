@@ -23,8 +23,10 @@ from tenure.election.machine import (
     WorkEnded,
     WorkOverran,
 )
+from tenure.errors import in_words
 from tenure.events import Reason, TermEnding
 from tenure.lease import Grant, NoAnswer
+from tenure.testing.misbehaving import odd_error
 from tenure.testing.sim.line import Asked
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.stores import Question
@@ -56,6 +58,9 @@ class Node(Process):
         self.plan = simulation.plan
         self.stalled = False
         self.stalled_since = 0.0
+        self.health = self.ear = ""
+        """What the health callback and the event hook do beside answering, at present."""
+        self.ill_since = math.inf
         self.work: Work | None = None
         self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
         self.line = simulation.parts.line(self, simulation.site, self.plan.patience, self._hear)
@@ -103,6 +108,11 @@ class Node(Process):
         """Let the work make progress again."""
         self.stalled = False
 
+    def set_health(self, does: str) -> None:
+        """Let the health callback do this from now on: raise, hang, or, if it is nothing, say that all is well."""
+        self.health = does
+        self.ill_since = self.now() if does == "raises" else math.inf
+
     # --- the driver ---
 
     def feed(self, event: Input) -> None:
@@ -146,8 +156,11 @@ class Node(Process):
                 if self.plan.overrun_exits:
                     self.die("exits, as its work overran")
                     self.simulation.reborn_later(self.number)
-            case Tell(TermEnding(deadline=deadline)) if self.work is not None:
-                self.work.stop_by = deadline
+            case Tell(event_):
+                if isinstance(event_, TermEnding) and self.work is not None:
+                    self.work.stop_by = event_.deadline
+                if self.ear:
+                    self._tell_ear()
 
     def _trust(self, work: Work, until: float, event: Input) -> None:
         grows = until > work.until
@@ -160,14 +173,53 @@ class Node(Process):
 
     def _ask(self, question: Question) -> None:
         if isinstance(question, Renew) and self.stalled:
-            self.line.withhold(question.ask, question, Withheld("the work makes no progress"))
+            self._withhold(question, "the work makes no progress")
+        elif isinstance(question, Renew) and self.health:
+            self._ask_health(question)
         else:
-            self.line.ask(question.ask, question, self.simulation.store.message(self, question, self.now()))
+            self._send(question)
+
+    def _send(self, question: Question) -> None:
+        self.line.ask(question.ask, question, self.simulation.store.message(self, question, self.now()))
+
+    def _withhold(self, question: Question, why: str) -> None:
+        self.line.withhold(question.ask, question, Withheld(why))
+
+    def _ask_health(self, question: Question) -> None:
+        dice, within = self.world.dice, self.plan.timing.retry_every / 2
+        if self.health == "raises":
+            self._health_raised(question, odd_error(dice))
+        elif (takes := 4 * within * dice.random()) < within:
+            self.after(takes, self._send, question)
+        else:
+            self.after(self._health_patience(within), self._withhold, question, "the health callback did not answer")
+
+    def _health_raised(self, question: Question, error: BaseException) -> None:
+        self._withhold(question, f"the health callback raised {in_words(error)}")
+
+    def _health_patience(self, within: float) -> float:
+        """Return for how many seconds a health callback is waited for, if that was to be *within* so many."""
+        return within
 
     def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
         if not isinstance(answer, (NoAnswer, Withheld)):
             answer = self.simulation.store.reading(self, answer, self.now())
         self._handle(Answered(ask, answer))
+
+    # --- hooks ---
+
+    def _tell_ear(self) -> None:
+        match self.ear:
+            case "blocks" if not self.stalled:  # the loop that runs the work
+                self.stall()
+                self.after(self.plan.timing.ttl * self.world.dice.random(), self.unstall)
+            case "raises" if not self._reports_ear(error := odd_error(self.world.dice)):
+                self.checkers.broken(self, error)
+                self.die("broken")
+
+    def _reports_ear(self, error: BaseException) -> bool:
+        """Whether *error*, which the event hook has raised, is told to the loop and to nobody else."""
+        return True
 
     # --- the work ---
 
@@ -203,6 +255,16 @@ class Node(Process):
         """Let the work return or raise by itself."""
         if not self.simulation.calm:
             self._end(work, again)
+
+    def raise_from_work(self) -> None:
+        """Let the work, if there is any, raise what hardly anybody expects."""
+        if self.work is not None:
+            dice = self.world.dice
+            self._raised(self.work, KeyboardInterrupt() if dice.random() < 0.2 else odd_error(dice))
+
+    def _raised(self, work: Work, error: BaseException) -> None:
+        """The work has raised *error*: that ends the campaign, whatever it is."""
+        self._end(work, False)
 
     def _cancel(self, work: Work, reason: Reason) -> None:
         self.checkers.cancelled(self, work, reason, slept=self._woke_late)

@@ -43,6 +43,10 @@ FAULTS: tuple[str, ...] = (
 """What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
 
 
+USER_FAULTS: tuple[str, ...] = ("health_raises", "health_hangs", "work_raises", "ear_raises", "ear_blocks")
+"""What the work, its health callback and the event hook may do; half the seeds have none of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
@@ -71,8 +75,8 @@ class Plan:
         return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}"
 
 
-def draw(dice: random.Random) -> Plan:
-    """Draw the setting of a run."""
+def draw(dice: random.Random, users: random.Random) -> Plan:
+    """Draw the setting of a run, and with *users* what users misbehave by."""
     timing = dice.choice(TIMINGS)
     ttl = timing.ttl
     nodes = dice.randint(2, 7)
@@ -95,7 +99,11 @@ def draw(dice: random.Random) -> Plan:
         ignores=dice.choice((0.0, 0.1, 0.4)),
         overrun_exits=dice.random() < 0.4,
         turnover=dice.choice((0.0, 0.4, 0.9)),
-        faults=tuple(fault for fault in FAULTS if dice.random() < 0.5),
+        faults=(*(fault for fault in FAULTS if dice.random() < 0.5), *_user_faults(users)),
         fault_every=ttl * dice.choice((0.15, 0.3, 0.8)),
         seconds=16.0 * ttl,
     )
+
+
+def _user_faults(dice: random.Random) -> tuple[str, ...]:
+    return tuple(fault for fault in USER_FAULTS if dice.random() < 0.6) if dice.random() < 0.5 else ()

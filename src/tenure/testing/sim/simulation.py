@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 from tenure.election.machine import Machine, Resign, State, Stop
@@ -22,6 +23,10 @@ IGNORES_MAX = 1.5
 
 CALM_WATCHED = 0.25
 """In this share of the runs, the calm is watched to its end; in the others, the first leader is enough."""
+
+USER_DICE = 711_251_000
+"""What makes another seed of a seed, to draw what users misbehave by: so that the kept seeds draw none of it, and are
+the runs that they were before there was this."""
 
 
 def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool) -> float:
@@ -83,7 +88,7 @@ class Simulation:
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.dice)
+        self.plan: Plan = draw(self.world.dice, random.Random(USER_DICE + seed))
         self.checkers = Checkers(self.world, self.plan)
         self.network = Network(self.world, self.plan.weather, self.plan.timing)
         store_type = self.parts.watched_store if self.plan.watched else self.parts.clock_store
@@ -163,6 +168,8 @@ class Simulation:
         for number, node in enumerate(self.nodes):
             node.resume()
             node.unstall()
+            node.set_health("")
+            node.ear = ""
             if not node.alive and self.world.dice.random() < 0.5:
                 self.rebirth(number)
         if not any(node.alive and not node.told_to_stop for node in self.nodes):

@@ -15,6 +15,9 @@
 ``left behind``    a consumer forgot a message: it stopped, or rested, and never heard what became of a verdict
 ``after stop``     a consumer claimed messages while paused, or after it was told to drain
 ``machine``        a machine raised, or changed its state illegally
+``user object``    an object of the user's broke its consumer: an error that can't be printed, a hook that raises
+``interrupt``      a handler or a hook met Ctrl-C, and its consumer went on
+``slot``           a handler has ended, and so has the time of its error hook, and its slot was not free again
 ``asleep``         a consumer that keeps locks had no moment to wake at
 ``busy``           a consumer woke, or asked for nothing, again and again
 ``not drained``    messages were still waiting, although the faults had been over for long enough
@@ -208,6 +211,21 @@ class Checkers(Findings):
         """The ears are told that the handler of message *sequence* runs on."""
         if all(work.delivery.sequence != sequence for work in consumer.works.values()):
             self.violated("false alarm", f"{consumer.name} tells that the handler of {sequence} runs, and none does")
+
+    def broken(self, consumer: Consumer, error: BaseException) -> None:
+        """An object of the user's has raised *error*, and nobody has taken it."""
+        self.violated("user object", f"{consumer.name} was broken by {type(error).__name__}")
+
+    def interrupted(self, consumer: Consumer) -> None:
+        """*consumer* was met by Ctrl-C and has had the chance to end."""
+        if consumer.running and not consumer.draining:
+            self.violated("interrupt", f"{consumer.name} goes on after Ctrl-C")
+
+    def has_slots(self, consumer: Consumer) -> None:
+        """All has had its time: every handler of *consumer* that has ended has left its slot."""
+        lost = [work.delivery.id for work in consumer.works.values() if work.ended]
+        if lost and not consumer.blocked:
+            self.violated("slot", f"{consumer.name} has lost {len(lost)} slots, of {', '.join(lost)}")
 
     # --- verdicts ---
 

@@ -17,6 +17,7 @@ from tenure.errors import LockLost
 from tenure.events import HandlerOverran
 from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim
+from tenure.queue.hooks import HOOK_MAX
 from tenure.queue.machine import (
     Answered,
     CancelAll,
@@ -37,11 +38,13 @@ from tenure.queue.machine import (
     Tell,
     Tick,
 )
-from tenure.queue.message import COMPLETE, GIVE_BACK, Delivery, SessionLock, Settlement, Token, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, SessionLock, Settlement, Token, Verdict
 from tenure.queue.retry import verdict_on_failure
+from tenure.testing.misbehaving import odd_error
 from tenure.testing.sim.line import Asked, Line
 from tenure.testing.sim.process import Alarm, Process
 from tenure.testing.sim.queues.handlers import Work, fails, kept_for, length
+from tenure.testing.sim.queues.plan import BLOCKS_MAX
 
 if TYPE_CHECKING:
     from tenure.testing.sim.queues.simulation import Simulation
@@ -90,6 +93,8 @@ class Consumer(Process):
         self.works: dict[tuple[Token, int], Work] = {}
         self.hands: dict[Token, dict[int, Hand]] = {}
         self.holds: dict[Token, Hold] = {}
+        self.hook = self.ear = ""
+        """What the error hook and the event hook do beside returning, at present."""
         self._blocked_until = 0.0
         self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._turning = False
@@ -112,6 +117,11 @@ class Consumer(Process):
     def running(self) -> bool:
         """Whether it is alive and has not ended."""
         return self.alive and not self.ended
+
+    @property
+    def blocked(self) -> bool:
+        """Whether its loop is blocked."""
+        return self.world.now < self._blocked_until
 
     def overslept(self) -> bool:
         """Tell whether it has just come out of a pause in which it should have woken."""
@@ -191,6 +201,10 @@ class Consumer(Process):
                 case CancelAll():
                     for work in list(self.works.values()):
                         self._cancel(work, "drain")
+                case Tell() if self.ear:
+                    self._tell_ear()
+        if not self.running:  # an event hook has broken it
+            return
         if self.pump.state is State.STOPPED:
             self.checkers.stopped(self)
             self._end()
@@ -265,6 +279,8 @@ class Consumer(Process):
                     self._turn_soon()
                 case Tell(HandlerOverran(sequence=sequence)):
                     self.checkers.overran(self, sequence)
+                    if self.ear:
+                        self._loop_soon(self._tell_ear)
         if self.running:
             self.checkers.kept(self)
             self._locks_alarm.set()
@@ -358,7 +374,7 @@ class Consumer(Process):
     def _handler_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
         work = self.works.get((delivery.token, delivery.sequence))
-        if work is None:
+        if work is None or work.ended:
             self._keeper_takes(settlements, answer)  # or it was told to stop while it waited for this
             return
         self._heard(delivery)
@@ -396,18 +412,32 @@ class Consumer(Process):
             self._serve()
 
     def _finish(self, work: Work) -> None:
-        """The handler of *work* has ended: say what becomes of its message."""
+        """The handler of *work* has ended: let its error hook know, then say what becomes of its message."""
         work.ended = True
+        self._heard(work.delivery)
+        work.error = self._failure(work)
+        if isinstance(work.error, KeyboardInterrupt):
+            self._interrupted()
+        if work.error is None or not self.hook or self._complain(work):
+            self._conclude(work)
+
+    def _conclude(self, work: Work) -> None:
+        """Nothing of *work* runs any more: pass the verdict, and free its slot."""
         delivery = work.delivery
+        try:
+            verdict = self._judge(work)
+        except (Exception, SystemExit) as error:
+            self.misbehaved(error)
+            return
         del self.works[delivery.token, delivery.sequence]
-        self._heard(delivery)
-        verdict = self._judge(work)
         is_kept = verdict is COMPLETE and work.nature == "keeps"
         if is_kept:
             verdict = None
             self.after(kept_for(self.simulation), self._loop, self._settles_kept, delivery)
         self.checkers.ends(self, delivery, verdict, is_kept=is_kept)
         self.pump.done(delivery, verdict)
+        if self.ear and isinstance(verdict, Abandon):
+            self._tell_ear()
 
     def _settles_kept(self, delivery: Delivery) -> None:
         """Whoever has kept a message completes it, until there is an answer."""
@@ -415,24 +445,88 @@ class Consumer(Process):
         if hand is not None and hand.place is Place.KEPT:
             self._completes(hand)
 
+    def _failure(self, work: Work) -> BaseException | None:
+        """Return how the handler of *work* has failed, if its error hook is to hear of that."""
+        if not work.is_cancelled:
+            return fails(self.simulation, work)
+        return None if work.why in ("drain", "leave") else LockLost(f"cancelled: {work.why}")
+
     def _judge(self, work: Work) -> Verdict | None:
-        error: BaseException | None
-        if work.is_cancelled:
-            if work.why == "drain":
-                return GIVE_BACK
-            if work.why == "leave":  # a thread that runs on: its lock is left to run out
-                self.pump.settled(work.delivery)
-                return None
-            error = LockLost(f"cancelled: {work.why}")
-        else:
-            error = fails(self.simulation, work)
-        if error is None:
+        if work.is_cancelled and work.why == "drain":
+            return GIVE_BACK
+        if work.is_cancelled and work.why == "leave":  # a thread that runs on: its lock is left to run out
+            self.pump.settled(work.delivery)
+            return None
+        if work.error is None:
             return COMPLETE
         if work.why == "denied":
             return None
         if work.why == "stalled":
             return GIVE_BACK
-        return verdict_on_failure(error, work.delivery.delivery_count, self.plan.retry, self.world.dice)
+        return self._verdict(work.error, work.delivery)
+
+    def _verdict(self, error: BaseException, delivery: Delivery) -> Verdict:
+        return verdict_on_failure(error, delivery.delivery_count, self.plan.retry, self.world.dice)
+
+    # --- hooks ---
+
+    def _complain(self, work: Work) -> bool:
+        """Call the error hook; False if it goes on, and *work* is concluded when it has ended."""
+        match self.hook:
+            case "raises" if not self._reports_hook(error := odd_error(self.world.dice)):
+                self.misbehaved(error)
+                return False
+            case "interrupts":
+                self._interrupted()
+            case "blocks":
+                self.block(self._blocks_for())
+            case "lasts":
+                self.after(self._hook_patience(), self._loop, self._hook_ended, work)
+                return False
+        return True
+
+    def _hook_ended(self, work: Work) -> None:
+        if self.running:
+            self._conclude(work)
+            self._serve()
+
+    def _hook_patience(self) -> float:
+        """Return for how many seconds a hook is waited for that never ends."""
+        return HOOK_MAX
+
+    def _reports_hook(self, error: BaseException) -> bool:
+        """Whether *error*, which the error hook has raised, is told to the loop and to nobody else."""
+        return True
+
+    def _reports_ear(self, error: BaseException) -> bool:
+        """Whether *error*, which the event hook has raised, is told to the loop and to nobody else."""
+        return True
+
+    def _tell_ear(self) -> None:
+        match self.ear:
+            case "blocks":
+                self.block(self._blocks_for())
+            case "raises" if not self._reports_ear(error := odd_error(self.world.dice)):
+                self.misbehaved(error)
+
+    def _blocks_for(self) -> float:
+        return BLOCKS_MAX / 4 * self.plan.timing.ttl * self.world.dice.random()
+
+    def _interrupted(self) -> None:
+        """Ctrl-C has come while code of the user's ran: end gracefully."""
+        self._end_with_interrupt()
+        self.checkers.interrupted(self)
+
+    def _end_with_interrupt(self) -> None:
+        self.drain(0.0)
+        self.simulation.reborn_later(self.number)
+
+    def misbehaved(self, error: BaseException) -> None:
+        """An object of the user's has broken this consumer."""
+        self.checkers.broken(self, error)
+        self.die("broken")
+
+    # --- told to stop ---
 
     def _cancel_handler(self, held: Delivery | SessionLock, why: str) -> None:
         assert isinstance(held, Delivery)
@@ -441,6 +535,8 @@ class Consumer(Process):
             self._cancel(work, why)
 
     def _cancel(self, work: Work, why: str) -> None:
+        if work.ended:  # only its error hook goes on, and is not cancelled
+            return
         first = work.why is None
         if first or why == "leave":
             work.why = why

@@ -71,6 +71,34 @@ class QueueNemesis(StoreNemesis):
             self._simulation.checkers.hinted(consumer)
             consumer.feed(Hint())
 
+    # --- what is a user's ---
+
+    def _hook_raises(self, consumer: Consumer) -> None:
+        self._hook(consumer, "raises")
+
+    def _hook_lasts(self, consumer: Consumer) -> None:
+        self._hook(consumer, "lasts")
+
+    def _hook_blocks(self, consumer: Consumer) -> None:
+        self._hook(consumer, "blocks")
+
+    def _hook_interrupts(self, consumer: Consumer) -> None:
+        self._hook(consumer, "interrupts")
+
+    def _hook(self, consumer: Consumer, does: str) -> None:
+        consumer.hook = does
+        self._world.after(self._for(2.0), setattr, consumer, "hook", "")
+
+    def _ear_raises(self, consumer: Consumer) -> None:
+        self._ear(consumer, "raises")
+
+    def _ear_blocks(self, consumer: Consumer) -> None:
+        self._ear(consumer, "blocks")
+
+    def _ear(self, consumer: Consumer, does: str) -> None:
+        consumer.ear = does
+        self._world.after(self._for(2.0), setattr, consumer, "ear", "")
+
     # --- to the broker ---
 
     def _store_full(self, consumer: Consumer) -> None:

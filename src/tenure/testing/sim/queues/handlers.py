@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tenure.errors import Unavailable
 from tenure.queue.message import Delivery
 from tenure.queue.retry import Reject, Retry
+from tenure.testing.misbehaving import odd_error
 from tenure.testing.sim.queues.plan import BLOCKS_MAX, CALM_WORK, LONGEST
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Work:
     is_settling: bool = False
     """Whether it has asked the broker itself to complete its message, and waits for the answer."""
     ended: bool = False
+    error: BaseException | None = None
+    """How it failed; known once it has ended. Its slot is not free before the error hook has ended, too."""
 
     @property
     def nature(self) -> str:
@@ -60,7 +63,7 @@ def kept_for(simulation: Simulation) -> float:
     return (CALM_WORK if simulation.calm else LONGEST) * lock * dice.random()
 
 
-def fails(simulation: Simulation, work: Work) -> Exception | None:
+def fails(simulation: Simulation, work: Work) -> BaseException | None:
     """Draw how a handler ends that was left to itself."""
     dice, plan = simulation.world.dice, simulation.plan
     match work.nature:
@@ -70,6 +73,10 @@ def fails(simulation: Simulation, work: Work) -> Exception | None:
             return Reject("unwanted", f"at delivery {work.delivery.delivery_count}")
         case "settles" if work.is_settling:
             return Unavailable("no answer to my complete")
+        case "odd" if dice.random() < 0.7:
+            return odd_error(dice)
+        case "interrupts" if not simulation.calm and dice.random() < 0.5:
+            return KeyboardInterrupt()
         case "flaky" if dice.random() < 0.5:
             return Retry(plan.retry.longest * dice.random()) if dice.random() < 0.5 else OSError("not now")
     return None

@@ -5,10 +5,12 @@ Most of them were found in the field, in other projects. ``MUTANTS`` must be fou
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from tenure.backends.memory.queue import Ids, Place, Queue, Row, Shelf
 from tenure.backends.memory.queue import Locks as LockedRows
@@ -44,8 +46,15 @@ from tenure.queue.message import (
     Verdict,
 )
 from tenure.testing.sim.planted import Mutant
+from tenure.testing.sim.process import Alarm
 from tenure.testing.sim.queues.broker import QUEUE, Send, SimulatedBroker
+from tenure.testing.sim.queues.consumer import Consumer
+from tenure.testing.sim.queues.handlers import Work
 from tenure.testing.sim.queues.simulation import Parts
+
+if TYPE_CHECKING:
+    from tenure.testing.sim.queues.simulation import Simulation
+    from tenure.testing.sim.world import SkewedClock
 
 # --- in the machines: what is believed -------------------------------------------------------------------------------
 
@@ -461,6 +470,54 @@ class _CutIsRenewed(Locks):
         super()._take(question, answers, now, effects)
 
 
+# --- around the machines: what a user's own objects may do ------------------------------------------------------------
+
+
+class _JudgesByText(Consumer):
+    """Writes an error down as it is."""
+
+    def _verdict(self, error: BaseException, delivery: Delivery) -> Verdict:
+        return Abandon(0.0, Failure(type(error).__name__, str(error)))
+
+
+class _LosesSlot(Consumer):
+    """Takes a handler's own CancelledError for the end of its slot."""
+
+    def _conclude(self, work: Work) -> None:
+        if not isinstance(work.error, asyncio.CancelledError):
+            super()._conclude(work)
+
+
+class _GoesOnAfterInterrupt(Consumer):
+    def _end_with_interrupt(self) -> None:
+        pass
+
+
+class _TakesFewOfHook(Consumer):
+    """Expects of an error hook no more than an Exception."""
+
+    def _reports_hook(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
+class _TakesFewOfEar(Consumer):
+    def _reports_ear(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
+class _WaitsForHook(Consumer):
+    def _hook_patience(self) -> float:
+        return 1e9
+
+
+class _RenewsOnTheLoop(Consumer):
+    """Keeps its locks where handlers and hooks run."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation, number, name, clock)
+        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self._loop_soon, self._locks_ring)
+
+
 # --- what breaks no promise ------------------------------------------------------------------------------------------
 
 
@@ -565,6 +622,25 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "cut-is-lost": Mutant("one that can't be asked about is said to be lost", Parts(broker=_CutIsLost), "false no"),
         "cut-is-renewed": Mutant(
             "one that can't be asked about counts as renewed", Parts(locks=_CutIsRenewed), "outlives lock"
+        ),
+        "judges-by-text": Mutant(
+            "an error that can't be printed is printed", Parts(consumer=_JudgesByText), "user object"
+        ),
+        "loses-slot": Mutant("a handler that cancels itself takes its slot along", Parts(consumer=_LosesSlot), "slot"),
+        "goes-on-after-interrupt": Mutant(
+            "Ctrl-C in a handler or a hook is a failure like any other",
+            Parts(consumer=_GoesOnAfterInterrupt),
+            "interrupt",
+        ),
+        "takes-few-of-hook": Mutant(
+            "an error hook may raise no BaseException", Parts(consumer=_TakesFewOfHook), "user object"
+        ),
+        "takes-few-of-ear": Mutant(
+            "an event hook may raise no BaseException", Parts(consumer=_TakesFewOfEar), "user object"
+        ),
+        "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(consumer=_WaitsForHook), "slot"),
+        "renews-on-the-loop": Mutant(
+            "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "untold"
         ),
         "old-tokens": Mutant("a token is used again", Parts(broker=_OldTokens), "token"),
     }

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from tenure.pacing import Timing
+from tenure.queue.hooks import HOOK_MAX
 from tenure.queue.machine import Habits
 from tenure.queue.retry import RetryPolicy
 from tenure.testing.sim.network import Weather, draw_weather
@@ -59,6 +60,19 @@ FAULTS: tuple[str, ...] = (
 
 STORE_FAULTS: tuple[str, ...] = ("store_full", "store_away", "store_waits", "cut_one")
 """What may go wrong inside of a broker; half the seeds have none of it."""
+
+USER_NATURES: tuple[str, ...] = ("odd", "interrupts")
+"""What messages may be like beside NATURES in half the seeds: their handlers raise what hardly anybody expects."""
+
+USER_FAULTS: tuple[str, ...] = (
+    "hook_raises",
+    "hook_lasts",
+    "hook_blocks",
+    "hook_interrupts",
+    "ear_raises",
+    "ear_blocks",
+)
+"""What the error hook and the event hook of a consumer may do, in the same seeds."""
 
 IGNORES_MAX = 1.5
 """A handler that ignores its cancellation does so for this many locks at most."""
@@ -115,8 +129,8 @@ class Plan:
         )
 
 
-def draw(dice: random.Random, others: random.Random) -> Plan:
-    """Draw the setting of a run, and with *others* the faults of its store."""
+def draw(dice: random.Random, others: random.Random, users: random.Random) -> Plan:
+    """Draw the setting of a run, with *others* the faults of its store, and with *users* those of its users."""
     timing = dice.choice(TIMINGS)
     lock = timing.ttl
     consumers = dice.randint(2, 6)
@@ -124,6 +138,7 @@ def draw(dice: random.Random, others: random.Random) -> Plan:
     slowest = dice.uniform(0.9, 1.0)
     fastest = slowest / (1.0 - timing.drift)
     faulty = dice.random() < 0.9
+    has_odd = faulty and users.random() < 0.5
     return Plan(
         consumers=consumers,
         producers=dice.randint(1, 3),
@@ -133,7 +148,10 @@ def draw(dice: random.Random, others: random.Random) -> Plan:
         grace=dice.choice((0.0, 0.2, 1.5)) * lock,
         messages=dice.choice((30, 100, 300)),
         burst=dice.choice((1, 10, 60)),
-        natures=tuple(sorted({"fine", *dice.sample(NATURES, dice.randint(1, 4))})),
+        natures=(
+            *sorted({"fine", *dice.sample(NATURES, dice.randint(1, 4))}),
+            *_some(USER_NATURES, users, drawn=has_odd),
+        ),
         pace=dice.choice((0.0005, 0.005, 0.2)),
         named=dice.choice((0.5, 1.0)),
         broker_rate=rate(dice, fastest, slowest),
@@ -143,14 +161,18 @@ def draw(dice: random.Random, others: random.Random) -> Plan:
         patience=dice.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
         ignores=dice.choice((0.0, 0.2, 0.6)),
         interleaves=dice.choice((0.0, 0.0, 0.3)),
-        faults=(*(fault for fault in FAULTS if dice.random() < 0.5), *_store_faults(others)) if faulty else (),
+        faults=(
+            *_some(FAULTS, dice, 0.5, drawn=faulty),
+            *_some(STORE_FAULTS, others, drawn=faulty and others.random() < 0.5),
+            *_some(USER_FAULTS, users, drawn=has_odd),
+        ),
         fault_every=lock * dice.choice((0.15, 0.3, 0.8)),
         seconds=8.0 * lock,
     )
 
 
-def _store_faults(dice: random.Random) -> tuple[str, ...]:
-    return tuple(fault for fault in STORE_FAULTS if dice.random() < 0.6) if dice.random() < 0.5 else ()
+def _some(kinds: tuple[str, ...], dice: random.Random, share: float = 0.6, *, drawn: bool) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds if dice.random() < share) if drawn else ()
 
 
 def _habits(dice: random.Random, timing: Timing) -> Habits:
@@ -170,7 +192,8 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
 
     The sum of what may have to happen one after the other, each at its worst:
 
-    1. Who is busy comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores that.
+    1. Who is busy comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores that; then
+       its error hook is waited for.
     2. A lock runs out: of a delivery that nobody heard of, or that was given back without an answer.
     3. Every question under way ends (``patience``), and its asker asks again, after the longest pause between
        unanswered questions.
@@ -192,4 +215,6 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     handling = CALM_WORK * lock + 4.0 * latency
     turn = 1.2 * habits.poll_every + handling * (1.0 + messages / (consumers * habits.concurrency))
     tries = plan.max_deliveries * (turn + plan.retry.longest)
+    if "hook_lasts" in plan.faults:
+        busy += HOOK_MAX
     return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tenure.queue.hooks import HOOK_MAX
 from tenure.queue.machine import Locks, Pump, Resume, State
 from tenure.testing.sim.network import CALM_SPREAD, Network
 from tenure.testing.sim.queues.book import Book
@@ -24,6 +25,9 @@ STORE_DICE = 320_000_000
 """What makes another seed of a seed, to draw the faults of the store by: so that the kept seeds draw none of them, and
 are the runs that they were before there were these."""
 
+USER_DICE = 603_270_000
+"""The same, for what users misbehave by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -32,6 +36,7 @@ class Parts:
     pump: type[Pump] = Pump
     locks: type[Locks] = Locks
     broker: type[SimulatedBroker] = SimulatedBroker
+    consumer: type[Consumer] = Consumer
 
 
 class Simulation:
@@ -50,7 +55,7 @@ class Simulation:
         self.mutant = mutant
         self.parts = parts or Parts()
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.dice, random.Random(STORE_DICE + seed))
+        self.plan: Plan = draw(self.world.dice, random.Random(STORE_DICE + seed), random.Random(USER_DICE + seed))
         clock = SkewedClock(self.plan.broker_rate, self.world.dice.uniform(0.0, 1000.0))
         self.network = Network(self.world, self.plan.weather, self.plan.timing)
         self.book = Book(clock, self.plan.max_deliveries)
@@ -73,7 +78,7 @@ class Simulation:
 
     def _born(self, number: int) -> Consumer:
         self._births += 1
-        return Consumer(self, number, f"{'abcdefg'[number]}{self._births}", self._clocks[number])
+        return self.parts.consumer(self, number, f"{'abcdefg'[number]}{self._births}", self._clocks[number])
 
     def rebirth(self, number: int) -> None:
         """Start a new process on the host *number*, if it has none that works."""
@@ -127,6 +132,7 @@ class Simulation:
         for number, consumer in enumerate(self.consumers):
             if consumer.running and self.world.dice.random() < 0.2:
                 consumer.die("killed at the last moment")
+            consumer.hook = consumer.ear = ""
             consumer.resume()
             consumer.feed(Resume())
             if not consumer.running and self.world.dice.random() < 0.5:
@@ -169,7 +175,12 @@ class Simulation:
         """Wait until the last answers have come: then nobody has anything left in hand."""
         timing = self.plan.timing
         longest = max(self.plan.patience, timing.ttl) + 2.0 * timing.retry_every
+        if "hook_lasts" in self.plan.faults:
+            longest += HOOK_MAX
         self.world.run(self.world.now + 1.3 * longest)
+        for consumer in self.consumers:
+            if consumer.running:
+                self.checkers.has_slots(consumer)
         if self._is_drained():
             for consumer in self.consumers:
                 if consumer.running:
