@@ -299,15 +299,58 @@ async def is_waiting(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
     return bool(await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
 
 
-async def test_a_message_that_another_transaction_is_at_is_passed_by(url: str, name: str) -> None:
+@pytest.mark.parametrize("way", ["one", "many", "by priority", "deferred", "dead"])
+async def test_what_another_transaction_is_at_is_passed_by(url: str, name: str, way: str) -> None:
     async with opened(f"{url}?timeout=5") as backend, native(url) as connection:
-        await backend.broker.send(name, [Outgoing(b"1"), Outgoing(b"2")])
+        broker, table = backend.broker, "dead" if way == "dead" else "message"
+        sent = [Outgoing(b"1", priority=1 if way == "by priority" else 0), Outgoing(b"2")]
+        await broker.send(name, sent)
+        numbers: list[int] = []
+        if way in ("deferred", "dead"):
+            first = (await broker.receive(name, 10, LOCK)).deliveries
+            numbers = [one.sequence for one in first]
+            verdict = Defer() if way == "deferred" else DeadLetter("because")
+            assert await broker.settle([Settlement(one, verdict) for one in first]) == [Settled()] * 2
+
+        async def claim() -> list[bytes]:
+            if way == "deferred":
+                found = await broker.receive_deferred(name, numbers, LOCK)
+            else:
+                found = await broker.receive(name + DEAD_SUFFIX * (way == "dead"), 1 if way == "one" else 10, LOCK)
+            return [one.body for one in found.deliveries]
+
         async with connection.transaction():
-            await connection.execute("SELECT FROM tenure.message WHERE body = '1' FOR UPDATE")
-            claim = await backend.broker.receive(name, 10, LOCK)
-            assert [one.body for one in claim.deliveries] == [b"2"]
-        claim = await backend.broker.receive(name, 10, LOCK)
-        assert [one.body for one in claim.deliveries] == [b"1"]
+            held = f"SELECT FROM tenure.{table} AS m JOIN tenure.queue AS q ON q.id = m.queue WHERE q.name = $1"
+            assert await connection.fetch(f"{held} AND body = '1' FOR UPDATE OF m", name)
+            assert await claim() == [b"2"]
+        assert await claim() == [b"1"]
+
+
+@pytest.mark.parametrize("way", ["one", "many", "by priority", "deferred", "dead"])
+async def test_of_two_that_claim_at_once_each_gets_something_else(url: str, name: str, way: str) -> None:
+    """The first has its claim in hand, and not yet committed: the second neither waits for it nor takes the same."""
+    asked = {"deferred": "receive_deferred", "dead": "receive_dead"}.get(way, "receive")
+    async with opened(f"{url}?timeout=5") as backend, native(url) as connection:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"%d" % one, priority=one * (way == "by priority")) for one in range(4)])
+        numbers: list[int] = []
+        if way in ("deferred", "dead"):
+            first = (await broker.receive(name, 10, LOCK)).deliveries
+            numbers = [one.sequence for one in first]
+            verdict = Defer() if way == "deferred" else DeadLetter("because")
+            assert await broker.settle([Settlement(one, verdict) for one in first]) == [Settled()] * 4
+        most = 1 if way == "one" else 2
+        async with connection.transaction():
+            what = numbers[:2] if way == "deferred" else most
+            rows = await connection.fetch(f"SELECT * FROM tenure.{asked}($1, $2, $3, $4)", name, what, LOCK, 7)
+            mine = [row["body"] for row in rows if row["seq"] is not None]
+            if way == "deferred":
+                claim = await broker.receive_deferred(name, numbers, LOCK)
+            else:
+                claim = await broker.receive(name + DEAD_SUFFIX * (way == "dead"), most, LOCK)
+            theirs = [one.body for one in claim.deliveries]
+        assert len(mine) == len(theirs) == most
+        assert not {*mine} & {*theirs}
 
 
 async def test_every_session_is_served_with_many_at_work(url: str, name: str) -> None:

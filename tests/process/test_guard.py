@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,14 @@ FAR = 1000.0
 class Ward:
     """A guard, and our ends of its two pipes."""
 
-    def __init__(self, *command: str, ahead: float = FAR, grace: float = 1.0, before: bytes | None = b"") -> None:
+    def __init__(
+        self,
+        *command: str,
+        ahead: float = FAR,
+        grace: float = 1.0,
+        before: bytes | None = b"",
+        code: Sequence[str] = (guard.__file__,),
+    ) -> None:
         listens, self.control = os.pipe()
         self.report, says = os.pipe()
         if before is None:
@@ -37,7 +44,7 @@ class Ward:
             self.say(before)  # it is in the pipe when the guard first looks
         times = (repr(guard.now() + ahead), repr(grace))
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(listens), str(says), *times, *command],
+            [sys.executable, "-I", "-S", *code, str(listens), str(says), *times, *command],
             pass_fds=(listens, says),
             start_new_session=True,
         )
@@ -80,6 +87,26 @@ def test_too_late_to_start(tmp_path: Path, ahead: float, before: bytes | None) -
     mark = tmp_path / "ran"
     assert Ward("touch", str(mark), ahead=ahead, before=before).close() == "late 0"
     assert not mark.exists()
+
+
+SUSPENDED = """
+import os, time
+read, slept = time.clock_gettime, {slept!r}
+time.clock_gettime = lambda of: read(of) + (os.path.exists(slept) and of == time.CLOCK_BOOTTIME and {seconds!r})
+with open({guard!r}) as text:
+    exec(compile(text.read(), {guard!r}, "exec"))
+"""
+"""A guard, on a machine that sleeps for so many seconds when the file is there: no wait ends sooner for that."""
+
+
+def test_after_a_suspend_a_command_is_stopped_at_once(tmp_path: Path) -> None:
+    slept, began = tmp_path / "slept", tmp_path / "began"
+    guarded = SUSPENDED.format(slept=str(slept), seconds=FAR, guard=guard.__file__)
+    ward = Ward("sh", "-c", f": > '{began}'; exec sleep 1000", code=("-c", guarded))
+    until(began.exists)  # before that, it would be too late to start
+    slept.touch()
+    assert ward.process.wait(PATIENCE) == 0
+    assert ward.close() == "lost 143"
 
 
 def test_a_renewal_saves_what_was_not_told_to_stop() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,10 +14,12 @@ import pytest
 
 from tenure.backends.memory.leases import MemoryLeases
 from tenure.election.elector import Election, Term
+from tenure.election.machine import Answered, Input, Machine, Tell, Tick
 from tenure.errors import ConfigError, TermLost
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
-from tenure.lease import Grant, Granted, Leader, Lost, NoAnswer
+from tenure.lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer
 from tenure.pacing import Timing
+from tenure.testing import ManualClock
 from tenure.watchdog import EXIT_OVERRUN
 from tests.rooms.test_elector import TIMING, Road, Town, elected, forever, in_town
 
@@ -110,6 +113,79 @@ async def test_each_of_two_elections_on_one_loop_has_a_health_of_its_own(town: T
     await asyncio.sleep(2 * TIMING.ttl)
     assert {"ill", "well"} <= set(asked)
     assert {event.name for event in town.told(TermEnding)} == {"sickbed"}
+    await ended(*tasks)
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_each_of_two_elections_on_one_loop_has_beats_of_its_own(stuck: int) -> None:
+    @in_town
+    async def story(town: Town) -> None:
+        async def work(term: Term) -> None:
+            while term.name != f"chair {stuck}":
+                term.beat()
+                await asyncio.sleep(1)
+            await forever(term)
+
+        _, driver = town.road()
+        elections = [town.candidate(driver, stall_after=5) for _ in range(2)]
+        for number, election in enumerate(elections):
+            election.name = f"chair {number}"
+        tasks = [asyncio.create_task(election.run(work)) for election in elections]
+        await elected(town, 2)
+        await asyncio.sleep(1.5 * TIMING.ttl)
+        assert {event.name for event in town.told(TermEnding)} == {f"chair {stuck}"}
+        await ended(*tasks)
+
+    story()
+
+
+@in_town
+async def test_a_leader_that_is_well_again_is_not_said_to_be_stalled_later(town: Town) -> None:
+    is_well = True
+    road, driver = town.road()
+    running = asyncio.create_task(town.candidate(driver, health=lambda: is_well).run(forever))
+    await elected(town)
+    is_well = False
+    async with asyncio.timeout(TIMING.ttl):
+        while not town.told(RenewalMissed):
+            await asyncio.sleep(0.1)
+    is_well = True
+    await asyncio.sleep(TIMING.ttl)
+    assert not town.told(TermEnding)
+    road.cut = True
+    async with asyncio.timeout(TIMING.ttl):
+        while not town.told(TermEnding):
+            await asyncio.sleep(0.1)
+    assert town.told(TermEnding)[0].reason == "unanswered"
+    await ended(running)
+
+
+class Measured(Road):
+    """A road that notes for how long each lease is renewed."""
+
+    def __init__(self, store: MemoryLeases) -> None:
+        super().__init__(store)
+        self.ttls: dict[str, set[float]] = {}
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        for grant in grants:
+            self.ttls.setdefault(grant.name, set()).add(ttl)
+        return await super().renew(grants, ttl)
+
+
+@in_town
+async def test_each_of_two_elections_on_one_loop_is_renewed_for_a_ttl_of_its_own(town: Town) -> None:
+    _, driver = town.road()
+    driver.store = road = Measured(town.store)
+    # They are due at the same time, and so asked for in the same turn of the loop.
+    elections = {ttl: town.candidate(driver, timing=Timing(ttl, renew_every=4.0)) for ttl in (15.0, 60.0)}
+    for ttl, election in elections.items():
+        election.name = f"chair for {ttl:g} s"
+    tasks = [asyncio.create_task(election.run(forever)) for election in elections.values()]
+    await elected(town, 2)
+    await asyncio.sleep(60)
+    assert road.ttls == {"chair for 15 s": {15.0}, "chair for 60 s": {60.0}}
+    assert not town.told(TermEnding)
     await ended(*tasks)
 
 
@@ -293,9 +369,13 @@ def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) ->
 
     @in_town
     async def story(town: Town) -> None:
+        async def work(term: Term) -> None:
+            await (forever(term) if len(town.told(TermBegan)) == 1 else done.wait())
+
+        done = asyncio.Event()
         road, driver = town.road()
         town.store = road.store = await restored(town, 2)
-        running = asyncio.create_task(town.candidate(driver).run(forever))
+        running = asyncio.create_task(town.candidate(driver).run(work))
         await elected(town)
         assert town.told(TermBegan)[0].token == 3
         road.store = await restored(town, terms)
@@ -306,9 +386,29 @@ def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) ->
         assert not running.done()
         [fell] = town.told(TokenFell)
         assert (fell.token, fell.seen) == (terms + 1, 3)
-        await ended(running)
+        done.set()
+        async with asyncio.timeout(TIMING.ttl):
+            await running  # what became of the first term says nothing of the second, which has just returned
 
     story()
+
+
+def test_an_answer_that_was_given_before_a_newer_one_says_of_no_token_that_it_fell() -> None:
+    machine = Machine("chair", "me", TIMING, random.Random(1), hints=False, now=0.0)
+    told: list[Event] = []
+
+    def heard(event: Input, now: float) -> None:
+        told.extend(effect.event for effect in machine.handle(event, now) if isinstance(effect, Tell))
+
+    for _ in range(3):  # asks, gives up, asks again
+        heard(Tick(), now := machine.wake_at)
+    heard(Answered(2, HeldBy("chair", "bob#1", 7, None)), now)
+    heard(Answered(1, HeldBy("chair", "ann#1", 6, None)), now)  # it was under way for long
+    assert not [event for event in told if isinstance(event, TokenFell)]
+    heard(Tick(), now := machine.wake_at)
+    heard(Answered(3, HeldBy("chair", "cid#1", 6, None)), now)
+    [fell] = [event for event in told if isinstance(event, TokenFell)]
+    assert (fell.token, fell.seen) == (6, 7)
 
 
 @in_town
@@ -407,7 +507,39 @@ async def test_after_a_suspend_a_leader_wakes_at_once_and_knows_that_it_is_over(
     await ended(running)
 
 
+@in_town
+async def test_every_suspend_wakes_every_leader(town: Town) -> None:
+    clock = Awake(town.clock.now)
+    town.clock = cast(Any, clock)
+    _, driver = town.road()
+    elections = [town.candidate(driver, timing=Timing(ttl=3600)) for _ in range(2)]
+    for number, election in enumerate(elections):
+        election.name = f"chair {number}"
+    tasks = [asyncio.create_task(election.run(forever)) for election in elections]
+    await elected(town, 2)
+    for slept in (100, 100, 3600):
+        await asyncio.sleep(2)
+        assert not town.told(TermEnding)
+        clock.slept += slept
+    async with asyncio.timeout(2):
+        while {event.name for event in town.told(TermEnding)} != {"chair 0", "chair 1"}:
+            await asyncio.sleep(0.1)
+    await ended(*tasks)
+
+
 # --- numbers that are believed ---------------------------------------------------------------------------------------
+
+
+def test_a_term_is_over_at_its_very_end() -> None:
+    clock = ManualClock(100.0)
+    term = Term(Grant("chair", "me#1", 1), 110.0, clock)
+    clock.advance(9.75)
+    term.check()
+    assert term.remaining() == 0.25
+    clock.advance(0.25)
+    assert term.remaining() == 0.0
+    with pytest.raises(TermLost):
+        term.check()
 
 
 @in_town

@@ -409,6 +409,21 @@ def test_the_keeper_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
     assert set(seen) == {"mine"}
 
 
+async def test_what_an_election_tells_on_a_loop_is_told_there_with_the_context_of_its_owner(url: str) -> None:
+    request = contextvars.ContextVar("request", default="none")
+    request.set("mine")
+    heard: list[tuple[str, str]] = []
+
+    def hear(_: object) -> None:
+        heard.append((threading.current_thread().name, request.get()))
+
+    with logged_by(hear):
+        async with tenure.connect(url, on_event=hear) as backend, backend.election("chair", ttl=TTL).campaign():
+            pass
+    assert len(heard) == 4  # that it began, and that it has ended: by both
+    assert set(heard) == {(threading.current_thread().name, "mine")}
+
+
 @pytest.mark.parametrize("raised", [StopIteration("7"), KeyboardInterrupt("7"), asyncio.CancelledError("7")])
 def test_whatever_work_on_a_thread_raises_its_campaign_ends(url: str, raised: BaseException) -> None:
     def work(term: tenure.sync.Term) -> None:
