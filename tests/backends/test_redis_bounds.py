@@ -281,6 +281,52 @@ async def test_a_claim_that_is_carried_out_late_is_given_back(server: Redis, nam
         await other.close()
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+async def test_a_claim_that_was_never_carried_out_gives_nothing_back(
+    server: Redis, name: str, session: str | None
+) -> None:
+    """Not even what the claim before it has brought, which Redis still keeps as the newest of that asker."""
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(b"a", session=session), Outgoing(b"b", session=session)])
+        held = await broker.accept(name, session, LOCK) if session else None
+
+        async def claim(limit: int) -> Claim:
+            if not isinstance(held, SessionLock):
+                return await broker.receive(name, limit, LOCK)
+            found = await broker.receive_session(held, limit)
+            assert isinstance(found, Claim)
+            return found
+
+        [in_hand] = (await claim(1)).deliveries
+        way.refuse()
+        way.reset()
+        with pytest.raises(Unavailable):
+            await claim(1)
+        way.heal()
+        assert [(one.body, one.delivery_count) for one in (await claim(10)).deliveries] == [(b"b", 1)]
+        assert list(await broker.settle([Settlement(in_hand, COMPLETE)])) == [Settled()]
+
+
+async def test_a_lost_claim_takes_nothing_from_who_has_it_by_now(server: Redis, name: str) -> None:
+    other = redis.open(Url.parse(server.url))
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(b"a", session="s")])
+        old = await broker.accept(name, "s", LOCK)
+        assert isinstance(old, SessionLock)
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_session(old, 1)
+        way.heal()
+        assert await broker.release(old) == Settled()
+        new = await other.broker.accept(name, "s", LOCK)
+        assert isinstance(new, SessionLock)
+        claim = await other.broker.receive_session(new, 1)
+        assert isinstance(claim, Claim)
+        assert (await broker.receive(name, 10, LOCK)).deliveries == ()  # it looks for what it has lost
+        assert list(await other.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])) == [Settled()]
+    await other.close()
+
+
 async def test_a_lost_claim_of_a_session_keeps_its_order(server: Redis, name: str) -> None:
     async with hurt(server) as (way, broker):
         await broker.send(name, [Outgoing(body, session="s") for body in (b"1", b"2", b"3")])
