@@ -7,6 +7,7 @@ import concurrent.futures
 import contextvars
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
@@ -82,7 +83,7 @@ class LoopThread:
         with self._lock:
             self._is_ending = True
             self.loop.call_soon_threadsafe(self.loop.stop)
-        if self._thread is not None and not self.is_current:
+        if self._thread is not None and not self.is_current and not sys.is_finalizing():
             self._thread.join()
 
     async def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -128,7 +129,7 @@ class LoopThread:
             raise ConfigError(self.of_parent)
         call.outcome.add_done_callback(self._under_way.discard)
         with self._lock:
-            if self._is_ending:
+            if self._is_ending or sys.is_finalizing():  # the interpreter ends, and the thread stands still already
                 raise Unavailable(CLOSED)
             self._under_way.add(call.outcome)
             if context is None:

@@ -13,6 +13,7 @@ more loop, a backend's own, where hooks and handlers may block without delaying 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -64,6 +65,8 @@ class Backend:
     ) -> None:
         keeper, self._entered = self._keeper, None
         if keeper.is_forked:  # what is open stayed with the parent; a child that ends has nothing to close
+            return
+        if sys.is_finalizing():  # a generator that was never finished is closed: what is open ends with the process
             return
         try:
             keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
+import functools
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -76,6 +78,9 @@ class Election:
     def campaign(self) -> Iterator[Term]:
         """Campaign for the name as a block, which runs on this thread once elected.
 
+        A program that ends without having left the block hands the lease back at its exit, unless the block was entered
+        on a daemon thread that still runs: then the lease runs out.
+
         Raises:
             TermLost: The term ended before the block did.
         """
@@ -83,9 +88,12 @@ class Election:
         campaign = self._behind.campaign(cancel=False)
         failure: BaseException | None = None
         term: Term | None = None
+        at_exit: Callable[[], None] | None = None
         try:
             term = cast("Term", self._keeper.call_blocking(campaign.__aenter__))  # we had it made
             self._worker = threading.current_thread()
+            at_exit = functools.partial(self._leave_at_exit, campaign, term, self._worker)
+            atexit.register(at_exit)
             yield term
         except BaseException as error:
             failure = error
@@ -106,6 +114,17 @@ class Election:
                 raise
             finally:
                 self._worker = None
+                if at_exit is not None:
+                    atexit.unregister(at_exit)
+
+    def _leave_at_exit(self, campaign: tenure.election.elector.Campaign, term: Term, owner: threading.Thread) -> None:
+        """Hand the lease back, as the program ends inside of the block; not while a thread may still work in it."""
+        if self._keeper.is_forked or (owner is not threading.current_thread() and owner.is_alive()):
+            return
+        term._end()
+        patience = self.timing.grace + self.timing.retry_every
+        with suppress(TenureError, TimeoutError):  # then the lease is left to run out
+            self._keeper.call_blocking(lambda: asyncio.wait_for(campaign.withdraw(), patience))
 
     leader = blocking(tenure.election.elector.Election.leader)
     ask_to_resign = blocking(tenure.election.elector.Election.ask_to_resign)
