@@ -131,12 +131,9 @@ class Backend:
                 await opened.close()
 
         try:
-            for queue in queues:
-                await queue.close()
             # All at once: a store that is away keeps each of them waiting.
-            for ended in await asyncio.gather(*(asking.close() for asking in requests), return_exceptions=True):
-                if isinstance(ended, BaseException):
-                    raise ended
+            await _all_closed(queues)
+            await _all_closed(requests)
         finally:
             self._keeper = self._driver = self._opened = None
             try:
@@ -410,6 +407,12 @@ async def _tried(broker: Broker) -> TenureError | None:
     except TenureError as error:
         failure = failure or error
     return failure
+
+
+async def _all_closed(rooms: Sequence[Queue] | Sequence[Requests]) -> None:
+    for ended in await asyncio.gather(*(room.close() for room in rooms), return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
 
 
 async def _leave(keeper: Keeper, *, given: bool) -> None:

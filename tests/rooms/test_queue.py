@@ -1307,6 +1307,35 @@ def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:
     asyncio.run(main())
 
 
+def test_a_backend_ends_its_consumers_all_at_once() -> None:
+    """As long as each takes with a store that is away, five would take five times as long one after another."""
+    told = {name: asyncio.Event() for name in ("orders", "letters")}
+    heard: list[str] = []
+
+    async def main() -> None:
+        async def handler(message: tenure.Message) -> None:
+            begun.append(message.queue)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                told[message.queue].set()
+                for other in told.values():
+                    await other.wait()
+                heard.append(message.queue)
+                raise
+
+        begun: list[str] = []
+        async with tenure.connect("memory:") as backend:
+            for name in told:
+                await backend.queue(name).send(b"a")
+            consuming = [asyncio.ensure_future(backend.queue(name).consume(handler)) for name in told]
+            await until(lambda: len(begun) == len(told))
+        await asyncio.gather(*consuming)
+
+    asyncio.run(main())
+    assert sorted(heard) == ["letters", "orders"]
+
+
 async def _is(ask: Callable[[], Coroutine[Any, Any, Any]], wanted: object) -> bool:
     return bool(await ask() == wanted)
 

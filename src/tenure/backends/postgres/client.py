@@ -415,8 +415,8 @@ class Client:
     async def close(self) -> None:
         """Close every connection, of every loop."""
         self._closed = True
-        for (loop, _), line in list(self._lines.items()):
-            await on_loop(loop, line.close)
+        # All at once: a server that is stuck keeps each of them waiting.
+        await asyncio.gather(*(on_loop(loop, line.close) for (loop, _), line in list(self._lines.items())))
         self._lines.clear()
 
     def _line(self, urgent: bool = False) -> Line:

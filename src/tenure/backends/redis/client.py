@@ -497,8 +497,9 @@ class Client:
 
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True
-        for loop, close in closing.items():
-            await on_loop(loop, close, within=self.options.timeout)
+        # All at once: a server that is stuck keeps each of them waiting.
+        within = self.options.timeout
+        await asyncio.gather(*(on_loop(loop, close, within=within) for loop, close in closing.items()))
 
 
 class Line:
