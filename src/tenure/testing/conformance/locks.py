@@ -140,6 +140,23 @@ class LockSuite(QueueSuite):
         await house.pass_time(house.lock * LATE)
         assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
 
+    @pytest.mark.parametrize("kind", ["message", "dead letter"])
+    async def test_an_old_lock_makes_that_of_the_next_no_longer(
+        self, house: QueueHarness, name: str, kind: str
+    ) -> None:
+        needs(house.traits.fencing)
+        needs(house.traits.renewal)
+        broker, other = await house.open(), await house.open()
+        where = dead_letters_of(name) if kind == "dead letter" else name
+        await (bury(broker, house, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
+        [old] = await receive(broker, where, house)
+        await house.pass_time(house.lock * LATE)
+        [new] = await receive(other, where, house)
+        assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
+        await house.pass_time(house.lock * LATE)
+        [again] = await receive(broker, where, house)
+        assert again.token != new.token
+
     @pytest.mark.parametrize("kind", ["message", "session", "dead letter"])
     async def test_at_its_very_end_a_lock_is_over_for_every_verb(
         self, house: QueueHarness, name: str, kind: str
