@@ -746,6 +746,7 @@ DECLARE
     v_queue integer;
     v_now double precision := {schema}.clock();
     v_first bigint;
+    v_unlocks double precision;
     v_due double precision;
     v_is_plain boolean;  -- the marks are those that were raised last, and nothing has a priority
     v_is_covered boolean;
@@ -756,13 +757,14 @@ BEGIN
     LOCK TABLE ONLY {schema}.message IN ROW EXCLUSIVE MODE;
     SELECT q.id,
            -- While none was raised: all from the beginning on.
-           CASE WHEN m.keys IS NULL THEN 0 WHEN m.keys[1] < 'Infinity' THEN m.keys[1]::bigint ELSE {int_max} END,
-           CASE WHEN m.keys IS NULL THEN 0 ELSE least(m.keys[11], m.keys[12], m.keys[13]) END,
+           least(coalesce(m.keys[1], 0), 9e18::double precision)::bigint,
+           coalesce(m.keys[12], 0),
+           least(m.keys[11], m.keys[13], 'Infinity'),
            m.keys IS NULL OR m.kind = 2 AND m.keys[2:10] = '{others}',
            (m.keys IS NULL OR m.kind <> 1 AND m.keys[12] <= v_now + p_lock)
                AND current_setting('transaction_isolation') = 'read committed',  -- else it doesn't see what is proposed
            coalesce(m.keys, '{marks}')
-    INTO v_queue, v_first, v_due, v_is_plain, v_is_covered, v_keys
+    INTO v_queue, v_first, v_unlocks, v_due, v_is_plain, v_is_covered, v_keys
     FROM {schema}.queue AS q
     LEFT JOIN LATERAL (
         SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
@@ -770,6 +772,11 @@ BEGIN
     WHERE q.name = p_queue;
     IF NOT FOUND THEN
         RETURN;
+    ELSIF v_is_plain AND v_unlocks <= v_now AND v_due > v_now THEN
+        v_is_plain := NOT EXISTS (
+            SELECT FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at >= v_unlocks AND m.due_at <= v_now
+        );
     ELSIF v_is_plain AND v_due <= v_now THEN
         v_is_plain := NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys));
     END IF;
@@ -840,9 +847,11 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
-        IF NOT v_is_covered THEN
-            PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
-        END IF;
+    END IF;
+    IF v_found = p_most AND v_is_covered AND headers IS NULL THEN
+        RETURN;  -- as nearly always where there is enough to do
+    ELSIF v_found > 0 AND NOT v_is_covered THEN
+        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
     END IF;
     IF v_found < p_most THEN
         IF v_found > 0 THEN
