@@ -16,7 +16,7 @@ import pytest
 from scripts.servers import ROOT
 from tests.servers import Authority, Azurite, Postgres, Redis, Server, private, shared
 from tests.servers.guard import MARK, servers_of
-from tests.servers.sharing import Startable
+from tests.servers.sharing import Startable, require
 
 pytestmark = pytest.mark.process
 
@@ -141,7 +141,7 @@ time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_is_left_of_a_run_that_was(number: signal.Signals) -> None:
     for kind in (Redis, Postgres):
-        private(kind).close()  # which skips the test where they are missing
+        require(kind)
     env = {name: value for name, value in os.environ.items() if name != MARK}
     run = subprocess.Popen(
         [sys.executable, "-c", RUN], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

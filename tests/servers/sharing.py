@@ -60,10 +60,15 @@ def shared(kind: type[S], **options: Any) -> S:
     return cast(S, _running[key])
 
 
-def private(kind: type[S], **options: Any) -> S:
-    """Return a new server of *kind*, started; close it, or use it in a ``with`` block."""
+def require(kind: type[Startable]) -> None:
+    """Skip the test where there can be no server of this *kind*, or fail it if nothing may be missing."""
     if reason := kind.missing():
         do_without(f"{reason}; to run this test, install {kind.install}")
+
+
+def private(kind: type[S], **options: Any) -> S:
+    """Return a new server of *kind*, started; close it, or use it in a ``with`` block."""
+    require(kind)
     server = kind(**options)
     try:
         return server.start()
