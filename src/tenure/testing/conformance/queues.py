@@ -1075,7 +1075,8 @@ class BrokerSuite(QueueSuite):
 
     async def test_an_empty_queue_can_be_deleted(self, house: QueueHarness, name: str) -> None:
         broker, other = await house.open(), await house.open()
-        await broker.declare(name, {"max_deliveries": 7})
+        await broker.declare(name, {"max_deliveries": 7, "dead_retention": 9_000.0})
+        await broker.delete_when_idle(name, 0.0)
         await send(broker, name, b"a", b"b")
         old = await receive(broker, name, house)
         await settle(broker, old, COMPLETE)
@@ -1086,12 +1087,14 @@ class BrokerSuite(QueueSuite):
         assert await broker.stats(name) == Stats()
         assert await other.delete(name) == Deleted(Stats())  # there is none, and that is what was asked for
         await send(broker, name, b"c")  # by one who has not heard of it
+        assert await broker.settings(name) == QueueSettings()
         assert name in await other.names() or not house.traits.exact_stats
         [new] = await receive(other, name, house)
         if house.traits.order != "impossible":
             assert new.sequence > max(one.sequence for one in old)
         assert await settle(broker, old, COMPLETE) == [LAPSED] * 2
         assert await settle(other, [new], COMPLETE) == [Settled()]
+        assert name not in await other.idle()  # of this one, nobody has said so
 
     @pytest.mark.parametrize("place", ["ready", "locked", "delayed", "deferred", "dead", "session"])
     async def test_a_queue_that_holds_anything_is_deleted_by_force_only(
@@ -1144,6 +1147,7 @@ class BrokerSuite(QueueSuite):
         assert list(await broker.handled(name, ["a"])) == [False]
         await broker.send(name, [Outgoing(b"b", id="a")])
         assert bodies(await receive(broker, name, house)) == [b"b"]
+        assert list(await broker.handled(name, ["a"])) == [False]  # also when there is a queue again
 
     async def test_a_deep_queue_can_be_deleted_by_force(self, house: QueueHarness, name: str) -> None:
         if not house.traits.exact_stats:
