@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from redis import asyncio as aioredis
 
 from tenure.backends import redis
+from tenure.backends.redis import claims
 from tenure.errors import Unavailable
 from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, NoSession
 from tenure.queue.message import (
@@ -344,3 +346,42 @@ async def test_a_lost_claim_of_a_session_keeps_its_order(server: Redis, name: st
         assert isinstance(claim, Claim)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"1", 1), (b"2", 1), (b"3", 1)]
         assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+
+
+async def test_what_a_lost_claim_of_a_session_held_is_given_back_once(server: Redis, name: str) -> None:
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(b"1", session="s")])
+        held = await broker.accept(name, None, LOCK)
+        assert isinstance(held, SessionLock)
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_session(held, 2)
+        way.heal()
+        assert (await broker.receive(name, 1, LOCK)).deliveries == ()  # by this question it is
+        assert await broker.release(held) == Settled()
+        held = await broker.accept(name, None, LOCK)
+        assert isinstance(held, SessionLock)
+        claim = await broker.receive_session(held, 10)
+        assert isinstance(claim, Claim)
+        assert [one.delivery_count for one in claim.deliveries] == [1]
+
+
+def test_a_lost_claim_is_looked_for_until_its_lock_must_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [100.0]
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: moments[-1]))
+    known = claims.Claims("me")
+    with known.asking(10.0) as lost:
+        pass  # no answer
+    for moment in (100.0, 109.0, 111.0):  # counted from the first answer after it
+        moments.append(moment)
+        with known.asking(10.0) as asking:
+            assert [(one.lane, one.mark) for one in asking.lost] == [(lost.lane, lost.mark)]
+            assert asking.lane != lost.lane  # there it may still come, over what this one has noted
+            asking.found = []
+    with known.asking(10.0) as found:
+        assert found.lost == []
+    with known.asking(10.0) as asking:
+        asking.found = [found.lane.encode()]
+    with known.asking(10.0) as asking:
+        assert asking.lost == []
+        asking.found = []

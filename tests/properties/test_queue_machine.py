@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.errors import ConfigError
+from tenure.events import MessageDied
 from tenure.lease import NoAnswer
 from tenure.pacing import Timing
 from tenure.queue import machine
@@ -36,6 +37,7 @@ from tenure.queue.machine import (
     Resume,
     Settle,
     State,
+    Tell,
     Tick,
 )
 from tenure.queue.message import (
@@ -320,6 +322,22 @@ def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
 WORDS = st.sampled_from(
     ["tick", "hint", "pause", "resume", "drain", "take", "done", "claim", "answer", "lose", "locks"]
 )
+
+
+def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
+    holds: dict[Token, Hold] = {}
+    pump = Pump("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
+    locks = Locks("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
+    [asked] = [effect for effect in pump.handle(Tick(), 0.0) if isinstance(effect, Receive)]
+    one = Delivery("q", 7, 1, "late", b"", NO_HEADERS, 1, 0.0, 0.0)
+    pump.handle(Claimed(asked.ask, [one]), 0.0)
+    now = holds[1].renew_at  # nobody has taken it by then
+    [back] = [effect for effect in locks.handle(Tick(), now) if isinstance(effect, Settle)]
+    effects = locks.handle(Answered(back.ask, [Settled(dead=True)]), now)
+    assert [effect.event for effect in effects if isinstance(effect, Tell)] == [
+        MessageDied(now, "q", "me", "late", 7, 1, "expired")
+    ]
+    assert holds == {}
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["answered late", "unanswered"])

@@ -29,7 +29,7 @@ from tenure.events import (
 )
 from tenure.keeper import Keeper
 from tenure.pacing import Timing
-from tenure.queue import handlers
+from tenure.queue import desk, handlers
 from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message, Received
 from tenure.queue.machine import sure_until
@@ -1873,6 +1873,18 @@ async def test_the_death_of_a_message_whose_last_lock_ended_is_told_of(town: Tow
     assert (told.reason, told.delivery_count) == ("max_deliveries", 1)
 
 
+@in_town
+async def test_a_death_that_a_receiver_finds_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"late", ttl=1.0)
+    await queue.send(b"live")
+    await asyncio.sleep(2.0)
+    [got] = await queue.receive()
+    assert got.body == b"live"
+    [told] = town.told(MessageDied)
+    assert (told.reason, told.delivery_count) == ("expired", 0)
+
+
 # --- what a driver may do ---
 
 
@@ -1978,16 +1990,37 @@ async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_sin
 
 
 @in_town
-async def test_dead_letters_go_in_their_time_also_beside_a_consumer_of_sessions(town: Town) -> None:
-    queue = town.queue(dead_retention=60.0, max_deliveries=1)
-    async with town.consuming(queue, Log(), sessions=True, concurrency=1):
-        await asyncio.sleep(600.0)
-        for _ in range(2):
-            await queue.send(b"late", ttl=1.0)
-            await asyncio.sleep(30.0)
-            assert (await queue.stats()).dead == 1
-            await asyncio.sleep(60.0)
-            assert (await queue.stats()).dead == 0
+async def test_dead_letters_go_in_their_time_also_beside_an_idle_consumer(town: Town) -> None:
+    async def reject(message: Message) -> None:
+        raise Reject("odd")
+
+    for sessions in (False, True):
+        queue = town.queue(f"orders-{sessions}", dead_retention=60.0)
+        async with town.consuming(queue, reject, sessions=sessions, concurrency=1):
+            await asyncio.sleep(600.0)
+            for _ in range(2):
+                await queue.send(b"no session's", ttl=1.0)
+                await asyncio.sleep(30.0)
+                assert (await queue.stats()).dead == 1
+                await asyncio.sleep(60.0)
+                assert (await queue.stats()).dead == 0
+
+
+def test_dead_letters_go_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "PURGE_MAX", 10)
+
+    @in_town
+    async def test(town: Town) -> None:
+        queue = town.queue(dead_retention=60.0)
+        await queue.send_batch([Outgoing(b"late", ttl=1.0)] * 25)
+        await asyncio.sleep(2.0)
+        assert (await queue.stats()).dead == 25
+        await asyncio.sleep(100.0)
+        await queue.receive()
+        await asyncio.sleep(1.0)
+        assert (await queue.stats()).dead == 0
+
+    test()
 
 
 @in_town

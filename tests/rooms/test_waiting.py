@@ -207,6 +207,32 @@ async def test_a_consumer_that_ends_wakes_another(room: Room) -> None:
 
 
 @in_room
+async def test_a_consumer_whose_question_fails_wakes_another(room: Room) -> None:
+    async def handle(message: Message) -> None:
+        pass
+
+    consuming = [asyncio.ensure_future(room.queue.consume(handle, poll_every=AGES)) for _ in range(2)]
+    await rest()
+    room.broker.fails = 1
+    await room.queue.send(b"a")
+    for _ in range(20):  # before the one that failed asks again
+        await asyncio.sleep(0)
+    assert (await room.queue.stats()).ready == 0
+    await room.queue.drain()
+    await asyncio.gather(*consuming)
+
+
+@in_room
+async def test_nobody_listens_when_the_last_consumer_has_ended(room: Room) -> None:
+    async def handle(message: Message) -> None:
+        pass
+
+    await room.queue.consume(handle, until_empty=True)
+    await rest()
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "tenure-hints"] == []
+
+
+@in_room
 async def test_a_consumer_that_is_busy_swallows_nothing(room: Room) -> None:
     ended = asyncio.Event()
     handled: list[bytes] = []

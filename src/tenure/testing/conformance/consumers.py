@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -170,9 +171,18 @@ class ConsumerSuite(QueueSuite):
             heard.append(event)
             raise asyncio.CancelledError
 
+        class Loud(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                raise asyncio.CancelledError
+
         town.desk.on_event = ear
-        async with asyncio.timeout(PATIENCE):
-            await town.queue.consume(_fail, concurrency=1, until_empty=True)
+        loud, log = Loud(), logging.getLogger("tenure")
+        log.addHandler(loud)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await town.queue.consume(_fail, concurrency=1, until_empty=True)
+        finally:
+            log.removeHandler(loud)
         assert await town.queue.stats() == Stats(dead=2)
         assert heard
 

@@ -842,6 +842,23 @@ class BrokerSuite(QueueSuite):
         stats = await broker.stats(name)
         assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back, their locks at an end
 
+    async def test_redrive_takes_a_dead_letter_that_waits_for_its_delay(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        needs(house.traits.delay)
+        if not house.traits.exact_stats:
+            pytest.skip("this broker sees no message that is out of sight")
+        broker, other = await house.open(), await house.open()
+        await bury(broker, house, name, b"a")
+        letters = await receive(broker, dead_letters_of(name), house)
+        assert await settle(broker, letters, Abandon(delay=house.lock * 0.5)) == [Settled()]
+        assert await broker.redrive(name, EVERYTHING, None) == 1
+        got = await receive(broker, name, house)
+        await house.pass_time(house.lock * 0.6)  # the delay is over, which is nothing to it any more
+        assert await receive(other, dead_letters_of(name), house) == []
+        assert await receive(other, name, house) == []
+        assert await settle(broker, got, COMPLETE) == [Settled()]
+        assert await broker.stats(name) == Stats()
+
     async def test_redrive_puts_messages_back_into_their_session(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         needs(house.traits.sessions)
