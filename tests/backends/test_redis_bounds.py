@@ -118,6 +118,17 @@ async def test_no_script_does_more_the_more_waits(
         assert await commands_in_a_script(client, question(broker, name)) < MOST
 
 
+async def test_no_claim_in_a_session_does_more_the_more_has_expired_there(server: Redis, name: str) -> None:
+    async with hurt(server) as (_, broker), aioredis.Redis.from_url(server.url) as client:
+        await broker.send(name, [Outgoing(session="s", ttl=1.0)] * DEEP)
+        held = await broker.accept(name, "s", LOCK)
+        assert isinstance(held, SessionLock)
+        assert isinstance(await broker.receive_session(held, 1), Claim)  # its script is known
+        server.turn(2.0)
+        cost = await commands_in_a_script(client, broker.receive_session(held, 10))
+        assert cost < MOST * 1.2  # each is taken out of its session, too
+
+
 LOOKS: dict[str, Callable[[redis.RedisBroker, str], Awaitable[object]]] = {
     "stats": lambda broker, name: broker.stats(name),
     "peek_dead": lambda broker, name: broker.peek_dead(name, EVERYTHING, 1),

@@ -215,3 +215,27 @@ def test_failures_are_not_passed_round_in_a_circle() -> None:
     assert hall.questions == 3 + 3
     hall.come_to_rest()  # each asks again in its own time
     assert hall.messages == 0
+
+
+def test_a_hint_outlasts_a_question_that_did_not_get_through() -> None:
+    waiters = Waiters()
+    woken: list[str] = []
+
+    def wake(name: str) -> Callable[[], bool]:
+        def wakes() -> bool:
+            woken.append(name)
+            return True
+
+        return wakes
+
+    first, second = (waiters.join(wake(name)) for name in ("first", "second"))
+    for one in (first, second):
+        waiters.asks(one)
+        waiters.answered(one, found=False)
+    waiters.hint()
+    assert woken == ["first"]
+    waiters.asks(first)
+    waiters.answered(first, found=False, again=True)
+    waiters.asks(first)  # by itself, and still for the hint
+    waiters.answered(first, found=True)
+    assert woken == ["first", "second"]
