@@ -31,9 +31,9 @@ from tenure.keeper import Keeper
 from tenure.pacing import Timing
 from tenure.queue import desk, handlers
 from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
-from tenure.queue.desk import Desk, Message, Received
+from tenure.queue.desk import DEATHS_PER_TURN, Desk, Message, Received
 from tenure.queue.machine import sure_until
-from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
+from tenure.queue.message import Delivery, Died, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.queue.producer import IDLE, Producer, Requests
 from tenure.queue.queue import Queue
 from tenure.queue.retry import Reject, Retry, RetryPolicy
@@ -1305,6 +1305,31 @@ def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:
             await consuming
 
     asyncio.run(main())
+
+
+@in_town
+async def test_many_deaths_are_told_in_portions_between_which_the_loop_turns(town: Town) -> None:
+    died = [Died(number, f"gone {number}", 0, "expired") for number in range(1_000)]
+    desk = town.queue()._desk
+    desk.tell_of_dead(died)
+    told = [len(town.told(MessageDied))]  # after each turn
+    while told[-1] < len(died):
+        await asyncio.sleep(0)
+        told.append(len(town.told(MessageDied)))
+    assert [one.id for one in town.told(MessageDied)] == [one.id for one in died]
+    assert max(after - before for before, after in pairwise([0, *told])) == DEATHS_PER_TURN
+
+
+def test_a_loop_that_ends_tells_all_deaths_before() -> None:
+    told: list[Event] = []
+
+    async def main() -> None:
+        desk = Town().queue()._desk
+        desk.on_event = told.append
+        desk.tell_of_dead([Died(number, "gone", 0, "expired") for number in range(1_000)])
+
+    run(main())
+    assert len(told) == 1_000
 
 
 def test_a_backend_ends_its_consumers_all_at_once() -> None:

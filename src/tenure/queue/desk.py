@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,10 @@ POLL = 5.0
 """Seconds between looks at a queue that nobody told of."""
 
 
+DEATHS_PER_TURN = 50
+"""So many deaths are told in one turn of the loop: an event hook and a log handler are called for each."""
+
+
 @dataclass(slots=True)
 class Desk:
     """One queue of one backend: what its rooms share."""
@@ -107,9 +112,13 @@ class Desk:
         if kept == math.inf or self.clock.now() < self.purge_at:
             return
         self.purge_at = self.clock.now() + min(PURGE_EVERY, kept / 20)
-        purging = asyncio.get_running_loop().create_task(self._purge(), name="tenure-dead-retention")
-        self._chores.add(purging)
-        purging.add_done_callback(self._chores.discard)
+        self._begin_chore(self._purge(), "tenure-dead-retention")
+
+    def _begin_chore(self, chore: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        begun = asyncio.get_running_loop().create_task(chore, name=name)
+        self._chores.add(begun)
+        begun.add_done_callback(self._chores.discard)
+        return begun
 
     async def _purge(self) -> None:
         with suppress(TenureError):  # it can wait
@@ -142,8 +151,26 @@ class Desk:
         return f"{name_of(error)}: {text_of(error)}"
 
     def tell_of_dead(self, died: Sequence[Died], queue: str = "") -> None:
-        """Let the ears know of what the broker has buried by itself, in *queue* if that is not ours."""
-        for one in died:
+        """Let the ears know of what the broker has buried by itself, in *queue* if that is not ours.
+
+        Of many, the first few are told now, the others in portions between which the loop turns.
+        """
+        untold = deque(died)
+        self._tell_some(untold, queue)
+        if untold:
+            telling = self._begin_chore(self._tell_the_others(untold, queue), "tenure-deaths")
+            telling.add_done_callback(
+                lambda _: self._tell_some(untold, queue, len(untold))
+            )  # the loop ends: now or never
+
+    async def _tell_the_others(self, untold: deque[Died], queue: str) -> None:
+        while untold:
+            await asyncio.sleep(0)
+            self._tell_some(untold, queue)
+
+    def _tell_some(self, untold: deque[Died], queue: str, most: int = DEATHS_PER_TURN) -> None:
+        for _ in range(min(most, len(untold))):
+            one = untold.popleft()
             named = (one.id, one.sequence, one.delivery_count)
             self.tell(MessageDied(self.clock.now(), queue or self.name, self.holder, *named, one.reason))
 
