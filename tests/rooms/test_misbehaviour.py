@@ -17,6 +17,7 @@ from tenure.election.elector import Election, Term
 from tenure.election.machine import Answered, Input, Machine, Tell, Tick
 from tenure.errors import ConfigError, TermLost
 from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding, TokenFell
+from tenure.keeper import Pulse
 from tenure.lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer
 from tenure.pacing import Timing
 from tenure.testing import ManualClock
@@ -134,6 +135,28 @@ def test_each_of_two_elections_on_one_loop_has_beats_of_its_own(stuck: int) -> N
         await elected(town, 2)
         await asyncio.sleep(1.5 * TIMING.ttl)
         assert {event.name for event in town.told(TermEnding)} == {f"chair {stuck}"}
+        await ended(*tasks)
+
+    story()
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_each_of_two_elections_is_judged_by_the_loop_that_its_own_work_runs_on(gone: int) -> None:
+    @in_town
+    async def story(town: Town) -> None:
+        closed = asyncio.SelectorEventLoop()
+        closed.close()
+        _, driver = town.road()
+        elections = [town.candidate(driver) for _ in range(2)]
+        for number, election in enumerate(elections):
+            election.name = f"chair {number}"
+        tasks = [asyncio.create_task(election.run(forever)) for election in elections]
+        await elected(town, 2)
+        for number, election in enumerate(elections):
+            assert election._seat is not None
+            election._seat.pulse = Pulse(closed if number == gone else town.loop)
+        await asyncio.sleep(1.5 * TIMING.ttl)
+        assert {event.name for event in town.told(TermEnding)} == {f"chair {gone}"}
         await ended(*tasks)
 
     story()
