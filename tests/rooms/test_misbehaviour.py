@@ -412,6 +412,7 @@ def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) ->
         done.set()
         async with asyncio.timeout(TIMING.ttl):
             await running  # what became of the first term says nothing of the second, which has just returned
+        assert len(town.told(TermBegan)) == 2
 
     story()
 
