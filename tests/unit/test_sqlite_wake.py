@@ -188,11 +188,14 @@ async def use(opener: Opener) -> None:
 async def test_what_is_no_socket_of_ours_is_left_alone(file: Path, opener: Opener) -> None:
     folder = Path(f"{file}.wake")
     before = planted(folder)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
-        left.bind(str(folder / "somebody else's"))
+    others = [folder / "somebody else's", folder / ".agent"]
+    for other in others:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+            left.bind(str(other))
+        os.utime(other, (0.0, 0.0))
     await use(opener)
     assert contents(folder) == before
-    assert (folder / "somebody else's").is_socket()
+    assert all(other.is_socket() for other in others)
 
 
 async def test_a_link_at_the_folder_is_not_followed(file: Path, tmp_path: Path, opener: Opener) -> None:
