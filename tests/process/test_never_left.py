@@ -1,4 +1,4 @@
-"""A program that falls off its end inside of a block ends, and hands its lease back where nobody works under it."""
+"""A program that ends while it leads ends quietly, and hands its lease back where nobody works under it."""
 
 from __future__ import annotations
 
@@ -27,3 +27,31 @@ def test_a_program_that_never_leaves_its_campaign_ends(tmp_path: Path, kind: str
     assert (ended.stdout, ended.stderr, ended.returncode) == ("leads\n", "", 0)
     with tenure.sync.connect(url) as backend:
         assert (backend.election("chair").leader() is not None) is keeps_lease
+
+
+EXITS = """
+import asyncio, os, sys, tenure
+
+async def work(term):
+    if sys.argv[2] == "child" and (child := os.fork()):
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.exit(7)
+
+async def main():
+    async with tenure.connect(sys.argv[1]) as backend:
+        await backend.election("chair", ttl=60.0).run(work)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "child"])
+def test_work_that_exits_ends_its_program_quietly(tmp_path: Path, where: str) -> None:
+    url = f"sqlite:///{tmp_path}/work.db"
+    ended = subprocess.run(
+        [sys.executable, "-c", EXITS, url, where], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 7)
+    if where == "main":
+        with tenure.sync.connect(url) as backend:
+            assert backend.election("chair").leader() is None

@@ -365,6 +365,8 @@ class Election:
         if inspect.iscoroutine(call):
             call.close()  # if it was cancelled before it began
         error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            error = task.result()
         lost = seat.vacate(term)
         if isinstance(error, TermLost) and lost:
             error = None  # that is how work notices
@@ -753,12 +755,18 @@ async def _stop_when(stop: asyncio.Event, seat: Seat, *, at_once: bool) -> None:
     seat.stop(at_once=at_once)
 
 
-async def _vacating(work: Awaitable[Any], seat: Seat, term: Tenancy[Any]) -> Any:
-    """Await *work*, and note its end at once: what blocks the loop from then on is no work of this term."""
+async def _vacating(work: Awaitable[Any], seat: Seat, term: Tenancy[Any]) -> SystemExit | None:
+    """Await *work*, and note its end at once: what blocks the loop from then on is no work of this term.
+
+    Returns an exit that it has called for: raised by a task of its own, it would end the loop under all others.
+    """
     try:
-        return await work
+        await work
+    except SystemExit as error:
+        return error
     finally:
         seat.vacate(term)
+    return None
 
 
 async def _awaited(well: Awaitable[bool]) -> bool:
