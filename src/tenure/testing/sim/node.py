@@ -172,10 +172,20 @@ class Node(Process):
     # --- the adapter ---
 
     def _ask(self, question: Question) -> None:
+        within = self.plan.timing.retry_every / 2
+        if not isinstance(question, Renew) or self.stalled or self.health != "hangs":
+            self._ask_if_well(question)
+        elif (takes := 4 * within * self.world.dice.random()) < within:
+            self.after(takes, self._ask_if_well, question)
+        else:
+            self.after(self._health_patience(within), self._withhold, question, "the health callback did not answer")
+
+    def _ask_if_well(self, question: Question) -> None:
+        """Ask, unless it is a renewal and the work is not well; a slow health callback judges by its end."""
         if isinstance(question, Renew) and self.stalled:
             self._withhold(question, "the work makes no progress")
-        elif isinstance(question, Renew) and self.health:
-            self._ask_health(question)
+        elif isinstance(question, Renew) and self.health == "raises":
+            self._health_raised(question, odd_error(self.world.dice))
         else:
             self._send(question)
 
@@ -184,15 +194,6 @@ class Node(Process):
 
     def _withhold(self, question: Question, why: str) -> None:
         self.line.withhold(question.ask, question, Withheld(why))
-
-    def _ask_health(self, question: Question) -> None:
-        dice, within = self.world.dice, self.plan.timing.retry_every / 2
-        if self.health == "raises":
-            self._health_raised(question, odd_error(dice))
-        elif (takes := 4 * within * dice.random()) < within:
-            self.after(takes, self._send, question)
-        else:
-            self.after(self._health_patience(within), self._withhold, question, "the health callback did not answer")
 
     def _health_raised(self, question: Question, error: BaseException) -> None:
         self._withhold(question, f"the health callback raised {in_words(error)}")
