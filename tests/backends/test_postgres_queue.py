@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -743,6 +744,38 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
         assert await connection.fetch("SELECT FROM tenure.receive($1, 1, 60, 77)", name)
         claim = await broker.receive(name, 10, LOCK)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"3", 1)]
+        assert not broker._unanswered
+
+
+async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
+    server: Postgres, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New connections are through before what was sent on old ones: that is sent again ever less often."""
+    passed = [0.0]
+    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
+    async with behind_a_proxy(server) as (broker, proxy), opened(url) as other:
+        assert isinstance(broker, postgres.PostgresBroker)
+        await broker.send(name, [Outgoing(b"a")])
+        assert (await broker.receive(f"{name}-other", 1, LOCK)).deliveries == ()
+        await until(is_quiet)
+        proxy.catching = asyncio.Event()
+        asking = asyncio.ensure_future(broker.receive(name, 1, LOCK))
+        await proxy.catching.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        passed.append(LOCK / 2)  # the network was cut
+        assert (await broker.receive(name, 0, LOCK)).deliveries == ()
+        await proxy.deliver()
+        assert (await other.broker.stats(name)).locked == 1
+        claim = await broker.receive(name, 1, LOCK)
+        assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"a", 1)]
+        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, LOCK):
+            raise Unavailable("it will never arrive")
+        for _ in range(2):
+            passed.append(LOCK / 2)
+            assert broker._unanswered
+            assert (await broker.receive(name, 1, LOCK)).deliveries == ()
         assert not broker._unanswered
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -97,6 +98,15 @@ _VERDICTS: dict[type[Verdict], str] = {
 }
 
 
+@dataclass(slots=True)
+class _Unanswered:
+    """A claim without an answer: what it holds, or will, is to be given back."""
+
+    asked_at: float
+    lock: float
+    missed_at: float = math.inf  # when the server first said that it holds nothing
+
+
 class PostgresBroker:
     """A ``Broker`` in PostgreSQL."""
 
@@ -108,7 +118,7 @@ class PostgresBroker:
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
         self._raising: set[str] = set()
-        self._unanswered: dict[str, dict[int, tuple[float, float]]] = {}  # claims by queue and token: when, their lock
+        self._unanswered: dict[str, dict[int, _Unanswered]] = {}  # claims by queue and token
         self._sessions = HeldSessions()
         self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
         self._chores: set[asyncio.Task[None]] = set()
@@ -193,31 +203,31 @@ class PostgresBroker:
         try:
             yield
         except BaseException:
-            self._unanswered.setdefault(queue, {})[token] = asked_at, lock
+            self._unanswered.setdefault(queue, {})[token] = _Unanswered(asked_at, lock)
             raise
 
     async def _give_back(self, queue: str) -> None:
         """Give back what unanswered claims hold. Each is looked for until it is found, or holds nothing for certain."""
-        if queue not in self._unanswered:
+        claims = dict(self._unanswered.get(queue, ()))
+        if not claims:
             return
-        # The server carries it out while it is asked, or soon after.
-        carried_out = time.monotonic() - 3 * self._client.options.timeout
-        claims = dict(self._unanswered[queue])
         asked = f"SELECT {self._function('give_back', 4)}, {self._schema}._told()"
 
         async def give_back(connection: Connection) -> tuple[list[int], str | None]:
             now = time.monotonic()  # not from before the wait for the connection
-            ages, locks = zip(*((now - asked_at, lock) for asked_at, lock in claims.values()), strict=True)
-            row = await connection.fetchrow(asked, queue, list(claims), ages, locks)
+            ages = [now - claim.asked_at for claim in claims.values()]
+            row = await connection.fetchrow(asked, queue, list(claims), ages, [claim.lock for claim in claims.values()])
             assert row is not None
             return row[0], row[1]
 
         found, died = await self._client.work(give_back)
         self._note_died(queue, died)
-        left = self._unanswered.get(queue, {})
-        for token, (asked_at, _) in claims.items():
-            if token in found or asked_at < carried_out:
+        left, now = self._unanswered.get(queue, {}), time.monotonic()
+        for token, claim in claims.items():
+            # It may be carried out yet: also after a cut of the network, which brings what was sent before it late.
+            if token in found or claim.missed_at < now - 3 * self._client.options.timeout:
                 left.pop(token, None)
+            claim.missed_at = min(claim.missed_at, now)
         if not left:
             self._unanswered.pop(queue, None)
         if found:
