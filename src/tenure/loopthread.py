@@ -80,10 +80,12 @@ class LoopThread:
 
     def end(self) -> None:
         """End the thread, and wait for that unless it is our own; what is under way there is cancelled."""
+        if _stands_still():
+            return
         with self._lock:
             self._is_ending = True
             self.loop.call_soon_threadsafe(self.loop.stop)
-        if self._thread is not None and not self.is_current and not sys.is_finalizing():
+        if self._thread is not None and not self.is_current:
             self._thread.join()
 
     async def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -127,9 +129,11 @@ class LoopThread:
     def _send(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
         if self.is_forked:
             raise ConfigError(self.of_parent)
+        if _stands_still():
+            raise Unavailable(CLOSED)
         call.outcome.add_done_callback(self._under_way.discard)
         with self._lock:
-            if self._is_ending or sys.is_finalizing():  # the interpreter ends, and the thread stands still already
+            if self._is_ending:
                 raise Unavailable(CLOSED)
             self._under_way.add(call.outcome)
             if context is None:
@@ -160,6 +164,11 @@ class LoopThread:
 
     def _prepare(self) -> None:
         """Make ready what this thread needs, in it."""
+
+
+def _stands_still() -> bool:
+    """Whether the interpreter ends, and has stopped all threads but this one; some perhaps with a lock in hand."""
+    return sys.is_finalizing()
 
 
 def _loop_with_own_threads() -> asyncio.AbstractEventLoop:

@@ -26,9 +26,31 @@ def lead_in_a_generator() -> Iterator[None]:
         yield
 
 
+def look() -> Iterator[tenure.sync.Backend]:
+    with tenure.sync.connect(url) as own:
+        for _ in own.election("chair").observe():
+            yield own
+
+
+def hold_a_session() -> Iterator[tenure.sync.Backend]:
+    with tenure.sync.connect(url) as own:
+        queue = own.queue("orders")
+        queue.send(b"x", session="s")
+        with queue.session("s"):
+            yield own
+
+
+unfinished: Iterator[object]
 if kind == "generator":
     unfinished = lead_in_a_generator()
     next(unfinished)
+elif kind == "session":
+    unfinished = hold_a_session()
+    next(unfinished)
+elif kind == "stopped caller":
+    unfinished = looking = look()
+    # As a daemon thread has it, if the interpreter stops it in the middle of a call.
+    next(looking)._keeper._lock.acquire()
 else:
     backend = tenure.sync.connect(url)
     backend.__enter__()

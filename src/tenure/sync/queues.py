@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -180,7 +181,8 @@ class Session:
             raise
 
     def _leave(self, error: BaseException | None) -> None:
-        if not self._keeper.is_forked:  # then the session stayed with the parent
+        # In a forked child it stayed with the parent; at the end of the process it is left to run out.
+        if not self._keeper.is_forked and not sys.is_finalizing():
             self._keeper.call_blocking(lambda: self._behind.withdraw(error))
 
 
