@@ -77,7 +77,7 @@ class Backend:
         self._keeper: Keeper | None = None
         self._opened: Opened | None = None
         self._driver: Driver | None = None
-        # Weak: some ask for their queue anew for each message. By number, so that they are closed in order.
+        # Weak: some ask for their queue anew for each message. By number, as several may be of one name.
         self._queues: WeakValueDictionary[int, Queue] = WeakValueDictionary()
         self._queues_made = 0
         self._requests: dict[str, Requests] = {}

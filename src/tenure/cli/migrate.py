@@ -14,7 +14,7 @@ from tenure.cli.output import clean, say
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
 @click.pass_context
 def command(ctx: click.Context, address: str | None, on: str | None) -> int:
-    """Create or upgrade the schema in the store at URL, in one transaction. Done already, it does nothing.
+    """Create or upgrade the schema in the store at URL. Done already, it does nothing.
 
     PostgreSQL needs it once, and after an upgrade of tenure; its option schema=NAME says where. It ends with 0 once the
     schema is as this tenure needs it, with 69 if the store can't be reached, and with 78 if it may not be changed or is
