@@ -1332,6 +1332,20 @@ def test_a_loop_that_ends_tells_all_deaths_before() -> None:
     assert len(told) == 1_000
 
 
+@in_town
+async def test_chores_that_another_loop_begins_meanwhile_do_no_harm_to_the_end_of_a_queue(town: Town) -> None:
+    desk = town.queue()._desk
+
+    class Chore(asyncio.Task[None]):
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            desk._chores.add(other)  # another thread may come in wherever there is a call
+            return super().get_loop()
+
+    other = asyncio.ensure_future(asyncio.sleep(0.0))
+    desk._chores.add(Chore(asyncio.sleep(0.0), loop=town.loop))
+    await desk.rest()
+
+
 def test_a_backend_ends_its_consumers_all_at_once() -> None:
     """As long as each takes with a store that is away, five would take five times as long one after another."""
     told = {name: asyncio.Event() for name in ("orders", "letters")}

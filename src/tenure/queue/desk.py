@@ -131,7 +131,7 @@ class Desk:
     async def rest(self) -> None:
         """Let what :meth:`look_after` has begun on this loop come to an end."""
         here = asyncio.get_running_loop()
-        if chores := {one for one in self._chores if one.get_loop() is here}:
+        if chores := {one for one in list(self._chores) if one.get_loop() is here}:  # other loops begin and end theirs
             await asyncio.wait(chores, timeout=1.0)
 
     def why_unanswered(self, error: BaseException) -> str | None:

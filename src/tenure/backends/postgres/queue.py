@@ -539,7 +539,7 @@ class PostgresBroker:
 
     async def close(self) -> None:
         """Let the housework that was begun come to an end."""
-        for loop in {chore.get_loop() for chore in self._chores}:
+        for loop in {chore.get_loop() for chore in list(self._chores)}:  # other loops begin and end theirs
             await on_loop(loop, self._rest)
 
     # --- asking ---
@@ -616,7 +616,7 @@ class PostgresBroker:
 
     async def _rest(self) -> None:
         here = asyncio.get_running_loop()
-        chores = {chore for chore in self._chores if chore.get_loop() is here}
+        chores = {chore for chore in list(self._chores) if chore.get_loop() is here}
         if chores:
             await asyncio.wait(chores, timeout=1.0)
 
