@@ -779,6 +779,24 @@ async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
         assert not broker._unanswered
 
 
+async def test_a_lost_claim_of_deferred_messages_is_given_back_uncounted(server: Postgres, name: str) -> None:
+    async with behind_a_proxy(server) as (broker, proxy):
+        await broker.send(name, [Outgoing(b"1"), Outgoing(b"2")])
+        got = (await broker.receive(name, 2, LOCK)).deliveries
+        await broker.settle([Settlement(one, Defer()) for one in got])
+        numbers = [one.sequence for one in got]
+        [in_hand] = (await broker.receive_deferred(name, numbers[:1], LOCK)).deliveries
+        await until(is_quiet)
+        proxy.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_deferred(name, numbers, LOCK)
+        proxy.heal()
+        await until(lambda: can_be_asked(broker, name))
+        found = (await broker.receive_deferred(name, numbers, LOCK)).deliveries
+        assert [(one.body, one.delivery_count) for one in found] == [(b"2", 2)]
+        assert await broker.settle([Settlement(one, COMPLETE) for one in (in_hand, *found)]) == [Settled()] * 2
+
+
 async def test_to_give_a_claim_back_costs_no_more_beside_many_that_are_locked(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as connection:
         broker, costs = backend.broker, []

@@ -18,6 +18,8 @@ from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
+    GIVE_BACK,
+    Defer,
     Died,
     Outgoing,
     SessionLock,
@@ -158,6 +160,8 @@ async def test_what_a_lost_answer_named_is_named_again_once(server: Redis, name:
         await broker.send(name, [Outgoing(b"lives", session="s"), Outgoing(id="late", ttl=10.0)])
         held = await broker.accept(name, "s", 10 * LOCK)
         assert isinstance(held, SessionLock)
+        await broker.receive_session(held, 0)  # so that the server knows the scripts
+        await broker.receive(f"{name}-other", 1, LOCK)
         server.turn(LOCK)
         asks: dict[str, Callable[[], Awaitable[object]]] = {
             "receive": lambda: broker.receive(name, 1, LOCK),
@@ -270,6 +274,30 @@ async def test_a_claim_whose_answer_was_lost_is_given_back(server: Redis, name: 
             server.turn(0.001)
             await broker.settle([Settlement(one, COMPLETE) for one in (*got, *rest)])
             await broker.send(name, [Outgoing(b"%d" % number) for number in range(3)])
+
+
+async def test_a_claim_of_deferred_messages_whose_answer_was_lost_is_given_back(server: Redis, name: str) -> None:
+    async with hurt(server) as (way, broker):
+        await broker.send(name, [Outgoing(body) for body in (b"a", b"b", b"c")])
+        got = (await broker.receive(name, 3, LOCK)).deliveries
+        await broker.settle([Settlement(one, Defer()) for one in got])
+        numbers = [one.sequence for one in got]
+        [in_hand] = (await broker.receive_deferred(name, numbers[:1], LOCK)).deliveries
+        for _ in range(10):  # more often than a message may be delivered
+            way.lose_answers()
+            with pytest.raises(Unavailable):
+                await broker.receive_deferred(name, numbers, LOCK)
+            way.heal()
+            again = (await broker.receive_deferred(name, numbers[1:], LOCK)).deliveries
+            assert [(one.body, one.delivery_count) for one in again] == [(b"b", 2), (b"c", 2)]
+            assert list(await broker.settle([Settlement(one, GIVE_BACK) for one in again])) == [Settled()] * 2
+        way.lose_answers()
+        with pytest.raises(Unavailable):
+            await broker.receive_deferred(name, numbers, LOCK)
+        way.heal()
+        assert (await broker.receive(name, 9, LOCK)).deliveries == ()  # any claim from the queue gives it back
+        assert await broker.stats(name) == Stats(locked=1, deferred=2)
+        assert list(await broker.settle([Settlement(in_hand, COMPLETE)])) == [Settled()]
 
 
 async def test_a_claim_that_is_carried_out_late_is_given_back(server: Redis, name: str) -> None:

@@ -631,12 +631,13 @@ else
 end
 return {ends, due, told(base, sequences, states, bodies, histories), found, died}
 
--- name: receive_deferred (lock in ms, token, sequences)
-local base, ends, token = KEYS[1], NOW + ARGV[1], ARGV[2]
+-- name: receive_deferred (lock in ms, token, lane, how many sequences, the sequences, then lanes and marks to give back)
+local base, ends, token, last = KEYS[1], NOW + ARGV[1], ARGV[2], 4 + ARGV[4]
+local found = give_back_claims(base, last + 1)
 catch_up(base)
 keep_deaths(base)
 local sequences, states = {}, {}
-for i = 3, #ARGV do
+for i = 5, last do
     local sequence = ARGV[i]
     if redis.call('ZREM', base .. 'deferred', sequence) == 1 then
         local row = row_of(base, sequence)
@@ -646,7 +647,10 @@ for i = 3, #ARGV do
         sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
     end
 end
-return {ends, -1, told(base, sequences, states), {}, {}}
+if #sequences > 0 then
+    note_claim(base, ARGV[3], token, 'q', token, table.concat(sequences, ' '), ARGV[1])
+end
+return {ends, -1, told(base, sequences, states), found, {}}
 
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]

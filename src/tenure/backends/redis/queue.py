@@ -211,9 +211,16 @@ class RedisBroker:
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         token = secrets.token_hex(16)
-        answer = await self._client.run(
-            self._lua["receive_deferred"], [self._base(queue)], _milliseconds(lock), token, *sequences
-        )
+        base = self._base(queue)
+        with self._claims(base).asking(lock, token) as asking:
+            answer = await self._client.run(
+                self._lua["receive_deferred"],
+                [base],
+                *(_milliseconds(lock), token, asking.lane, len(sequences)),
+                *sequences,
+                *asking.arguments,
+            )
+            asking.found = answer[3]
         return _claim(queue, token, answer)
 
     # --- under a lock ---

@@ -19,6 +19,7 @@ from tenure.queue.message import (
     Abandon,
     Complete,
     DeadLetter,
+    Defer,
     Outgoing,
     Renewed,
     Settled,
@@ -71,6 +72,25 @@ class BrokerFaultSuite(QueueSuite):
         await house.pass_time(house.lock * LATE)
         [got] = await receive(other, name, house)
         assert got.delivery_count == 2
+
+    async def test_a_lost_claim_of_deferred_messages_leaves_them_deferred(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        needs(house.traits.deferral)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a", b"b")
+        put_aside = await receive(broker, name, house)
+        assert await settle(broker, put_aside, Defer()) == [Settled()] * 2
+        numbers = [one.sequence for one in put_aside]
+        await broker.receive_deferred(f"{name}-other", [1], house.lock)  # it has asked before
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.receive_deferred(name, numbers, house.lock)
+        assert (await other.receive_deferred(name, numbers, house.lock)).deliveries in ((), [])
+        await house.pass_time(house.lock * LATE)
+        assert await other.stats(name) == Stats(deferred=2)
+        found = (await other.receive_deferred(name, numbers, house.lock)).deliveries
+        assert [(one.body, one.delivery_count) for one in found] == [(b"a", 3), (b"b", 3)]
+        assert await settle(other, found, COMPLETE) == [Settled()] * 2
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), DeadLetter("bad"), GIVE_BACK], ids=repr)
     async def test_a_verdict_asked_again_has_lapsed(self, house: QueueHarness, name: str, verdict: Complete) -> None:
