@@ -15,7 +15,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha1
@@ -330,21 +330,6 @@ def is_cut_off(error: BaseException, limit: asyncio.Timeout) -> bool:
     return isinstance(error, _CUT_OFF) or (isinstance(error, asyncio.CancelledError) and limit.expired())
 
 
-@contextmanager
-def cancellation_kept() -> Iterator[None]:
-    """Raise ``CancelledError`` at the end of the block if the task was cancelled in it, whatever else has come of it.
-
-    ``asyncio.wait_for`` before Python 3.12, and a driver that uses it, may return an answer and swallow the request.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        yield
-    finally:
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError
-
-
 def patience(lasts: float) -> float:
     """Return for how long to wait for an answer about what *lasts* so long: there must be time left to ask again."""
     return max(1.0, lasts / 3)
@@ -413,14 +398,13 @@ class Client:
     async def _bounded(self, question: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
         """Return what *question* learns within the time given, whose end it can see. May raise as :meth:`ask`."""
         within = self.options.timeout if within is None else min(within, self.options.timeout)
-        with cancellation_kept():
-            try:
-                async with asyncio.timeout(within) as limit:
-                    answer = await question(limit)
-            except TimeoutError as error:
-                raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
-            except exceptions.RedisError as error:
-                raise self.translated(error) from error
+        try:
+            async with asyncio.timeout(within) as limit:
+                answer = await question(limit)
+        except TimeoutError as error:
+            raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
+        except exceptions.RedisError as error:
+            raise self.translated(error) from error
         self._worked = True
         return answer
 
