@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tenure.backends import sqlite
 from tenure.backends.sqlite.reserve import Reserve
 from tenure.errors import Unavailable
 from tenure.lease import Granted
-from tenure.queue.message import COMPLETE, SETTLED, Abandon, DeadLetter, Outgoing, Settlement, Stats
+from tenure.queue.message import COMPLETE, SETTLED, Abandon, Complete, DeadLetter, Outgoing, Settlement, Stats
 from tenure.url import Url
 from tests.disks import fill, small_disk
 
@@ -119,6 +120,29 @@ async def test_a_batch_that_does_not_fit_keeps_nobody_from_settling(disk: Path) 
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [isinstance(answer, Unavailable) for answer in answers] == [True, False, True, False]
     assert await broker.stats("q") == Stats()
+    await backend.close()
+
+
+async def test_what_a_completion_sends_is_kept_with_it_or_neither_is(disk: Path) -> None:
+    backend = opened(disk)
+    broker = backend.broker
+    await send_until_full(backend)
+    first, second = (await broker.receive("q", 2, 60.0)).deliveries
+    before = await broker.stats("q")
+    done = bytes(150_000)
+    with pytest.raises(Unavailable, match="full"):
+        await broker.send("replies", [Outgoing(done)])  # there is no room but the reserve
+    reply = Complete(sends=(("replies", Outgoing(done, id="reply")),), remember=60.0)
+    assert list(await broker.settle([Settlement(first, reply)])) == [SETTLED]
+    assert await broker.handled("q", [first.id]) == [True]
+    large = Complete(sends=(("replies", Outgoing(b"small")), ("replies", Outgoing(bytes(4_000_000)))), remember=60.0)
+    with pytest.raises(Unavailable, match="full"):
+        await broker.settle([Settlement(second, large)])
+    assert replace(await broker.stats("q"), oldest_age=0.0) == replace(before, locked=1, oldest_age=0.0)
+    assert await broker.handled("q", [second.id]) == [False]
+    [sent] = (await broker.receive("replies", 10, 60.0)).deliveries
+    assert (sent.id, sent.body) == ("reply", done)
+    assert list(await broker.settle([Settlement(second, COMPLETE), Settlement(sent, COMPLETE)])) == [SETTLED] * 2
     await backend.close()
 
 

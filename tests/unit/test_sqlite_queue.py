@@ -32,10 +32,13 @@ from tenure.events import Event, GivenBack
 from tenure.queue.broker import EVERYTHING, Claim, NoSession
 from tenure.queue.message import (
     COMPLETE,
+    EXPIRED,
     LAPSED,
     SETTLED,
     Abandon,
     Complete,
+    DeadLetter,
+    Defer,
     Deleted,
     Delivery,
     NotEmpty,
@@ -43,6 +46,7 @@ from tenure.queue.message import (
     SessionLock,
     Settlement,
     Stats,
+    Verdict,
     dead_letters_of,
     partition_of,
 )
@@ -51,6 +55,28 @@ from tenure.url import Url
 
 PATIENCE = 30.0
 """Seconds after which something hangs."""
+
+ORPHANS = {
+    "death of no dead letter": """
+        SELECT * FROM tenure_death AS death WHERE sequence NOT IN (SELECT sequence FROM tenure_message)
+        OR (queue - 1, sequence) IN (SELECT queue, sequence FROM tenure_ready
+        UNION SELECT queue, sequence FROM tenure_delayed UNION SELECT queue, sequence FROM tenure_deferred)""",
+    "end of a ttl of what is neither ready nor delayed": """
+        SELECT * FROM tenure_expiry WHERE (queue, sequence) NOT IN (
+            SELECT queue, sequence FROM tenure_ready UNION SELECT queue, sequence FROM tenure_delayed)""",
+    "place of no message": """
+        SELECT sequence FROM (SELECT queue, sequence FROM tenure_ready UNION ALL SELECT queue, sequence
+        FROM tenure_delayed UNION ALL SELECT queue, sequence FROM tenure_deferred)
+        WHERE sequence NOT IN (SELECT sequence FROM tenure_message)""",
+    "row of no queue": " UNION ALL ".join(
+        f"SELECT queue FROM tenure_{table} WHERE queue NOT IN (SELECT queue FROM tenure_queue)"
+        for table in (
+            *("message", "ready", "delayed", "expiry", "deferred", "hold", "session", "death", "dedupe", "inbox"),
+            *("idle", "dead_retention"),
+        )
+    ),
+}
+"""Rows that nothing should have left behind, by kind."""
 
 
 class House:
@@ -101,10 +127,12 @@ class House:
                 ]
                 assert counts == [found[0], held.fetchone()[0] or 0, found[1], found[2]]
             (total,) = connection.execute(
-                "SELECT sum(ready + locked + delayed + deferred) FROM tenure_queue"
+                "SELECT coalesce(sum(ready + locked + delayed + deferred), 0) FROM tenure_queue"
             ).fetchone()
             (messages,) = connection.execute("SELECT count(*) FROM tenure_message").fetchone()
             assert total == messages
+            for kind, orphans in ORPHANS.items():
+                assert connection.execute(orphans).fetchall() == [], kind
 
     async def close(self) -> None:
         for writer in self.writers:
@@ -195,6 +223,27 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
     assert told[:3] + told[4:] == [list, ValueError, list, list]
     assert told[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # Python has called it by both names
     assert sorted(bodies(await receive(broker))) == [b"a", b"b", b"c", b"first"]
+
+
+async def test_deaths_beside_a_bad_request_are_told_once(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"late", id="late", ttl=5.0)])
+    house.clock.advance(6.0)
+    house.wall += 6.0
+    [writer] = house.writers
+
+    def bad(ledger: Ledger) -> None:
+        raise ValueError("bad by itself")
+
+    async with until_asked_for(writer, 2):
+        asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(broker.receive("q", 1, 10.0))]
+        await asyncio.sleep(0)  # so that it is asked first, and done together with the other
+        asked.append(writer.submit(bad))
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(told[0], Claim)
+    assert isinstance(told[1], ValueError)
+    died = [*told[0].died, *(await broker.receive("q", 1, 10.0)).died]
+    assert [(one.id, one.reason) for one in died] == [("late", EXPIRED)]
 
 
 async def test_a_renewal_goes_before_what_is_to_be_sent(house: House) -> None:
@@ -436,6 +485,45 @@ async def test_what_is_sent_in_the_transaction_of_a_deletion_is_kept(house: Hous
     assert isinstance(asked[2].result(), NotEmpty)
     assert [one.body for one in (await broker.receive("q", 9, 10.0)).deliveries] == [b"kept"]
     assert (await broker.stats("other")).ready == 3
+
+
+async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(house: House) -> None:
+    broker = house.open()
+    await broker.send("q", [Outgoing(b"%d" % number, ttl=90.0) for number in range(6)])
+    await broker.settle([Settlement(one, DeadLetter("bad")) for one in await receive(broker)])
+    assert house.count("tenure_death") == 6
+    dead = await receive(broker, dead_letters_of("q"), limit=4)
+    verdicts: list[Verdict] = [COMPLETE, COMPLETE, Complete(remember=9.0), Abandon()]
+    assert await broker.settle([Settlement(*pair) for pair in zip(dead, verdicts, strict=True)]) == [SETTLED] * 4
+    house.check()
+    assert house.count("tenure_death") == 3
+    assert await broker.redrive("q", EVERYTHING, 1) == 1
+    assert await broker.purge("q", EVERYTHING, 1) == 1
+    house.check()
+    assert (house.count("tenure_death"), house.count("tenure_message")) == (1, 2)
+
+
+async def test_a_queue_that_was_deleted_by_force_leaves_no_row(house: House) -> None:
+    broker = house.open()
+    await broker.declare("q", {"dead_retention": 90.0})
+    kinds = Outgoing(id="a"), Outgoing(ttl=90.0), Outgoing(ttl=90.0, delay=9.0), Outgoing(session="s", ttl=90.0)
+    await broker.send("q", [message for message in kinds for _ in range(5)])
+    held = await broker.accept("q", "s", 10.0)
+    assert isinstance(held, SessionLock)
+    assert isinstance(await broker.receive_session(held, 2), Claim)
+    await broker.write_state(held, b"state")
+    some = await receive(broker, limit=5)
+    verdicts: list[Verdict] = [Defer(), Defer(), DeadLetter("bad"), DeadLetter("bad"), Complete(remember=9.0)]
+    assert await broker.settle([Settlement(*pair) for pair in zip(some, verdicts, strict=True)]) == [SETTLED] * 5
+    await receive(broker, dead_letters_of("q"), limit=1)
+    await broker.receive_deferred("q", [some[0].sequence], 10.0)
+    await broker.delete_when_idle("q", 90.0)
+    tables = ["deferred", "expiry", "death", "hold", "session", "dedupe", "inbox", "idle", "dead_retention"]
+    assert {table for table in tables if house.count(f"tenure_{table}") == 0} == set()
+    assert isinstance(await broker.delete("q"), NotEmpty)
+    assert isinstance(await broker.delete("q", force=True), Deleted)
+    tables += ["message", "ready", "delayed", "queue"]
+    assert {table for table in tables if house.count(f"tenure_{table}")} == set()
 
 
 async def test_a_count_that_is_wrong_keeps_no_queue_from_its_deletion(house: House) -> None:
