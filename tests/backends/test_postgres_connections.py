@@ -147,6 +147,28 @@ async def test_the_server_gives_up_by_itself_what_a_cut_off_client_has_asked(ser
             assert isinstance(answer, Unavailable)
 
 
+async def test_behind_a_pooler_the_server_gives_up_what_waits_for_locks(server: Postgres, name: str) -> None:
+    with private(PgBouncer, of=server, size=20) as pooler:
+        async with (
+            FaultProxy("127.0.0.1", pooler.port) as proxy,
+            opened(server.url) as patient,
+            opened(f"{pooler.url.replace(f':{pooler.port}/', f':{proxy.port}/')}?timeout=1&listen=false") as backend,
+            native(server.url) as watch,
+            native(server.url) as stranger,
+        ):
+            blocked = Blocked(name)
+            await blocked.prepare(patient, stranger)
+            await until(lambda: answers(backend))
+            asked = [
+                asyncio.ensure_future(blocked.ask(backend, question)) for question in ("acquire", "settle and send")
+            ]
+            await until(lambda: all_wait(watch, len(asked)))
+            proxy.stall()  # so that nothing can be called off
+            await until(lambda: nobody_waits(watch))
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(answer, Unavailable)
+
+
 async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres, name: str) -> None:
     async with (
         opened(server.url) as patient,
