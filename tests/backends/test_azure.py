@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha1
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,9 @@ from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
 from tenure.backends import azure_storage
+from tenure.backends.azure_storage import leases as leases_module
 from tenure.backends.azure_storage import queue as queue_module
-from tenure.backends.azure_storage.client import Line
+from tenure.backends.azure_storage.client import Line, Said
 from tenure.backends.azure_storage.names import DEAD, queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
@@ -30,9 +32,11 @@ from tenure.queue.message import (
     DEAD_SUFFIX,
     MAX_DELIVERIES,
     SETTLED,
+    Abandon,
     DeadLetter,
     Outgoing,
     Renewed,
+    Settled,
     Settlement,
 )
 from tenure.testing import until
@@ -339,6 +343,53 @@ async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeyp
         assert await broker.purge("by-reason", Selection(reason="front"), 33) == 33
         assert await broker.purge("by-reason", Selection(reason="front"), None) == 1
         assert (await broker.stats("by-reason")).dead == 0
+
+
+# --- what comes in between ---------------------------------------------------------------------------------------
+
+
+async def test_a_term_between_the_look_and_the_acquisition_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = leases_module._taken
+    async with opened() as ann, opened() as bob:
+
+        async def a_term_of_bob() -> int:
+            answer = await bob.leases.acquire("between", "bob#1", 60.0)
+            assert isinstance(answer, Granted)
+            await bob.leases.release(answer.grant)
+            return answer.grant.token
+
+        async def too_late(*arguments: Any) -> bool:
+            monkeypatch.setattr(leases_module, "_taken", taken)
+            tokens.append(await a_term_of_bob())
+            return await taken(*arguments)
+
+        tokens = [await a_term_of_bob()]
+        monkeypatch.setattr(leases_module, "_taken", too_late)
+        answer = await ann.leases.acquire("between", "ann#1", 60.0)
+        assert isinstance(answer, Granted)
+        assert tokens[0] < tokens[1] < answer.grant.token
+
+
+async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
+    async with opened() as backend:
+        broker = backend.broker
+        await broker.send("receipt", [Outgoing(b"a")])
+        [got] = (await broker.receive("receipt", 1, 30.0)).deliveries
+        held = broker._held[str(got.token), got.sequence]
+        newest, old = held.receipt, "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
+        held.receipt, held.flying = old, 1  # as if a renewal on another thread were under way
+        settling = asyncio.ensure_future(broker.settle([Settlement(got, Abandon(delay=20.0))]))
+        await until(lambda: held.flying == 2)
+        await until(lambda: held.flying == 1 or settling.done())
+        held.receipt, held.flying = newest, held.flying - 1
+        assert list(await settling) == [Settled()]
+
+        async def never(receipt: str) -> None:
+            raise AssertionError("the message is no longer ours")
+
+        # A renewal that crosses the verdict must not use the receipt that the verdict brought.
+        assert isinstance(await broker._with_receipt(held, never), Said)
+        assert (await broker.receive("receipt", 1, 30.0)).deliveries == ()
 
 
 # --- what somebody deletes ---------------------------------------------------------------------------------------
