@@ -1865,6 +1865,30 @@ async def test_a_verdict_without_an_answer_at_the_end_is_told_of(town: Town) -> 
     town.road.settling = True
 
 
+@in_town
+async def test_a_session_lost_while_its_verdict_has_no_answer_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a", session="s")
+    hooked: list[str] = []
+
+    async def handler(message: Message) -> None:
+        if message.delivery_count == 1:
+            town.road.settling = town.road.renewing = False
+
+    def note(message: Message, error: BaseException) -> None:
+        hooked.append(str(error))
+        town.road.settling = town.road.renewing = True
+
+    async with town.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
+        await asyncio.sleep(3 * LOCK)
+    [told] = town.told(ResultDiscarded)
+    assert (told.why, told.delivery_count) == ("unanswered", 1)
+    assert town.told(LockEnded) == []
+    [error] = hooked
+    assert "before there was an answer to its verdict" in error
+    assert await queue.stats() == Stats()
+
+
 async def _drain_after(queue: Queue, seconds: float) -> None:
     await asyncio.sleep(seconds)
     await queue.drain(grace=1.0)
