@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import subprocess
@@ -62,6 +63,37 @@ async def test_also_a_term_of_a_loop(url: str) -> None:
     async with tenure.connect(url) as backend, backend.election("chair", ttl=TTL).campaign() as term:
         assert in_child(term.check).startswith("TermLost: ")
         term.check()
+
+
+async def test_a_lock_belongs_to_the_process_that_has_it(url: str) -> None:
+    """Of a session, and of the messages that handlers of both kinds of consumers have in hand."""
+    async with tenure.connect(url) as backend:
+        queue = backend.queue("orders", lock=TTL)
+        await queue.send_batch([tenure.Outgoing(b"", session=one) for one in ("own", "handled", None)])
+        async with queue.session("own") as session:
+            assert in_child(session.remaining) == "0.0"
+            assert session.remaining() > 0.0
+            said: list[str] = []
+
+            async def handle(message: tenure.Message) -> None:
+                remaining = functools.partial(consumers[message.session].remaining, message)
+                said.append(f"{in_child(remaining)} {remaining() > 0.0}")
+
+            consumers: dict[str | None, tenure.Consumer | tenure.SessionConsumer] = {
+                one: queue.consumer(handle, sessions=one is not None, until_empty=True) for one in (None, "handled")
+            }
+            for consumer in consumers.values():
+                await consumer.run()
+            assert said == ["0.0 True", "0.0 True"]
+
+
+def test_also_a_session_of_a_thread(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders", lock=TTL)
+        queue.send(b"", session="s")
+        with queue.session("s") as session:
+            assert in_child(session.remaining) == "0.0"
+            assert session.remaining() > 0.0
 
 
 async def test_a_child_is_refused_the_backend_of_its_parent(url: str) -> None:

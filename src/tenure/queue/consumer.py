@@ -209,8 +209,11 @@ class Consumer:
     def remaining(self, message: Message) -> float:
         """Return for how many seconds the lock of a *message* in hand may be believed, if nothing more is heard.
 
-        0.0 if it is over. It is renewed all the while; see :meth:`tenure.Term.remaining`, the same for a leader.
+        0.0 if it is over, and in a forked child. It is renewed all the while; see :meth:`tenure.Term.remaining`, the
+        same for a leader.
         """
+        if self._desk.keeper.is_forked:
+            return 0.0
         return max(0.0, self._pump.sure_until(message.delivery) - self._desk.clock.now())
 
     # --- the machine ---

@@ -183,8 +183,13 @@ class Session:
         return answer.locked_until
 
     def remaining(self) -> float:
-        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over."""
-        return 0.0 if self.lost.is_set() else max(0.0, self._hold.sure_until - self._desk.clock.now())
+        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over.
+
+        In a forked child it is 0.0: the session is that of the process that accepted it.
+        """
+        if self.lost.is_set() or self._desk.keeper.is_forked:
+            return 0.0
+        return max(0.0, self._hold.sure_until - self._desk.clock.now())
 
     def _lock(self) -> SessionLock:
         if self._held is None or self.lost.is_set():
