@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,11 +16,13 @@ import pytest
 
 import tenure
 from tenure.backends.memory import Memory, MemoryBroker
-from tenure.cli import guard, working
+from tenure.cli import guard, lead, working
 from tenure.cli.child import Child
+from tenure.cli.leading import Leading
 from tenure.cli.work import Order
 from tenure.cli.working import Working
 from tenure.keeper import Keeper
+from tenure.lease import Grant
 from tenure.queue import handlers, processes
 from tenure.queue.broker import QueueSettings
 from tenure.queue.desk import Desk
@@ -33,6 +36,9 @@ RENEWED_AFTER = 25.0
 TRUST = LOCK * 0.95 - 1.0  # seconds after the question: less what clocks may differ by, less the margin
 GRACE = 2.0
 PATIENCE = 30.0
+
+STOOD_STILL = 0.25
+"""Seconds that pass each time somebody has asked what remains: no deadline may move for that."""
 
 Now = tuple[ManualClock, float]
 
@@ -61,6 +67,18 @@ async def opened(clock: ManualClock) -> AsyncIterator[Queue]:
         yield Queue(desk)
     finally:
         memory.bell.close()
+
+
+def stand_still_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner: type[Any]) -> None:
+    """Let time pass between the answer of ``remaining`` and what is done with it."""
+    remaining = owner.remaining
+
+    def asked(*arguments: Any) -> float:
+        left: float = remaining(*arguments)
+        clock.advance(STOOD_STILL)
+        return left
+
+    monkeypatch.setattr(owner, "remaining", asked)
 
 
 # --- handlers in processes -------------------------------------------------------------------------------------------
@@ -95,15 +113,33 @@ async def test_a_handlers_process_ends_itself_before_its_lock_does(now: Now, tmp
     assert deadlines == pytest.approx([start + TRUST - share, start + RENEWED_AFTER + TRUST - share], abs=1e-6)
 
 
+async def test_the_end_of_a_handlers_process_does_not_move_while_we_stand_still(
+    now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, start = now
+    stand_still_after(monkeypatch, clock, tenure.Consumer)
+    ends: list[float] = []
+
+    async def handle(message: tenure.Message) -> None:
+        ends.extend(consumer._handlers._until(message) for _ in range(2))
+
+    async with opened(clock) as queue:
+        await queue.send(b"")
+        consumer = queue.consumer(handle, until_empty=True)
+        assert isinstance(consumer, tenure.Consumer)
+        await consumer.run()
+    assert ends == pytest.approx([start + TRUST - handlers.KILL_SHARE * GRACE] * 2, abs=1e-6)
+
+
 # --- the commands of tenure work -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("timeout", "ends"), [(None, TRUST), (10.0, 10.0 + GRACE)])
-async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
-    now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None, ends: float
-) -> None:
-    clock, start = now
-    said, go_on = tmp_path / "said", tmp_path / "go on"
+def order(*command: str, timeout: float | None = None) -> Order:
+    return Order("orders", command, None, "", {}, 1, False, timeout, GRACE, True, 0)
+
+
+def overheard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what guards are told from now on, line by line."""
     lines: list[str] = []
     tell = Child._tell
 
@@ -112,18 +148,35 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
         tell(child, line)
 
     monkeypatch.setattr(Child, "_tell", overhear)
-    monkeypatch.setattr(working, "LOOKS", 400)
-    script = (
+    return lines
+
+
+def show_guard(said: Path, go_on: Path) -> str:
+    """Return a script that writes the command line of its guard to *said*, and waits for *go_on*."""
+    return (
         f"cat /proc/$PPID/cmdline > '{said}.new'; mv '{said}.new' '{said}'; until [ -e '{go_on}' ]; do sleep 0.02; done"
     )
-    work = Working(Order("orders", ("sh", "-c", script), None, "", {}, 1, False, timeout, GRACE, True, 0))
+
+
+def deadline_and_grace(said: Path) -> list[float]:
+    return [float(one) for one in said.read_bytes().split(b"\0")[6:8]]
+
+
+@pytest.mark.parametrize(("timeout", "ends"), [(None, TRUST), (10.0, 10.0 + GRACE)])
+async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
+    now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None, ends: float
+) -> None:
+    clock, start = now
+    said, go_on = tmp_path / "said", tmp_path / "go on"
+    lines = overheard(monkeypatch)
+    monkeypatch.setattr(working, "LOOKS", 400)
+    work = Working(order("sh", "-c", show_guard(said, go_on), timeout=timeout))
     async with opened(clock) as queue:
         await queue.send(b"")
         work._consumer = consumer = queue.consumer(work._serve, until_empty=True)
         consuming = asyncio.create_task(consumer.run())
         await until(said.exists, within=PATIENCE)
-        [deadline, grace] = said.read_bytes().split(b"\0")[6:8]
-        assert [float(deadline), float(grace)] == pytest.approx([start + ends, GRACE], abs=1e-6)
+        assert deadline_and_grace(said) == pytest.approx([start + ends, GRACE], abs=1e-6)
         if timeout is None:
             clock.advance(RENEWED_AFTER)
             await until(lambda: len(lines) > 1, within=PATIENCE)
@@ -133,3 +186,51 @@ async def test_a_command_is_stopped_before_its_lock_ends_and_at_its_time_limit(
     renewed = [] if timeout else [start + RENEWED_AFTER + TRUST]
     assert [line.split()[0] for line in lines] == ["deadline"] * len(lines)
     assert [float(line.split()[1]) for line in lines] == pytest.approx([start + ends, *renewed], abs=1e-6)
+
+
+async def test_a_command_that_is_told_to_stop_has_its_grace_and_no_more(
+    now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, start = now
+    stand_still_after(monkeypatch, clock, tenure.Consumer)
+    begun = tmp_path / "begun"
+    lines = overheard(monkeypatch)
+    work = Working(order("sh", "-c", f": > '{begun}'; sleep 1000"))
+    async with opened(clock) as queue:
+        await queue.send(b"")
+        work._consumer = consumer = queue.consumer(work._serve)
+        consuming = asyncio.create_task(consumer.run())
+        await until(begun.exists, within=PATIENCE)
+        told_at = clock.now()
+        consumer.drain(grace=0.0)
+        await consuming
+    first, *_, last, stop = lines
+    assert float(first.split()[1]) == pytest.approx(start + TRUST, abs=1e-6)
+    assert float(last.split()[1]) == pytest.approx(told_at + GRACE, abs=1e-6)
+    assert stop == "stop"
+
+
+# --- the command of tenure lead --------------------------------------------------------------------------------------
+
+
+async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
+    now: Now, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, start = now
+    stand_still_after(monkeypatch, clock, tenure.Term)
+    said, go_on = tmp_path / "said", tmp_path / "go on"
+    lines = overheard(monkeypatch)
+    leading = Leading(lead.Order("chair", ("sh", "-c", show_guard(said, go_on)), "memory:", {}, False, None, 0))
+    async with tenure.connect("memory:") as backend:
+        election = backend.election("chair", ttl=LOCK)
+        term = tenure.Term(Grant("chair", "me", 7), start + TRUST, clock)
+        serving = asyncio.create_task(leading._serve(election, term, os.environ))
+        await until(said.exists, within=PATIENCE)
+        assert deadline_and_grace(said) == pytest.approx([start + TRUST, GRACE], abs=1e-6)
+        term._trusted_until = start + RENEWED_AFTER + TRUST
+        leading._pass_trust()
+        go_on.touch()
+        await serving
+    assert [line.split()[0] for line in lines] == ["deadline"] * 2
+    expected = [start + TRUST, start + RENEWED_AFTER + TRUST]
+    assert [float(line.split()[1]) for line in lines] == pytest.approx(expected, abs=1e-6)

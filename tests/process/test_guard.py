@@ -142,9 +142,9 @@ def test_nothing_is_left_of_what_forks_all_the_time(tmp_path: Path, period: str)
 
 
 async def test_an_ended_command_is_let_go_of() -> None:
-    child = Child.start(["true"], os.environ, FAR, 1.0)
+    child = Child.start(["true"], os.environ, guard.now() + FAR, 1.0)
     assert (await child.outcome).code == 0
-    child.trust(2 * FAR)  # news of its term that come too late
+    child.trust(guard.now() + 2 * FAR)  # news of its term that come too late
     ref = weakref.ref(child)
     del child
     await asyncio.sleep(0)  # the last task of it ends

@@ -55,14 +55,16 @@ class Child:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], env: Mapping[str, str], remaining: float, grace: float, stdin: int | None = None
+        cls, command: Sequence[str], env: Mapping[str, str], deadline: float, grace: float, stdin: int | None = None
     ) -> Child:
-        """Start *command* in a term that may be trusted for *remaining* seconds; *stdin* is ours if it isn't given.
+        """Start *command* in a term that may be trusted until *deadline*; *stdin* is ours if it isn't given.
+
+        The deadline is a moment of :func:`tenure.cli.guard.now`, which is to be read before what remains is asked for:
+        then it is never too late, however long we stand still in between.
 
         Raises:
             Failure: The system gave no process or no pipe.
         """
-        deadline = guard.now() + remaining
         pipes: list[int] = []
         try:
             pipes += os.pipe()
@@ -80,23 +82,22 @@ class Child:
         os.close(listens)
         os.close(says)
         child = cls(process, control, report, grace)
-        child.trust(remaining)
+        child.trust(deadline)
         return child
 
     # --- what the guard is told ---
 
-    def trust(self, remaining: float) -> None:
-        """Let the command run on: its term may now be trusted for so many seconds."""
+    def trust(self, deadline: float) -> None:
+        """Let the command run on: its term may now be trusted until *deadline*, as in :meth:`start`."""
         if self.outcome.done():  # a timer set now would be cancelled by nobody
             return
-        deadline = guard.now() + remaining
         if abs(deadline - self._deadline) < 0.001:
             return
         self._deadline = deadline
         self._tell(f"deadline {deadline!r}")
         if self._last_resort:
             self._last_resort.cancel()
-        patience = remaining - self._grace * guard.KILL_SHARE * LAST_RESORT
+        patience = deadline - guard.now() - self._grace * guard.KILL_SHARE * LAST_RESORT
         self._last_resort = self._loop.call_later(max(0.0, patience), self._resort)
 
     def signal(self, number: int) -> None:

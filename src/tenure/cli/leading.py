@@ -85,7 +85,7 @@ class Leading:
             return
         began = asyncio.get_running_loop().time()
         env = {**environment, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
-        child = Child.start(self._order.command, env, term.remaining(), election.timing.grace)
+        child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
         self._child, self._term = child, term
         try:
             outcome, was_told = await self._see_out(child, term)
@@ -123,7 +123,7 @@ class Leading:
     def _pass_trust(self) -> None:
         """Something has happened to the candidate: tell the guard how long the term may be trusted now."""
         if self._child and self._term:
-            self._child.trust(self._term.remaining())
+            self._child.trust(_end_of(self._term))
 
     def _environment(self, shown_url: str) -> dict[str, str]:
         environment = dict(os.environ)
@@ -170,6 +170,12 @@ class Leading:
     def _end(self, number: signal.Signals) -> None:
         self._signal = number
         self._stop.set()
+
+
+def _end_of(term: tenure.Term) -> float:
+    """Return until when *term* may be trusted, by the clock of the guards."""
+    now = guard.now()  # before we ask what remains: never too late
+    return now + term.remaining()
 
 
 def _next_pause(before: float, ran_for: float) -> float:

@@ -112,11 +112,12 @@ class Working:
         grace = min(STOP_GRACE, timing.grace)
         give_up = guard.now() + self._timeout
 
-        def believed() -> float:
-            return min(give_up + grace - guard.now(), consumer.remaining(message))
+        def end() -> float:
+            now = guard.now()  # before we ask what remains: never too late
+            return min(give_up + grace, now + consumer.remaining(message))
 
         environment = self._environment(message)
-        child = Child.start(self._order.command, environment, believed(), grace, stdin=body.fileno())
+        child = Child.start(self._order.command, environment, end(), grace, stdin=body.fileno())
         cancelled: asyncio.CancelledError | None = None
         while not child.outcome.done():
             try:
@@ -124,11 +125,11 @@ class Working:
             except asyncio.CancelledError as error:
                 # The message is lost, or we are to end: either way the command must be gone before we say so.
                 cancelled = error
-                child.trust(min(grace, believed()))
+                child.trust(min(guard.now() + grace, end()))
                 child.stop()
             else:
                 if cancelled is None:
-                    child.trust(believed())
+                    child.trust(end())
         if cancelled is not None:
             raise cancelled
         outcome = child.outcome.result()
