@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,8 @@ class Ward:
         assert self.process.wait(PATIENCE) == 0
         if self.control >= 0:
             os.close(self.control)
-        return said.splitlines()[-1]
+        self.said = said.splitlines()
+        return self.said[-1]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,9 @@ class Ward:
 )
 def test_too_late_to_start(tmp_path: Path, ahead: float, before: bytes | None) -> None:
     mark = tmp_path / "ran"
-    assert Ward("touch", str(mark), ahead=ahead, before=before).close() == "late 0"
+    ward = Ward("touch", str(mark), ahead=ahead, before=before)
+    assert ward.close() == "late 0"
+    assert ward.said == ["late 0"]  # not even a process was made
     assert not mark.exists()
 
 
@@ -107,6 +111,69 @@ def test_after_a_suspend_a_command_is_stopped_at_once(tmp_path: Path) -> None:
     slept.touch()
     assert ward.process.wait(PATIENCE) == 0
     assert ward.close() == "lost 143"
+
+
+HELD = """
+import os, time
+guard = os.getpid()
+time.clock_gettime = lambda _: float(open({clock!r}).read()) if os.getpid() == guard else {in_child!r}
+with open({guard!r}) as text:
+    exec(compile(text.read(), {guard!r}, "exec"))
+"""
+"""A guard on a clock that shows what is in a file, and in the process that becomes the command a moment of its own."""
+
+
+class Clock:
+    """What the guard takes for the time."""
+
+    def __init__(self, path: Path, now: float, in_child: float) -> None:
+        self._path = path
+        self.code = ("-c", HELD.format(clock=str(path), in_child=in_child, guard=guard.__file__))
+        self.show(now)
+
+    def show(self, now: float) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(repr(now))
+        new.rename(self._path)
+
+
+def test_a_command_is_told_and_killed_at_its_moments_and_not_before(tmp_path: Path) -> None:
+    deadline, grace = guard.now() + FAR, 2.0
+    clock = Clock(tmp_path / "clock", deadline - FAR, deadline - FAR)
+    script = f"""
+        trap ': > {tmp_path}/told' TERM; trap ': > {tmp_path}/usr1' USR1; trap ': > {tmp_path}/usr2' USR2
+        : > {tmp_path}/ready; while :; do sleep 0.01; done
+    """
+    ward = Ward("sh", "-c", script, ahead=FAR, grace=grace, code=clock.code, before=f"deadline {deadline!r}\n".encode())
+
+    def look_at(now: float) -> None:
+        """Let the guard look at the clock, and do what is due."""
+        clock.show(now)
+        for name in ("usr1", "usr2"):  # when it has passed on the second, it has done all that was due at the first
+            ward.say(f"signal {getattr(signal, 'SIG' + name.upper()).value}\n".encode())
+            until((tmp_path / name).exists)
+            (tmp_path / name).unlink()
+
+    until((tmp_path / "ready").exists)
+    look_at(deadline - grace - 0.001)
+    assert not (tmp_path / "told").exists()
+    look_at(deadline - grace)
+    until((tmp_path / "told").exists)
+    look_at(deadline - grace * guard.KILL_SHARE - 0.001)
+    clock.show(deadline - grace * guard.KILL_SHARE)
+    ward.say(b"signal 10\n")  # look again
+    assert ward.process.wait(PATIENCE / 10) == 0
+    assert ward.close() == "lost 137"
+
+
+def test_a_command_is_not_run_if_its_time_is_over_when_its_process_is_made(tmp_path: Path) -> None:
+    start, mark = guard.now(), tmp_path / "ran"
+    for left, last in ((1.0, "late 0"), (1.001, "ended 0")):
+        clock = Clock(tmp_path / "clock", start, start + FAR - left)
+        before = f"deadline {start + FAR!r}\n".encode()
+        ward = Ward("touch", str(mark), ahead=FAR, before=before, code=clock.code)
+        assert ward.close() == last
+        assert mark.exists() == (last == "ended 0")
 
 
 def test_a_renewal_saves_what_was_not_told_to_stop() -> None:
