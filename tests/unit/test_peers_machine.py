@@ -13,11 +13,13 @@ from tenure.peers.fleet import Fleet, Quorum, Strategy
 from tenure.peers.machine import (
     Acquire,
     Answer,
+    AskToResign,
     Found,
     Hint,
     Input,
     Inspect,
     Machine,
+    Names,
     Received,
     Release,
     Renew,
@@ -417,3 +419,26 @@ def test_who_asks_after_a_round_began_is_answered_by_votes_that_are_cast_after_t
     hall.cuts.clear()
     hall.run(1.0)
     assert hall.answers[second] == granted
+
+
+def test_a_minority_says_nothing_about_who_is_asked_to_resign() -> None:
+    hall = Hall()
+    hall.lead(0)
+    hall.part(0)
+    alone = hall.ask(0, lambda ask: AskToResign(ask, "chair"))
+    hall.run(5.0)
+    assert isinstance(hall.answers[alone], NoAnswer)
+    hall.cuts.clear()
+    together = hall.ask(0, lambda ask: AskToResign(ask, "chair"))
+    hall.run(5.0)
+    assert hall.answers[together] is True
+
+
+def test_names_are_told_by_a_majority() -> None:
+    hall = Hall()
+    hall.part(0)
+    hall.lead(1)
+    hall.cuts.clear()
+    ask = hall.ask(0, Names)  # of which it has heard of none
+    hall.run(1.0)
+    assert hall.answers[ask] == ("chair",)
