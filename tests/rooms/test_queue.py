@@ -30,7 +30,7 @@ from tenure.events import (
 from tenure.keeper import Keeper
 from tenure.pacing import Timing
 from tenure.queue import desk, handlers
-from tenure.queue.broker import Claim, NoSession, QueueSettings, SettingChanges
+from tenure.queue.broker import Claim, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.desk import DEATHS_PER_TURN, Desk, Message, Received
 from tenure.queue.machine import sure_until
 from tenure.queue.message import Delivery, Died, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
@@ -2033,6 +2033,10 @@ async def test_a_worker_that_is_cancelled_in_its_error_hook_leaves_nothing_locke
         await asyncio.sleep(5 * LOCK)
     assert handled == 3
     assert await queue.stats() == Stats()
+
+
+def test_how_long_letters_have_been_dead_is_counted_back_from_now() -> None:
+    assert Selection(dead_for=60.0).at(100.0) == Selection(dead_before=40.0)
 
 
 @in_town
