@@ -416,6 +416,20 @@ async def test_an_answer_that_lasts_waits_for_the_disk(house: House, monkeypatch
     await answers_wait_for_the_disk(house, monkeypatch)
 
 
+async def test_a_disk_that_could_not_keep_it_is_no_answer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = house.open(options=Options(synchronous="full", busy=30.0))
+    await broker.send("q", [Outgoing(b"before")])
+
+    def fail(file: int) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(client, "_sync", fail)
+    with pytest.raises(Unavailable, match="could not keep it"):
+        await broker.send("q", [Outgoing(b"x")])
+    monkeypatch.undo()
+    await broker.send("q", [Outgoing(b"after")])
+
+
 def _answers_first(self: Any, group: list[Any]) -> None:
     self._deliver(group)
     self._database.sync()
