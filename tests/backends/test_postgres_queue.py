@@ -446,6 +446,63 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
         assert many < 1.5 * few + 300, (what, few, many)
 
 
+async def used_up(broker: Broker, name: str, count: int) -> None:
+    """Send *count* messages that take many pages, and consume them."""
+    assert isinstance(broker, postgres.PostgresBroker)
+    await broker.send(name, [Outgoing(b"x" * 1500)] * count)
+    while await consumed(broker, name, 500):
+        await broker._rest()
+    await broker.stats(name)  # which makes one row of the tally
+
+
+@pytest.mark.parametrize("known", [0, 1, 5])
+async def test_no_verb_walks_what_was_consumed_where_the_planner_knows_of_few_messages(
+    url: str, name: str, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics of a moment when a queue was drained, beside a snapshot, make a walk through all of it look cheap."""
+    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    costs: dict[str, list[int]] = {}
+    async with opened(url) as backend, native(url) as reader, native(url) as other, native(url) as connection:
+        broker = backend.broker
+
+        async def count(what: str, asked: str, *values: object) -> None:
+            costs.setdefault(what, []).append(await cost(connection, f"SELECT FROM tenure.{asked}", name, *values))
+
+        async with reader.transaction(isolation="repeatable_read"):
+            await reader.execute("SELECT FROM tenure.queue")
+            for depth in (100, 400, 3000):
+                await used_up(broker, name, depth)
+                await broker.send(name, [Outgoing(b"x")] * known)
+                await connection.execute("VACUUM ANALYZE")
+                await broker.send(name, [Outgoing(b"x")] * 10 + [Outgoing(b"x", session=f"{depth}")] * 4)
+                await count("receive", "receive($1, 2, 0.001, 7)")
+                await connection.execute("SELECT pg_sleep(0.01)")
+                await count("time", "stats($1)")
+                got = (await broker.receive(name, 8, LOCK)).deliveries
+                numbers, tokens = [one.sequence for one in got], [one.token for one in got]
+                await count("renew", "renew_many($1, $2, $3, 300)", numbers, tokens)
+                async with other.transaction():
+                    await other.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", numbers[0])
+                    await count("renew beside", "renew_many($1, $2, $3, 300)", numbers, tokens)
+                await count("complete", "complete_many($1, $2, $3)", numbers[:4], tokens[:4])
+                settle = "settle_many($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+                rest: list[list[object]] = [[0.0] * 3, ["test"] * 3, [""] * 3, [None] * 3, [0.0] * 3]
+                verdicts = ["defer", "dead", "abandon"]
+                await count("settle", settle, numbers[4:7], tokens[4:7], verdicts, *rest)
+                await count("deferred", "receive_deferred($1, $2, 300, 8)", numbers[4:5])
+                held, _ = await claimed(broker, name, f"{depth}", 2)
+                session = ([held.session], [held.token])
+                await count("renew session", "renew_sessions($1, $2, $3, 300)", *session)
+                async with other.transaction():
+                    await other.execute("SELECT FROM tenure.message WHERE session = $1 FOR UPDATE", held.session)
+                    await count("renew session beside", "renew_sessions($1, $2, $3, 600)", *session)
+                await count("release", "release_session($1, $2, $3)", held.session, held.token)
+                await count("peek", "peek_dead($1, NULL, NULL, NULL, NULL, 0, 10)")
+                await count("redrive", "revive($1, NULL, NULL, NULL, NULL, 0, 10, false, false)")
+    for what, (_, few, many) in costs.items():  # at first, they are planned, too
+        assert many < 1.5 * few + 200, (what, few, many)
+
+
 async def test_a_queue_that_was_deleted_is_left_out_at_a_cost_that_does_not_grow(url: str, name: str) -> None:
     async with opened(url) as backend, native(url) as reader, native(url) as connection:
         broker, costs = backend.broker, []

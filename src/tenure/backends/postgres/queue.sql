@@ -3,6 +3,10 @@
 -- Their names begin with p_ for what is given and v_ for what is found. "v_now" is read once in each call.
 -- The settings at their heads keep plans from turning bad when a table that was planned for when empty is full: there
 -- is one right way through each of them, by its index.
+--
+-- Rows are joined by number as "m.seq BETWEEN a.seq AND a.seq". Joined by "=", the index is of use for its order as well:
+-- where the statistics are of a moment with few messages, the planner then walks through all of it, and so through all
+-- that was consumed and is not vacuumed yet. "coalesce(due_at, 0)" keeps a condition from an index in the same way.
 
 -- --- indexes of messages -----------------------------------------------------------------------------------------
 
@@ -378,9 +382,11 @@ BEGIN
             ) AS m
             LIMIT 1000
         ), held AS (
-            UPDATE {schema}.message AS m SET due_at = due.until FROM due WHERE m.seq = due.seq AND due.until IS NOT NULL
+            UPDATE {schema}.message AS m SET due_at = due.until FROM due
+            WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NOT NULL
         ), doomed AS (
-            DELETE FROM {schema}.message AS m USING due WHERE m.seq = due.seq AND due.until IS NULL AND due.dies
+            DELETE FROM {schema}.message AS m USING due
+            WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NULL AND due.dies
             RETURNING m.*, due.is_tried
         ), buried AS (
             INSERT INTO {schema}.dead (
@@ -403,7 +409,7 @@ BEGIN
                     ELSE m.history
                 END
             FROM due
-            WHERE m.seq = due.seq AND due.until IS NULL AND NOT due.dies
+            WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NULL AND NOT due.dies
             RETURNING m.state, m.seq, m.priority, m.session, m.due_at
         ), offered AS (
             INSERT INTO {schema}.waiting (queue, seq, session)
@@ -963,23 +969,24 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT m.seq
         FROM (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
-        JOIN {schema}.message AS m ON m.seq = a.seq
+        JOIN {schema}.message AS m ON m.seq BETWEEN a.seq AND a.seq
         WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
           AND (m.session IS NULL OR m.is_deferred)
         FOR UPDATE OF m SKIP LOCKED
     )
-    UPDATE {schema}.message AS m SET due_at = greatest(m.due_at, v_until) FROM held WHERE m.seq = held.seq;
+    UPDATE {schema}.message AS m SET due_at = greatest(m.due_at, v_until) FROM held
+    WHERE m.seq BETWEEN held.seq AND held.seq;
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF v_found < cardinality(p_numbers) THEN
         INSERT INTO {schema}.extended (seq, token, until)
-        SELECT DISTINCT m.seq, m.token, v_until
+        SELECT DISTINCT a.seq, a.token, v_until
         FROM unnest(p_numbers, p_tokens) AS a (seq, token)
-        JOIN {schema}.message AS m ON m.seq = a.seq
-        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token AND m.due_at < v_until
+        JOIN {schema}.message AS m ON m.seq BETWEEN a.seq AND a.seq
+        WHERE m.queue = v_queue AND m.state = 1 AND m.token = a.token AND coalesce(m.due_at, 0) < v_until
           AND greatest(m.due_at, {schema}._extended(m.seq, m.token, v_now)) > v_now + greatest(1, p_lock / 3)
           AND (m.session IS NULL OR m.is_deferred)
-        ORDER BY m.seq
+        ORDER BY a.seq
         ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
     END IF;
     -- What a session's lock covers ends with that, and is not extended by itself.
@@ -990,7 +997,7 @@ BEGIN
         SELECT greatest(m.due_at, {schema}._extended(m.seq, m.token, v_now)) AS until,
                m.session IS NOT NULL AND NOT m.is_deferred AS is_covered
         FROM {schema}.message AS m
-        WHERE m.seq = a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
+        WHERE m.seq BETWEEN a.seq AND a.seq AND m.queue = v_queue AND m.state = 1 AND m.token = a.token
     ) AS held ON true
     ORDER BY a.place;
 END
@@ -1039,7 +1046,7 @@ BEGIN
     WITH done AS (
         DELETE FROM {schema}.message AS m
         USING (SELECT * FROM unnest(p_numbers, p_tokens) AS a (seq, token) ORDER BY seq) AS a
-        WHERE m.seq = a.seq AND m.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+        WHERE m.seq BETWEEN a.seq AND a.seq AND m.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
           AND m.state = 1 AND m.token = a.token
           AND (m.due_at > v_now OR {schema}._extended(m.seq, m.token, v_now) > v_now)
         RETURNING m.queue, m.seq, m.session
@@ -1217,7 +1224,7 @@ BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_numbers) LOOP
         SELECT * INTO v_letter FROM {schema}.dead
-        WHERE seq = p_numbers[i] AND queue = v_queue AND token = p_tokens[i] AND due_at > v_now
+        WHERE seq = p_numbers[i] AND queue + 0 = v_queue AND token = p_tokens[i] AND due_at > v_now
         FOR UPDATE;
         IF NOT FOUND THEN
             v_answers := v_answers || 0;
@@ -1519,7 +1526,7 @@ BEGIN
             ));
             INSERT INTO {schema}.extended (seq, token, until)
             SELECT seq, token, v_until FROM {schema}.message
-            WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND due_at < v_until
+            WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND coalesce(due_at, 0) < v_until
               AND {schema}._turn(state, deliveries, is_deferred) = 1 AND state = 1
             ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
             RETURN NEXT v_until;
@@ -1621,7 +1628,7 @@ BEGIN
         ORDER BY 1
         LIMIT 1
     ) AS oldest
-    JOIN {schema}.message AS m USING (seq);
+    JOIN {schema}.message AS m ON m.seq BETWEEN oldest.seq AND oldest.seq;
     RETURN NEXT;
 END
 $$;
@@ -1772,8 +1779,8 @@ BEGIN
     FROM {schema}._meant(
         v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, {schema}.clock(), true
     ) AS meant (seq)
-    JOIN {schema}.dead AS d USING (seq)
-    ORDER BY d.seq;
+    JOIN {schema}.dead AS d ON d.seq BETWEEN meant.seq AND meant.seq
+    ORDER BY meant.seq;
 END
 $$;
 
@@ -1801,7 +1808,7 @@ BEGIN
         USING {schema}._meant(
             v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
         ) AS meant (seq)
-        WHERE d.seq = meant.seq AND (d.token IS NULL OR d.due_at <= v_now)
+        WHERE d.seq BETWEEN meant.seq AND meant.seq AND (d.token IS NULL OR d.due_at <= v_now)
         RETURNING d.*
     ), back AS (
         INSERT INTO {schema}.message (
