@@ -76,18 +76,6 @@ DIED_MAX = 10_000
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""
 
-NAMES = """
-SELECT name FROM {schema}.queue AS q
-WHERE deleted_at IS NULL OR EXISTS (
-    SELECT FROM {schema}.tally AS t
-    WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
-    GROUP BY t.queue
-    HAVING sum(ready + locked + delayed + deferred + dead) <> 0
-)
-ORDER BY name
-"""
-"""Lists the queues; one that was deleted is one again if a message was sent to it meanwhile."""
-
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
     Complete: "complete",
@@ -155,7 +143,7 @@ class PostgresBroker:
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
-        rows = await self._client.ask(NAMES.format(schema=self._schema))
+        rows = await self._rows("names")
         return [name for (name,) in rows]
 
     def hints(self, queue: str) -> AsyncIterator[None]:

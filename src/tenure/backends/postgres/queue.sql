@@ -1067,7 +1067,7 @@ $$;
 -- Complete one message in the caller's own transaction; lock_token is the Message's. Raises TN002 if the lock is over,
 -- so that what the transaction wrote for the message goes with it.
 CREATE OR REPLACE FUNCTION {schema}.complete(queue text, lock_token text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {plans} AS $$
 BEGIN
     -- The caller may commit long after the lock has ended, and others have found the session to be held up.
     PERFORM {schema}._offer(m.queue, ARRAY[m.seq], ARRAY[m.session])
@@ -1568,7 +1568,7 @@ $$;
 
 -- Return whether a session's lock holds, and its state.
 CREATE OR REPLACE FUNCTION {schema}.read_state(p_queue text, p_session text, p_token bigint) RETURNS SETOF bytea
-LANGUAGE sql AS $$
+LANGUAGE sql {plans} AS $$
     SELECT s.state
     FROM {schema}.session AS s JOIN {schema}.queue AS q ON q.id = s.queue
     WHERE q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
@@ -1576,7 +1576,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION {schema}.write_state(p_queue text, p_session text, p_token bigint, p_state bytea)
 RETURNS SETOF boolean
-LANGUAGE sql AS $$
+LANGUAGE sql {plans} AS $$
     UPDATE {schema}.session AS s SET state = p_state
     FROM {schema}.queue AS q
     WHERE q.id = s.queue AND q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
@@ -1643,6 +1643,20 @@ BEGIN
     PERFORM {schema}._pass_time(q.id, {schema}.clock(), {rounds}) FROM {schema}.queue AS q WHERE q.name = stats.queue;
     RETURN QUERY SELECT * FROM {schema}.counts(stats.queue);
 END
+$$;
+
+-- List the queues. One that was deleted is one again if a message was sent to it meanwhile.
+CREATE OR REPLACE FUNCTION {schema}.names() RETURNS SETOF text
+LANGUAGE sql {plans} AS $$
+    SELECT q.name
+    FROM {schema}.queue AS q
+    WHERE q.deleted_at IS NULL OR EXISTS (
+        SELECT FROM {schema}.tally AS t
+        WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
+        GROUP BY t.queue
+        HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
+    )
+    ORDER BY q.name
 $$;
 
 -- Make one row of a queue's tally, if there are many. Rows that another is at are left to them.
@@ -1897,7 +1911,7 @@ $$;
 
 -- List queues that may be deleted. Those that were, and have not been used for a day, go for good.
 CREATE OR REPLACE FUNCTION {schema}.idle() RETURNS SETOF text
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_now double precision := {schema}.clock();
     v_gone integer[];
