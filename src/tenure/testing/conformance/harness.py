@@ -126,14 +126,12 @@ class _Gate:
             await self._opened.wait()
 
 
-class Lossy:
-    """A ``LeaseStore`` around another, whose answers can be lost on their way; for stores without a network to cut."""
+class _Link:
+    """The way to a store and back, which can be cut, lose answers or keep a question; for stores without a network."""
 
-    def __init__(self, store: LeaseStore) -> None:
-        self.store = store
+    def __init__(self) -> None:
         self._losing = False
         self._is_cut = False
-        self._cut_off: set[str] = set()
         self._gate = _Gate()
         self.late = self._gate.late
 
@@ -155,6 +153,23 @@ class Lossy:
         finally:
             self._is_cut = False
 
+    def _leave(self, *, is_cut_off: bool = False) -> None:
+        if self._is_cut or is_cut_off:
+            raise Unavailable("the way there is cut, as the test wants it")
+
+    def _arrive(self) -> None:
+        if self._losing:
+            raise Unavailable("the answer was lost on its way, as the test wants it")
+
+
+class Lossy(_Link):
+    """A ``LeaseStore`` around another, which can be cut off, or lose its answers on their way."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        super().__init__()
+        self.store = store
+        self._cut_off: set[str] = set()
+
     @asynccontextmanager
     async def cut_one(self, name: str) -> AsyncIterator[None]:
         """Let nothing about *name* through inside the block."""
@@ -164,13 +179,8 @@ class Lossy:
         finally:
             self._cut_off.discard(name)
 
-    def _arrive(self) -> None:
-        if self._losing:
-            raise Unavailable("the answer was lost on its way, as the test wants it")
-
     def _leave_for(self, name: str) -> None:
-        if self._is_cut or name in self._cut_off:
-            raise Unavailable("the way there is cut, as the test wants it")
+        self._leave(is_cut_off=name in self._cut_off)
 
     @property
     def traits(self) -> LeaseTraits:
@@ -305,38 +315,17 @@ class QueueHarness(ABC):
         raise NotImplementedError
 
 
-class LossyBroker:
+class LossyBroker(_Link):
     """A ``Broker`` around another, which can be cut off, or lose its answers on their way."""
 
     def __init__(self, broker: Broker) -> None:
+        super().__init__()
         self._inside = broker
-        self._losing = False
-        self._is_cut = False
-        self._gate = _Gate()
-        self.late = self._gate.late
 
     @classmethod
     def around(cls, broker: Broker) -> Broker:
         """Return one around *broker*, as what it is to its users."""
         return cast(Broker, cls(broker))
-
-    @asynccontextmanager
-    async def lose_answer(self) -> AsyncIterator[None]:
-        """Lose every answer inside the block."""
-        self._losing = True
-        try:
-            yield
-        finally:
-            self._losing = False
-
-    @asynccontextmanager
-    async def cut(self) -> AsyncIterator[None]:
-        """Let no question through inside the block."""
-        self._is_cut = True
-        try:
-            yield
-        finally:
-            self._is_cut = False
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inside, name)
@@ -344,9 +333,7 @@ class LossyBroker:
 
     async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
         await self._gate.leave()
-        if self._is_cut:
-            raise Unavailable("the way to the broker is cut, as the test wants it")
+        self._leave()
         answer = await question(*args, **options)
-        if self._losing:
-            raise Unavailable("the answer was lost on its way, as the test wants it")
+        self._arrive()
         return answer
