@@ -401,14 +401,14 @@ class Raising:
         self._name = name
         self._schema = schema
 
-    async def propose(self, number: int) -> None:
-        asked = f"SELECT {self._schema}.propose($1, $2)"
-        self._proposal = await self._connection.fetchval(asked, self._name, number)
+    async def propose(self, number: int, looks_ahead: bool = True) -> None:
+        asked = f"SELECT {self._schema}.propose($1, $2, $3)"
+        self.proposal = await self._connection.fetchval(asked, self._name, number, looks_ahead)
         self._writers = await self._connection.fetchval(f"SELECT {self._schema}.writers()")
 
     async def complete(self) -> bool:
         asked = f"SELECT {self._schema}.raise_marks($1, $2, $3)"
-        return bool(await self._connection.fetchval(asked, self._name, self._proposal, self._writers))
+        return bool(await self._connection.fetchval(asked, self._name, self.proposal, self._writers))
 
     async def marks(self) -> list[float]:
         asked = f"SELECT {self._schema}._marks(id) FROM {self._schema}.queue WHERE name = $1"
@@ -444,6 +444,35 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
                     costs.setdefault(what, []).append(await cost(connection, asked, name))
     for what, (few, many) in costs.items():
         assert many < 1.5 * few + 300, (what, few, many)
+
+
+async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    async with opened(url) as backend, native(url) as connection:
+        broker, raising = backend.broker, Raising(connection, name)
+        await broker.declare(name, {"lock": LOCK})
+        await broker.send(name, [Outgoing(b"x" * 1500)] * 700)
+        begun = time.time()
+
+        async def walked(looks_ahead: bool) -> int:
+            await raising.propose(1, looks_ahead)
+            return await cost(connection, f"SELECT FROM tenure.raise_marks($1, {raising.proposal}, '{{}}')", name)
+
+        for _ in range(2):  # with enough to do
+            assert len(await consumed(broker, name, 300)) == 300
+            await broker._rest()
+        assert begun + LOCK / 2 <= (await raising.marks())[11] < begun + LOCK
+        _, few = [await walked(looks_ahead=False) for _ in range(2)]  # the first time, it is planned, too
+        assert await walked(looks_ahead=True) > few + 100
+        assert (await raising.marks())[11] >= begun + LOCK
+        assert await walked(looks_ahead=True) < few + 50
+
+        assert len(await consumed(broker, name, 300)) == 100  # which has asked
+        marks = await raising.marks()
+        await broker._rest()
+        assert (await raising.marks())[11] > marks[11]
 
 
 async def used_up(broker: Broker, name: str, count: int) -> None:
@@ -617,8 +646,11 @@ async def test_marks_are_not_raised_beside_a_claim_that_has_read_them(server: Po
         assert await raising.complete()
 
 
+@pytest.mark.parametrize("looks_ahead", [True, False])
 @pytest.mark.parametrize("at", ["before", "proposed", "raised"])
-async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name: str, at: str) -> None:
+async def test_marks_pass_over_nothing_that_comes_back(
+    turnable: Postgres, name: str, at: str, looks_ahead: bool
+) -> None:
     """Whatever makes it claimable, and whenever that is: it stands below what is proposed, or raised already."""
     async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
         broker, raising = backend.broker, Raising(connection, name)
@@ -630,9 +662,9 @@ async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name:
         await broker.settle([Settlement(gone, COMPLETE) for gone in (*some[9:], *orphans[:-1])])
         await broker.settle([Settlement(dead, DeadLetter("because"))])
         if at == "proposed":
-            await raising.propose(some[-1].sequence)
+            await raising.propose(some[-1].sequence, looks_ahead)
         elif at == "raised":
-            await raising.propose(some[-1].sequence)
+            await raising.propose(some[-1].sequence, looks_ahead)
             assert await raising.complete()
         async with other.transaction():  # who has begun before, and ends after
             await other.fetch(
@@ -642,7 +674,7 @@ async def test_marks_pass_over_nothing_that_comes_back(turnable: Postgres, name:
                 [one.token],
             )
             if at == "before":
-                await raising.propose(some[-1].sequence)
+                await raising.propose(some[-1].sequence, looks_ahead)
                 assert not await raising.complete()
         await broker.settle(
             [Settlement(two, GIVE_BACK), Settlement(urgent, Abandon()), Settlement(three, Abandon(delay=5))]
@@ -993,7 +1025,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         await broker.settle([Settlement(claim.deliveries[0], Abandon())])
         await broker.release(held)
         await broker._tidy(name)
-        await broker._raise_marks(name, got[-1].sequence)
+        await broker._raise_marks(name, got[-1].sequence, looks_ahead=True)
         async with native(url) as connection:
             raised = "SELECT count(*) FROM tenure.mark JOIN tenure.queue ON id = queue WHERE name = $1 AND kind = 2"
             assert await connection.fetchval(raised, name) == 1

@@ -64,8 +64,8 @@ TIDY_EVERY = 10.0
 """Seconds after which it is tidied even if there were fewer."""
 
 _SETTINGS = "lock, max_deliveries, dedupe_window, body_max, dead_retention"
-RAISE_PAUSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between two looks whether those have ended who wrote when it was proposed; then it is given up."""
+RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each look whether those have ended who wrote when it was proposed; then it is given up."""
 
 RAISE_AFTER = 5_000
 """So many messages after the last time, this process raises the marks from which claims begin."""
@@ -95,6 +95,15 @@ class _Unanswered:
     missed_at: float = math.inf  # when the server first said that it holds nothing
 
 
+@dataclass(slots=True)
+class _Received:
+    """What this process has received of a queue."""
+
+    count: int = 0  # messages since it has raised the marks
+    behind: int = 0  # messages since it has raised them as far as they go
+    highest: int = 0
+
+
 class PostgresBroker:
     """A ``Broker`` in PostgreSQL."""
 
@@ -104,7 +113,7 @@ class PostgresBroker:
         self._schema = client.options.schema
         self._traits = replace(QUEUE_TRAITS, hints=client.options.listen)
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
-        self._received: dict[str, tuple[int, int]] = {}  # messages since a queue's marks were raised, and the highest
+        self._received: dict[str, _Received] = {}
         self._raising: set[str] = set()
         self._unanswered: dict[str, dict[int, _Unanswered]] = {}  # claims by queue and token
         self._sessions = HeldSessions()
@@ -223,17 +232,19 @@ class PostgresBroker:
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
         """Make deliveries of *rows*, by *rank*; the last one may only tell when to look again."""
-        due_in = None
+        due_in, are_all = None, False
         if rows and rows[-1][0] is None:
             last = rows.pop()
             due_in = last[6]
             self._note_died(queue, last[3])
             if sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
                 due_in = 0.0
+            are_all = due_in != 0.0
         if rows:
             self._note_use(queue)
             rows.sort(key=rank)
-            self._note_received(queue, len(rows), rows[-1][0])
+        if rows or are_all:
+            self._note_received(queue, len(rows), rows[-1][0] if rows else 0, are_all)
         return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in, self._take_died(queue))
 
     def _note_died(self, queue: str, text: str | None) -> None:
@@ -570,23 +581,27 @@ class PostgresBroker:
         self._used[queue] = 0, time.monotonic()
         self._begin(self._tidy(queue))
 
-    def _note_received(self, queue: str, count: int, number: int) -> None:
+    def _note_received(self, queue: str, count: int, number: int, are_all: bool) -> None:
         """Count what was received, and see to it that the queue's marks are raised now and then."""
-        before, highest = self._received.get(queue, (0, 0))
-        count, highest = before + count, max(highest, number)
-        if count >= RAISE_AFTER and queue not in self._raising:
-            count = 0
+        received = self._received.setdefault(queue, _Received())
+        received.count += count
+        received.behind += count
+        received.highest = max(received.highest, number)
+        looks_ahead = are_all and received.behind >= RAISE_AFTER
+        if (looks_ahead or received.count >= RAISE_AFTER) and queue not in self._raising:
+            received.count = 0
+            if looks_ahead:
+                received.behind = 0
             self._raising.add(queue)
-            self._begin(self._raise_marks(queue, highest))
-        self._received[queue] = count, highest
+            self._begin(self._raise_marks(queue, received.highest, looks_ahead))
 
-    async def _raise_marks(self, queue: str, highest: int) -> None:
+    async def _raise_marks(self, queue: str, highest: int, looks_ahead: bool) -> None:
         """Let claims begin behind what was consumed; see "marks" in queue.sql."""
         try:
             with suppress(TenureError):  # it can wait
-                proposal = await self._call("propose", queue, highest)
+                proposal = await self._call("propose", queue, highest, looks_ahead)
                 writers = await self._call("writers")
-                for pause in (0.0, *RAISE_PAUSES):
+                for pause in RAISE_PAUSES:
                     await asyncio.sleep(pause)
                     if await self._call("raise_marks", queue, proposal, writers):
                         return

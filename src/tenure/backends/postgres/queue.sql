@@ -255,17 +255,23 @@ END
 $$;
 
 -- Propose to raise the marks of a queue, of which messages up to p_number were received; return the proposal's number.
-CREATE OR REPLACE FUNCTION {schema}.propose(p_queue text, p_number bigint) RETURNS bigint
+--
+-- That of locks is raised to no later than the next claims' locks end, so that these need leave no rows; and no later than
+-- half of that, unless p_looks_ahead. To find the first lock that holds, all that were settled are walked: it is worth it
+-- where claims ask when to look again, and else it can wait until they are vacuumed.
+CREATE OR REPLACE FUNCTION {schema}.propose(p_queue text, p_number bigint, p_looks_ahead boolean) RETURNS bigint
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
+    v_ends double precision;
     v_counted bigint;
     v_proposal bigint;
 BEGIN
-    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    SELECT q.id, {schema}.clock() + q.lock * CASE WHEN p_looks_ahead THEN 1 ELSE 0.5 END INTO v_queue, v_ends
+    FROM {schema}.queue AS q WHERE q.name = p_queue;
     INSERT INTO {schema}.tally (queue) VALUES (v_queue) RETURNING n INTO v_counted;
     INSERT INTO {schema}.mark (queue, kind, keys)
-    VALUES (v_queue, 1, p_number || array_fill('Infinity'::double precision, '{12}') || v_counted)
+    VALUES (v_queue, 1, p_number || array_fill('Infinity'::double precision, '{10}') || ARRAY[v_ends, 'Infinity', v_counted])
     RETURNING n INTO v_proposal;
     RETURN v_proposal;
 END
@@ -286,14 +292,19 @@ CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_queue text, p_proposal bigint,
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
     v_queue integer;
+    v_proposed double precision[];
     v_keys double precision[];
     v_live double precision[];
-    v_ends double precision;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR {schema}.writers() && p_writers THEN
         RETURN false;
     END IF;
-    SELECT q.id, {schema}.clock() + q.lock INTO v_queue, v_ends FROM {schema}.queue AS q WHERE q.name = p_queue;
+    SELECT q.id, m.keys INTO v_queue, v_proposed
+    FROM {schema}.queue AS q JOIN {schema}.mark AS m ON m.queue = q.id
+    WHERE q.name = p_queue AND m.n = p_proposal AND m.kind = 1;
+    IF NOT FOUND THEN
+        RETURN true;  -- others have raised them since
+    END IF;
     IF NOT pg_try_advisory_xact_lock(hashtextextended('tenure marks {schema}', v_queue)) THEN
         RETURN false;  -- two that raise at once would wait for each other's rows
     END IF;
@@ -314,19 +325,18 @@ BEGIN
         SELECT m.due_at AS key
         FROM {schema}.message AS m
         WHERE m.queue = v_queue AND m.state = s.state::smallint AND m.due_at >= v_keys[11 + s.state]
+          AND m.due_at < v_proposed[11 + s.state]
         ORDER BY m.due_at
         LIMIT 1
     ) AS first ON true;
-    -- Where few locks end later than those of the next claims do, these need leave no rows.
-    v_live[12] := least(v_live[12], v_ends);
     v_live := v_live || coalesce((
         SELECT t.n::double precision FROM {schema}.tally AS t
         WHERE t.queue = v_queue AND t.n >= v_keys[14]::bigint ORDER BY t.n LIMIT 1
     ), 'Infinity');
     UPDATE {schema}.mark AS m
     SET kind = 2,
-        keys = (SELECT array_agg(least(a.key, a.live) ORDER BY a.place)
-                FROM unnest(m.keys, v_live) WITH ORDINALITY AS a (key, live, place))
+        keys = (SELECT array_agg(greatest(a.before, least(a.proposed, a.live)) ORDER BY a.place)
+                FROM unnest(v_keys, m.keys, v_live) WITH ORDINALITY AS a (before, proposed, live, place))
     WHERE m.queue = v_queue AND m.n = p_proposal;
     IF FOUND THEN
         DELETE FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.n < p_proposal;

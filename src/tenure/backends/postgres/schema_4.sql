@@ -46,5 +46,9 @@ $$;
 DROP INDEX {schema}.message_due;
 CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
 
+-- Each claim adds an entry for the same number: a page that has no room for them is split, or looked through for what is
+-- dead, and that costs a claim more than all else that it does to this index.
+ALTER INDEX {schema}.message_pkey SET (fillfactor = 50);
+
 -- The oldest version of this code that works with the schema as it is now.
 ALTER TABLE {schema}.migration ADD COLUMN oldest integer;
