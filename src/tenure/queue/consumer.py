@@ -501,6 +501,7 @@ class _Worker:
         desk, pump, serve = consumer._desk, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer._turn_soon
         success, inbox = consumer._verdict, consumer._consuming.inbox
+        cancelling = self.task.cancelling
         CALLING.set(consumer)
         yielded_at = now()
         while True:
@@ -511,7 +512,8 @@ class _Worker:
                 await consumer._rest()
                 yielded_at = now()
                 continue
-            turn_soon()
+            if not consumer._turning:
+                turn_soon()
             message = Message(delivery, desk, pump)
             self.delivery = delivery
             try:
@@ -525,7 +527,7 @@ class _Worker:
                     consumer._end_with(error)
                 outcome = error
             self.delivery = None
-            if self.task.cancelling() and self._why is None and not consumer._is_ending:
+            if cancelling() and self._why is None and not consumer._is_ending:
                 await take_back(self.task)
             # Of what a handler returns, nothing is asked but its type: it may claim to be of any class.
             if self._why is None and (outcome is None or not issubclass(type(outcome), _NO_RESULT)):
@@ -539,8 +541,9 @@ class _Worker:
                         turn_soon()
                     raise
             done(delivery, verdict)
-            turn_soon()
-            if self.is_cancelled:
+            if not consumer._turning:
+                turn_soon()
+            if cancelling():
                 raise asyncio.CancelledError
             if moment - yielded_at > SLICE:
                 await asyncio.sleep(0)

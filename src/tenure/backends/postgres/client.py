@@ -12,6 +12,7 @@ import random
 import re
 import ssl
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlencode, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -511,7 +513,9 @@ class Line:
         self._is_closed = False
         self.checking: asyncio.Task[None] | None = None
         """Finds out whether the schema fits, for all who ask."""
-        self._idle: list[Connection] = []  # the last one used is the next, so that few stay busy
+        # The one that was opened first is the next: few stay busy, and few plan what is asked most.
+        self._idle: list[Connection] = []
+        self._opened_at = WeakKeyDictionary[Connection, float]()
         self._busy: set[Connection] = set()
         self._waiting: deque[asyncio.Future[Connection]] = deque()
         self._opening: set[asyncio.Task[None]] = set()
@@ -588,7 +592,7 @@ class Line:
                 self._busy.add(connection)
                 turn.set_result(connection)
                 return
-        self._idle.append(connection)
+        insort(self._idle, connection, key=lambda one: -self._opened_at[one])
 
     def _room(self) -> int:
         return self._size - len(self._busy) - len(self._idle)
@@ -670,6 +674,7 @@ class Line:
             return
         connection = await self._connect()
         self._is_reached, self._failures, self._open_from = True, 0, 0.0
+        self._opened_at[connection] = asyncio.get_running_loop().time()
         self._offer(connection)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
