@@ -177,7 +177,7 @@ class PostgresBroker:
         if queue.endswith(DEAD_SUFFIX):  # to receive one of these is not counted, so nothing is given back
             rows = await self._told_rows("receive_dead", queue.removesuffix(DEAD_SUFFIX), limit, lock, token)
             rows = sorted((row for row in rows if row[0] is not None), key=_rank)
-            return Claim(tuple(_delivery(queue, token, row, _death(row[11:])) for row in rows))
+            return Claim(tuple(_delivery(queue, token, row[:11], _death(row[11:])) for row in rows))
         await self._give_back(queue)
         with self._noted_unanswered(queue, token, lock):
             rows = await self._rows("receive", queue, limit, lock, token)
@@ -304,13 +304,14 @@ class PostgresBroker:
         """Pass many verdicts."""
         if not settlements:
             return []
-        for delivery, _ in settlements:
+        queue = settlements[0].delivery.queue
+        are_plain = not queue.endswith(DEAD_SUFFIX)
+        for delivery, verdict in settlements:
             if delivery.session is not None:
                 self._sessions.settled(delivery.token, delivery.sequence)
-        queue = settlements[0].delivery.queue
-        if not queue.endswith(DEAD_SUFFIX) and all(
-            verdict is COMPLETE and delivery.queue == queue for delivery, verdict in settlements
-        ):
+            if verdict is not COMPLETE or delivery.queue != queue:
+                are_plain = False
+        if are_plain:
             numbers = [delivery.sequence for delivery, _ in settlements]
             if len(set(numbers)) == len(numbers):
                 tokens = [delivery.token for delivery, _ in settlements]
@@ -665,7 +666,7 @@ def _headers(text: str | None) -> Headers:
 
 
 def _delivery(queue: str, token: int | str, row: Any, death: Death | None = None) -> Delivery:
-    number, name, body, headers, count, enqueued_at, until, session, priority, reply_to, correlation_id = row[:11]
+    number, name, body, headers, count, enqueued_at, until, session, priority, reply_to, correlation_id = row
     return Delivery(
         queue,
         number,
@@ -685,7 +686,7 @@ def _delivery(queue: str, token: int | str, row: Any, death: Death | None = None
 
 
 def _dead_message(queue: str, row: Any) -> DeadMessage:
-    one, death = _delivery(queue, "", row), _death(row[11:])
+    one, death = _delivery(queue, "", row[:11]), _death(row[11:])
     return DeadMessage(
         queue,
         one.sequence,
