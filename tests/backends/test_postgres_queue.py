@@ -20,6 +20,7 @@ import pytest
 from tenure.backends import postgres
 from tenure.backends.postgres import queue
 from tenure.backends.postgres.client import VERSION, Connection
+from tenure.backends.postgres.migrate import RAISE_BEHIND
 from tenure.backends.postgres.sessions import HeldSessions
 from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
@@ -406,9 +407,10 @@ class Raising:
         self.proposal = await self._connection.fetchval(asked, self._name, number, looks_ahead)
         self._writers = await self._connection.fetchval(f"SELECT {self._schema}.writers()")
 
-    async def complete(self) -> bool:
+    async def complete(self) -> bool | None:
         asked = f"SELECT {self._schema}.raise_marks($1, $2, $3)"
-        return bool(await self._connection.fetchval(asked, self._name, self.proposal, self._writers))
+        raised: bool | None = await self._connection.fetchval(asked, self._name, self.proposal, self._writers)
+        return raised
 
     async def marks(self) -> list[float]:
         asked = f"SELECT {self._schema}._marks(id) FROM {self._schema}.queue WHERE name = $1"
@@ -463,16 +465,34 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
         for _ in range(2):  # with enough to do
             assert len(await consumed(broker, name, 300)) == 300
             await broker._rest()
-        assert begun + LOCK / 2 <= (await raising.marks())[11] < begun + LOCK
+        assert begun + LOCK - RAISE_BEHIND <= (await raising.marks())[11] < begun + LOCK
         _, few = [await walked(looks_ahead=False) for _ in range(2)]  # the first time, it is planned, too
         assert await walked(looks_ahead=True) > few + 100
         assert (await raising.marks())[11] >= begun + LOCK
         assert await walked(looks_ahead=True) < few + 50
+        assert await walked(looks_ahead=False) < few + 50
+        marks = await raising.marks()
+        assert marks[11] >= begun + LOCK
 
         assert len(await consumed(broker, name, 300)) == 100  # which has asked
-        marks = await raising.marks()
         await broker._rest()
-        assert (await raising.marks())[11] > marks[11]
+        again = await raising.marks()
+        assert again[11] > marks[11]
+    async with opened(url) as backend:  # it doesn't know how far the others have raised them
+        await backend.broker.receive(name, 1, LOCK)
+        await backend.broker._rest()
+        async with native(url) as connection:
+            assert (await Raising(connection, name).marks())[11] > again[11]
+
+
+async def test_a_proposal_whose_place_another_has_taken_is_told_from_one_that_is_raised(url: str, name: str) -> None:
+    async with opened(url) as backend, native(url) as connection:
+        await backend.broker.send(name, [Outgoing(b"x")])
+        one, two = Raising(connection, name), Raising(connection, name)
+        await one.propose(1)
+        await two.propose(1)
+        assert await two.complete() is True
+        assert await one.complete() is None
 
 
 async def used_up(broker: Broker, name: str, count: int) -> None:
@@ -680,7 +700,7 @@ async def test_marks_pass_over_nothing_that_comes_back(
             [Settlement(two, GIVE_BACK), Settlement(urgent, Abandon()), Settlement(three, Abandon(delay=5))]
         )
         await broker.redrive(name, EVERYTHING, None)
-        assert await raising.complete()
+        assert await raising.complete() is not False
         waiting = await broker.receive(name, 100, 1.0)  # a lock shorter than all others
         assert [each.body for each in waiting.deliveries] == [b"urgent", b"0", b"1", b"3"]
         assert waiting.due_in is not None
@@ -1025,7 +1045,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         await broker.settle([Settlement(claim.deliveries[0], Abandon())])
         await broker.release(held)
         await broker._tidy(name)
-        await broker._raise_marks(name, got[-1].sequence, looks_ahead=True)
+        await broker._raise_marks(name, queue._Received(highest=got[-1].sequence), looks_ahead=True)
         async with native(url) as connection:
             raised = "SELECT count(*) FROM tenure.mark JOIN tenure.queue ON id = queue WHERE name = $1 AND kind = 2"
             assert await connection.fetchval(raised, name) == 1

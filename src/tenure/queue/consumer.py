@@ -501,7 +501,9 @@ class _Worker:
         desk, pump, serve = consumer._desk, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = desk.clock.now, pump.take, pump.done, consumer._turn_soon
         success, inbox = consumer._verdict, consumer._consuming.inbox
-        cancelling = self.task.cancelling
+        task = asyncio.current_task()  # self.task is not there yet if tasks are eager
+        assert task is not None
+        cancelling = task.cancelling
         CALLING.set(consumer)
         yielded_at = now()
         while True:

@@ -54,6 +54,9 @@ _WITHOUT_MARKS = (2, 3)
 ROUNDS = 20
 """Steps of 1,000 messages that one question makes of what time has done."""
 
+RAISE_BEHIND = 15.0
+"""So many seconds before the next locks' end is the mark of locks raised to at least, where no lock is found before."""
+
 LATE = 5.0
 """Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
 
@@ -264,6 +267,7 @@ def functions(schema: str) -> str:
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
         "others": "{" + ",".join(["Infinity"] * 9) + "}",
         "late": LATE,
+        "behind": RAISE_BEHIND,
         "rounds": ROUNDS,
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,

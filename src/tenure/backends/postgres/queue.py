@@ -70,6 +70,12 @@ RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 RAISE_AFTER = 5_000
 """So many messages after the last time, this process raises the marks from which claims begin."""
 
+FIRST_AFTER = 100
+"""So many messages after its first, a process raises them as far as they go: others may not have done so."""
+
+LOOK_AHEAD_EVERY = 10.0
+"""Seconds before they are to be raised as far as they go again, if that has failed."""
+
 DIED_MAX = 10_000
 """So many deaths of a queue are kept to be told of with this process's next claim, the newest."""
 
@@ -99,9 +105,10 @@ class _Unanswered:
 class _Received:
     """What this process has received of a queue."""
 
-    count: int = 0  # messages since it has raised the marks
-    behind: int = 0  # messages since it has raised them as far as they go
+    count: int = 0  # messages since it has proposed to raise the marks
+    behind: int = RAISE_AFTER - FIRST_AFTER  # messages since it has raised them as far as they go
     highest: int = 0
+    look_ahead_from: float = 0.0  # if that fails, the next claim need not begin it again
 
 
 class PostgresBroker:
@@ -232,19 +239,18 @@ class PostgresBroker:
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
         """Make deliveries of *rows*, by *rank*; the last one may only tell when to look again."""
-        due_in, are_all = None, False
+        due_in, has_asked = None, False
         if rows and rows[-1][0] is None:
-            last = rows.pop()
+            last, has_asked = rows.pop(), True
             due_in = last[6]
             self._note_died(queue, last[3])
             if sum(len(row[2]) for row in rows) >= CLAIM_BYTES:
                 due_in = 0.0
-            are_all = due_in != 0.0
         if rows:
             self._note_use(queue)
             rows.sort(key=rank)
-        if rows or are_all:
-            self._note_received(queue, len(rows), rows[-1][0] if rows else 0, are_all)
+        if rows or has_asked:
+            self._note_received(queue, len(rows), rows[-1][0] if rows else 0, has_asked)
         return Claim(tuple(_delivery(queue, token, row) for row in rows), due_in, self._take_died(queue))
 
     def _note_died(self, queue: str, text: str | None) -> None:
@@ -582,29 +588,40 @@ class PostgresBroker:
         self._used[queue] = 0, time.monotonic()
         self._begin(self._tidy(queue))
 
-    def _note_received(self, queue: str, count: int, number: int, are_all: bool) -> None:
-        """Count what was received, and see to it that the queue's marks are raised now and then."""
+    def _note_received(self, queue: str, count: int, number: int, has_asked: bool) -> None:
+        """Count what was received, and see to it that the queue's marks are raised now and then.
+
+        As far as they go only if *has_asked* when the next lock ends: see "propose" in queue.sql.
+        """
         received = self._received.setdefault(queue, _Received())
         received.count += count
         received.behind += count
         received.highest = max(received.highest, number)
-        looks_ahead = are_all and received.behind >= RAISE_AFTER
-        if (looks_ahead or received.count >= RAISE_AFTER) and queue not in self._raising:
+        if queue in self._raising:
+            return
+        now = time.monotonic()
+        looks_ahead = has_asked and received.behind >= RAISE_AFTER and now >= received.look_ahead_from
+        if looks_ahead or received.count >= RAISE_AFTER:
             received.count = 0
             if looks_ahead:
-                received.behind = 0
+                received.look_ahead_from = now + LOOK_AHEAD_EVERY
             self._raising.add(queue)
-            self._begin(self._raise_marks(queue, received.highest, looks_ahead))
+            self._begin(self._raise_marks(queue, received, looks_ahead))
 
-    async def _raise_marks(self, queue: str, highest: int, looks_ahead: bool) -> None:
+    async def _raise_marks(self, queue: str, received: _Received, looks_ahead: bool) -> None:
         """Let claims begin behind what was consumed; see "marks" in queue.sql."""
+        behind = received.behind
         try:
             with suppress(TenureError):  # it can wait
-                proposal = await self._call("propose", queue, highest, looks_ahead)
+                proposal = await self._call("propose", queue, received.highest, looks_ahead)
                 writers = await self._call("writers")
                 for pause in RAISE_PAUSES:
                     await asyncio.sleep(pause)
-                    if await self._call("raise_marks", queue, proposal, writers):
+                    is_raised = await self._call("raise_marks", queue, proposal, writers)
+                    if is_raised is not False:  # None: by another process
+                        received.look_ahead_from = 0.0
+                        if is_raised and looks_ahead:
+                            received.behind -= behind
                         return
         finally:
             self._raising.discard(queue)

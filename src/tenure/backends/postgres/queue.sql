@@ -256,9 +256,9 @@ $$;
 
 -- Propose to raise the marks of a queue, of which messages up to p_number were received; return the proposal's number.
 --
--- That of locks is raised to no later than the next claims' locks end, so that these need leave no rows; and no later than
--- half of that, unless p_looks_ahead. To find the first lock that holds, all that were settled are walked: it is worth it
--- where claims ask when to look again, and else it can wait until they are vacuumed.
+-- That of locks is raised to no later than the next claims' locks end, so that these need leave no rows; unless
+-- p_looks_ahead, it stays seconds behind. To find the first lock that holds, all that were settled are walked: it is worth
+-- it where claims ask when to look again, and else it can wait until they are vacuumed.
 CREATE OR REPLACE FUNCTION {schema}.propose(p_queue text, p_number bigint, p_looks_ahead boolean) RETURNS bigint
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -267,7 +267,8 @@ DECLARE
     v_counted bigint;
     v_proposal bigint;
 BEGIN
-    SELECT q.id, {schema}.clock() + q.lock * CASE WHEN p_looks_ahead THEN 1 ELSE 0.5 END INTO v_queue, v_ends
+    SELECT q.id, {schema}.clock() + CASE WHEN p_looks_ahead THEN q.lock ELSE greatest(q.lock / 2, q.lock - {behind}) END
+    INTO v_queue, v_ends
     FROM {schema}.queue AS q WHERE q.name = p_queue;
     INSERT INTO {schema}.tally (queue) VALUES (v_queue) RETURNING n INTO v_counted;
     INSERT INTO {schema}.mark (queue, kind, keys)
@@ -287,7 +288,8 @@ LANGUAGE sql AS $$
       AND relation IN ('{schema}.message'::regclass, '{schema}.tally'::regclass)
 $$;
 
--- Raise the marks as proposed, but above nothing that is live; false while one of the writers goes on.
+-- Raise the marks as proposed, but above nothing that is live; false while one of the writers goes on, NULL if another
+-- proposal has taken this one's place.
 CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_queue text, p_proposal bigint, p_writers text[]) RETURNS boolean
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -303,7 +305,7 @@ BEGIN
     FROM {schema}.queue AS q JOIN {schema}.mark AS m ON m.queue = q.id
     WHERE q.name = p_queue AND m.n = p_proposal AND m.kind = 1;
     IF NOT FOUND THEN
-        RETURN true;  -- others have raised them since
+        RETURN NULL;
     END IF;
     IF NOT pg_try_advisory_xact_lock(hashtextextended('tenure marks {schema}', v_queue)) THEN
         RETURN false;  -- two that raise at once would wait for each other's rows
@@ -338,9 +340,10 @@ BEGIN
         keys = (SELECT array_agg(greatest(a.before, least(a.proposed, a.live)) ORDER BY a.place)
                 FROM unnest(v_keys, m.keys, v_live) WITH ORDINALITY AS a (before, proposed, live, place))
     WHERE m.queue = v_queue AND m.n = p_proposal;
-    IF FOUND THEN
-        DELETE FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.n < p_proposal;
+    IF NOT FOUND THEN
+        RETURN NULL;
     END IF;
+    DELETE FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.n < p_proposal;
     RETURN true;
 END
 $$;
