@@ -21,7 +21,7 @@ import asyncio, tenure
 ended = asyncio.Event()
 
 async def lead(term):
-    print("leads", flush=True)
+    print("leads\\n", end="", flush=True)
     try:
         await asyncio.sleep(3600)
     finally:
@@ -29,9 +29,9 @@ async def lead(term):
         ended.set()
 
 async def handle(message):
-    print("begins", flush=True)
+    print("begins\\n", end="", flush=True)
     await ended.wait()
-    print("done", flush=True)
+    print("done\\n", end="", flush=True)
 
 async def main():
     async with tenure.connect("sqlite:///work.db") as backend:
@@ -49,13 +49,13 @@ THREADS = """
 import threading, tenure.sync
 
 def lead(term):
-    print("leads", flush=True)
+    print("leads\\n", end="", flush=True)
     term.lost.wait()
     print("work ended", flush=True)
 
 def handle(message):
-    print("begins", flush=True)
-    print("done", flush=True)
+    print("begins\\n", end="", flush=True)
+    print("done\\n", end="", flush=True)
 
 with tenure.sync.connect("sqlite:///work.db") as backend:
     queue = backend.queue("orders")
@@ -71,7 +71,7 @@ ALONE = """
 import tenure.sync
 
 def lead(term):
-    print("leads", flush=True)
+    print("leads\\n", end="", flush=True)
     term.lost.wait()
     print("work ended", flush=True)
 
@@ -84,7 +84,7 @@ STUBBORN = """
 import tenure.sync, time
 
 def lead(term):
-    print("leads", flush=True)
+    print("leads\\n", end="", flush=True)
     term.lost.wait()
     print("told", flush=True)
     time.sleep(3600)
@@ -97,7 +97,7 @@ UNTOUCHED = """
 import asyncio, tenure
 
 async def lead(term):
-    print("leads", flush=True)
+    print("leads\\n", end="", flush=True)
     await asyncio.sleep(3600)
 
 async def main():

@@ -70,9 +70,6 @@ RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 RAISE_AFTER = 5_000
 """So many messages after the last time, this process raises the marks from which claims begin."""
 
-FIRST_AFTER = 100
-"""So many messages after its first, a process raises them as far as they go: others may not have done so."""
-
 LOOK_AHEAD_EVERY = 10.0
 """Seconds before they are to be raised as far as they go again, if that has failed."""
 
@@ -106,7 +103,7 @@ class _Received:
     """What this process has received of a queue."""
 
     count: int = 0  # messages since it has proposed to raise the marks
-    behind: int = RAISE_AFTER - FIRST_AFTER  # messages since it has raised them as far as they go
+    behind: int = RAISE_AFTER // 2  # since it has raised them as far as they go; before it began, others may not have
     highest: int = 0
     look_ahead_from: float = 0.0  # if that fails, the next claim need not begin it again
 
