@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -289,3 +290,33 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert tell(capsys, "dead", "purge", "orders", "--older-than", "1ms", "--id", "m0")[1] == "1 removed\n"
     assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 1
     assert [message.id for message in received(url)] == ["m1"]
+
+
+MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+
+
+@pytest.mark.parametrize(
+    ("body", "written", "encoding", "shown"),
+    [
+        (b"\x00\xff\n", "AP8K", "base64", "AP8K (base64, 3 bytes)"),
+        ("gr\u00fcn".encode(), "gr\u00fcn", "utf-8", "gr\u00fcn"),
+        (b"", "", "utf-8", None),
+    ],
+)
+def test_bodies_and_times_for_programs(
+    url: str, capsys: Captured, body: bytes, written: str, encoding: str, shown: str | None
+) -> None:
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders", max_deliveries=1)
+        queue.send(body, id="a")
+        queue.receive()[0].abandon()
+    [letter] = json.loads(tell(capsys, "dead", "list", "orders", "--json")[1])
+    assert json.loads(tell(capsys, "dead", "show", "orders", "a", "--json")[1]) == letter
+    assert (letter["body"], letter["body_encoding"]) == (written, encoding)
+    for moment in (letter["enqueued_at"], letter["dead_at"], letter["history"][0]["at"]):
+        assert re.fullmatch(MOMENT, moment)
+    out = tell(capsys, "dead", "show", "orders", "a")[1]
+    told = {line[:15].rstrip(): line[16:] for line in out.splitlines()}
+    assert told.get("body") == shown
+    assert told["died"] == letter["dead_at"]
+    assert letter["dead_at"] in tell(capsys, "dead", "list", "orders")[1]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import HelpfulGroup, complete, connect_to_look, duration, json_option, never_used, on_option
-from tenure.cli.output import clean, say, say_json, say_table
+from tenure.cli.output import body_fields, body_text, clean, say, say_json, say_table, timestamp
 
 if TYPE_CHECKING:
     from tenure import DeadMessage, Queue
@@ -55,7 +54,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
         say_json([_record(letter) for letter in letters])
     elif letters:
         rows = [
-            (str(one.sequence), one.id, one.reason, str(one.delivery_count), _when(one.dead_at), _last(one))
+            (str(one.sequence), one.id, one.reason, str(one.delivery_count), timestamp(one.dead_at), _last(one))
             for one in letters
         ]
         say_table(("SEQUENCE", "ID", "REASON", "DELIVERIES", "DIED", "WHY"), rows)
@@ -152,31 +151,21 @@ def _given(chosen: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _when(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
-
-
 def _last(letter: DeadMessage) -> str:
     if letter.description:
         return letter.description
     return f"{letter.error.type}: {letter.error.message}" if letter.error else ""
 
 
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return repr(body)
-
-
 def _record(letter: DeadMessage) -> dict[str, Any]:
     import dataclasses
 
     fields = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
-    fields["body"] = _text(letter.body)
+    fields |= body_fields(letter.body)
     fields["headers"] = dict(letter.headers)
+    fields["enqueued_at"], fields["dead_at"] = timestamp(letter.enqueued_at), timestamp(letter.dead_at)
     fields["error"] = dataclasses.asdict(letter.error) if letter.error else None
-    fields["history"] = [dataclasses.asdict(attempt) for attempt in letter.history]
+    fields["history"] = [{**dataclasses.asdict(attempt), "at": timestamp(attempt.at)} for attempt in letter.history]
     return fields
 
 
@@ -186,22 +175,22 @@ def _describe(letter: DeadMessage) -> None:
         "sequence": letter.sequence,
         "reason": letter.reason,
         "description": letter.description,
-        "died": _when(letter.dead_at),
-        "sent": _when(letter.enqueued_at),
+        "died": timestamp(letter.dead_at),
+        "sent": timestamp(letter.enqueued_at),
         "deliveries": letter.delivery_count,
         "session": letter.session,
         "priority": letter.priority,
         "reply to": letter.reply_to,
         "correlation id": letter.correlation_id,
         "headers": " ".join(f"{key}={value}" for key, value in letter.headers.items()),
-        "body": _text(letter.body),
+        "body": body_text(letter.body),
     }
     for what, value in told.items():
         if value not in (None, ""):
             say(f"{what:<15} {clean(str(value))}")
     for attempt in letter.history:
         failure = f"  {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
-        say(f"{'delivery ' + str(attempt.number):<15} {_when(attempt.at)}  {attempt.outcome}{clean(failure)}")
+        say(f"{'delivery ' + str(attempt.number):<15} {timestamp(attempt.at)}  {attempt.outcome}{clean(failure)}")
     if letter.error and letter.error.traceback:
         for line in letter.error.traceback.splitlines():
             say(f"    {clean(line)}")

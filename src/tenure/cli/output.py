@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import sys
@@ -94,9 +95,27 @@ def record(name: str, leader: Leader | None) -> dict[str, Any]:
     }
 
 
-def timestamp() -> str:
-    """Return the time of day in UTC, for people and logs; nothing is ever decided by it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def timestamp(moment: float | None = None) -> str:
+    """Write a moment (Unix seconds; now, if none is given) as every command does: ISO 8601 in UTC, with milliseconds.
+
+    Nothing is ever decided by it.
+    """
+    when = datetime.now(UTC) if moment is None else datetime.fromtimestamp(moment, UTC)
+    return when.isoformat(timespec="milliseconds")
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """Return the body of a message for programs, and how it is written: ``body_encoding`` is utf-8 or base64."""
+    try:
+        return {"body": body.decode(), "body_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def body_text(body: bytes) -> str:
+    """Write the body of a message for people: as its text, or in base64 with a note."""
+    fields = body_fields(body)
+    return fields["body"] if fields["body_encoding"] == "utf-8" else f"{fields['body']} (base64, {len(body):,} bytes)"
 
 
 class _Told(logging.Handler):
