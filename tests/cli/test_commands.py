@@ -166,7 +166,7 @@ def test_watch_tells_changes_and_ends_well_when_interrupted(url: str, store: Non
 def test_resign_where_nobody_leads(store: None, capsys: Captured) -> None:
     code, out, err = tell(capsys, "resign", "job")
     assert (code, out) == (3, "")
-    assert err == "tenure: nobody leads 'job', so there is nobody to ask\n"
+    assert err == "tenure: error: nobody leads 'job', so there is nobody to ask\n"
 
 
 def test_resign_asks(leader: tenure.sync.Term, capsys: Captured) -> None:
@@ -192,7 +192,9 @@ def test_resign_waits_until_it_has_happened(url: str, capsys: Captured) -> None:
 def test_resign_gives_up_waiting(leader: tenure.sync.Term, capsys: Captured) -> None:
     code, _, err = tell(capsys, "resign", "job", "--wait", "10ms")
     assert code == Exit.NOT_YET
-    assert err.startswith(f"tenure: {leader.holder} was asked to step down from 'job', and has not done so within ")
+    assert err.startswith(
+        f"tenure: error: {leader.holder} was asked to step down from 'job', and has not done so within "
+    )
 
 
 # --- doctor ------------------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def test_doctor_on_a_full_disk(url: str, store: None, capsys: Captured) -> None:
     assert run.returncode == Exit.UNAVAILABLE
     assert "All is well" not in run.stdout
     assert "! writing: " in run.stdout
-    assert "tenure: the store was reached, and a message could not be kept and removed: " in run.stderr
+    assert "tenure: error: the store was reached, and a message could not be kept and removed: " in run.stderr
     assert json.loads(tell(capsys, "doctor", "--json")[1])["facts"]["writing"] != "fails"
 
 

@@ -56,7 +56,7 @@ def test_one_line_and_a_documented_code(line: list[str], code: int, says: str, c
     assert main(line) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("tenure: ")
+    assert err.startswith("tenure: error: ")
     assert err.count("\n") == 1
     assert says in err
 
@@ -76,7 +76,7 @@ def test_a_store_of_one_process_is_refused_where_others_are_meant(
     assert main([*before.split(), *given, *dashes.split(), *after.split()]) == Exit.CONFIG
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("tenure: memory: is one process's own")
+    assert err.startswith("tenure: error: memory: is one process's own")
     assert "sqlite:///work.db" in err
 
 

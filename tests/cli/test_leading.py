@@ -46,27 +46,45 @@ def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
 
 
 def test_the_same_line_is_not_told_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_log(0)
+    tell_log(1)
     log = logging.getLogger("tenure")
     try:
-        for line in ("down", "down", "up", "down"):
-            log.warning(line)
-        log.info("not asked for")
+        log.warning("down")
+        log.warning("down")
+        log.info("up")
+        log.error("down")
+        log.debug("not asked for")
     finally:
         log.handlers, log.propagate = [], True
         log.setLevel(logging.NOTSET)
-    assert capsys.readouterr().err == "tenure: down\ntenure: up\ntenure: down\n"
+    assert capsys.readouterr().err == "tenure: warning: down\ntenure: up\ntenure: error: down\n"
 
 
-def test_a_table_on_a_terminal() -> None:
+def on_terminal(code: str, **environment: str) -> bytes:
+    """Run Python *code* with stdout and stderr on a terminal; return what that was sent."""
     ours, theirs = pty.openpty()
-    code = "from tenure.cli.output import say_table; say_table(('NAME', 'X'), [('[red]a', '\\x1b[2J')])"
     with os.fdopen(ours, "rb", buffering=0) as screen:
-        subprocess.run([sys.executable, "-c", code], stdout=theirs, check=True, env={**os.environ, "TERM": "dumb"})
+        line = [sys.executable, "-c", code]
+        subprocess.run(line, stdout=theirs, stderr=theirs, check=True, env={**os.environ, **environment})
         os.close(theirs)
         shown = b""
         with suppress(OSError):  # that is how the screen of a terminal ends, and it need not come in one piece
             while more := screen.read(4096):
                 shown += more
+    return shown
+
+
+def test_the_word_error_has_a_colour_on_a_terminal() -> None:
+    code = "from tenure.cli.output import complain, notice, warn; complain('a'); warn('b'); notice('c')"
+    plain = b"tenure: error: a\r\ntenure: warning: b\r\ntenure: c\r\n"
+    coloured = b"tenure: \x1b[1;31merror:\x1b[0m a\r\ntenure: \x1b[33mwarning:\x1b[0m b\r\ntenure: c\r\n"
+    assert on_terminal(code, TERM="xterm", NO_COLOR="") == coloured
+    assert on_terminal(code, TERM="xterm", NO_COLOR="1") == plain
+    assert on_terminal(code, TERM="dumb", NO_COLOR="") == plain
+
+
+def test_a_table_on_a_terminal() -> None:
+    code = "from tenure.cli.output import say_table; say_table(('NAME', 'X'), [('[red]a', '\\x1b[2J')])"
+    shown = on_terminal(code, TERM="dumb")
     assert b"[red]a" in shown
     assert rb"\x1b[2J" in shown

@@ -101,7 +101,7 @@ def test_send_lines_up_to_one_that_is_refused(
     stdin(monkeypatch, b"one\r\ntwo\nmuch too long\nfour\n")
     code, out, err = tell(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
     assert code == 78
-    assert err.startswith("tenure: line 3 was refused: ")
+    assert err.startswith("tenure: error: line 3 was refused: ")
     assert err.endswith("; the 2 before it were sent, nothing after it was\n")
     got = received(url)
     assert [message.body for message in got] == [b"first", b"one", b"two"]
@@ -169,7 +169,7 @@ def test_wrong_input(capsys: Captured, line: tuple[str, ...], code: int, message
     told = tell(capsys, *line)
     assert told[0] == code
     assert message in told[2]
-    assert told[2].startswith("tenure: ")
+    assert told[2].startswith("tenure: error: ")
     assert len(told[2].splitlines()) == 1
 
 
@@ -179,7 +179,7 @@ def test_a_handler_whose_module_raises(capsys: Captured, tmp_path: Path, monkeyp
     (tmp_path / "misspelt_shop.py").write_text("def sell(:\n")
     said = tell(capsys, "work", "orders", "--handler", "broken_shop:sell")
     assert said == (
-        78, "", "tenure: --handler 'broken_shop:sell': the module 'broken_shop' raised RuntimeError: no till\n"
+        78, "", "tenure: error: --handler 'broken_shop:sell': the module 'broken_shop' raised RuntimeError: no till\n"
     )  # fmt: skip
     code, _, err = tell(capsys, "work", "orders", "--handler", "misspelt_shop:sell")
     assert (code, err.count("\n")) == (78, 1)
@@ -204,7 +204,8 @@ def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
     assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
 
 
-NEVER = "tenure: no queue 'ordres' was ever used on this store; did you mean 'orders'?\n"
+NEVER = "tenure: error: no queue 'ordres' was ever used on this store; did you mean 'orders'?\n"
+WARNED = NEVER.replace("error", "warning")
 LISTED = "those that were are listed by: tenure queue"
 
 
@@ -234,7 +235,7 @@ def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
     monkeypatch.setattr(sys, "path", list(sys.path))
     tell(capsys, "send", "orders", "x")
     worker = ["--until-empty", "--handler", "builtins:repr"]  # for a command, this process would adopt orphans
-    assert tell(capsys, "work", "ordres", *worker) == (0, "", NEVER)
+    assert tell(capsys, "work", "ordres", *worker) == (0, "", WARNED)
     assert tell(capsys, "work", "ordres", *worker, "--quiet") == (0, "", "")
     assert tell(capsys, "work", "orders", *worker) == (0, "", "")
     assert received(url) == []
@@ -243,7 +244,7 @@ def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
 def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x")
     code, out, err = tell(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")
-    assert (code, len(out.splitlines()), err) == (0, 3, NEVER)
+    assert (code, len(out.splitlines()), err) == (0, 3, WARNED)
 
 
 def test_delete_a_queue(url: str, capsys: Captured) -> None:
@@ -252,8 +253,8 @@ def test_delete_a_queue(url: str, capsys: Captured) -> None:
     code, out, err = tell(capsys, "queue", "orders", "--delete")
     assert (code, out) == (1, "")
     assert err == (
-        "tenure: could not delete 'orders': it holds 1 ready; consume, redrive or purge them, or delete it by force "
-        "(--force)\n"
+        "tenure: error: could not delete 'orders': it holds 1 ready; consume, redrive or purge them, or delete it "
+        "by force (--force)\n"
     )
     assert tell(capsys, "queue", "orders", "--delete", "--force") == (0, "deleted orders; it held 1 ready\n", "")
     assert tell(capsys, "queue", "--json")[1] == "[]\n"
@@ -280,7 +281,7 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     sequence = str(letter["sequence"])
     assert "m1" in tell(capsys, "dead", "show", "orders", sequence)[1]
     assert json.loads(tell(capsys, "dead", "show", "orders", "m1", "--json")[1]) == letter
-    none = "tenure: 'orders' has no dead letter '700'; see: tenure dead list orders\n"
+    none = "tenure: error: 'orders' has no dead letter '700'; see: tenure dead list orders\n"
     assert tell(capsys, "dead", "show", "orders", "700") == (3, "", none)
     assert tell(capsys, "dead", "redrive", "orders", "--dry-run")[1] == "3 would be put back\n"
     assert tell(capsys, "dead", "redrive", "orders", "--sequence", sequence)[1] == "1 put back\n"

@@ -205,7 +205,7 @@ def test_a_command_that_can_not_be_run(stage: Stage, content: str | None, mode: 
     process = stage.lead("-q", "--again", "--", str(program))
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
-    assert err.startswith("tenure: ")
+    assert err.startswith("tenure: error: ")
     assert err.count("\n") == 1
     assert says in err
     assert stage.tenure("status", "job").returncode in (3, 78)  # nobody holds the lease, or ever asked for it
@@ -234,7 +234,7 @@ def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
         [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ended.stderr == (
-        "tenure: 'touch' could not be run: Resource temporarily unavailable; the lease was handed back\n"
+        "tenure: error: 'touch' could not be run: Resource temporarily unavailable; the lease was handed back\n"
     )
     assert ended.returncode == 71
     assert not stage.lines()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-NOT_INSTALLED = "tenure: the command line needs click and rich, which are not installed; run: pip install 'tenure[cli]'"
+NOT_INSTALLED = (
+    "tenure: error: the command line needs click and rich, which are not installed; run: pip install 'tenure[cli]'"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

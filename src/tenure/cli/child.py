@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from tenure.cli import guard
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.output import complain
+from tenure.cli.output import warn
 
 LAST_RESORT = 0.5
 """At which share of the time that the guard keeps after its KILL we stop waiting for the guard."""
@@ -127,7 +127,7 @@ class Child:
         chunk = os.read(self._report, 4096)
         self._said += chunk
         if b"stuck" in chunk:
-            complain("not all that the command has started could be killed yet; its guard goes on trying")
+            warn("not all that the command has started could be killed yet; its guard goes on trying")
         if not chunk:
             self._loop.remove_reader(self._report)
             self._ending = self._loop.create_task(self._finish())

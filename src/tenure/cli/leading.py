@@ -14,7 +14,7 @@ import tenure
 from tenure.cli import guard
 from tenure.cli.child import Child, Outcome
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.output import complain, tell_log
+from tenure.cli.output import tell_log, warn
 
 if TYPE_CHECKING:
     from tenure.cli.lead import Order
@@ -115,7 +115,7 @@ class Leading:
                 # The term, and so the lease, can't be left before the command has ended: see it out.
                 if self._order.verbosity >= 0:
                     why, _, _ = term.obituary().partition(";")
-                    complain(f"{why}; the command is being stopped, {term.remaining():.1f} s are left")
+                    warn(f"{why}; the command is being stopped, {term.remaining():.1f} s are left")
                 child.stop()
                 was_told = True
         return child.outcome.result(), was_told

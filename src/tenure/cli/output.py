@@ -1,10 +1,11 @@
-"""What is said: one line on stderr for what went wrong, a table for people, JSON for programs."""
+"""What is said: a line on stderr for an error, a warning or a notice; a table for people, JSON for programs."""
 
 from __future__ import annotations
 
 import base64
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,15 +16,40 @@ if TYPE_CHECKING:
 
 NOBODY = "(nobody)"
 
+_COLOURS = {"error": "1;31", "warning": "33"}  # red, bold; yellow
+
 
 def complain(message: str) -> None:
-    """Tell on stderr, in one line, what went wrong or what is going on."""
+    """Tell on stderr, in one line, what went wrong: ``tenure: error: …``."""
+    _tell("error", message)
+
+
+def warn(message: str) -> None:
+    """Tell on stderr, in one line, what may need attention, although the command goes on: ``tenure: warning: …``."""
+    _tell("warning", message)
+
+
+def notice(message: str) -> None:
+    """Tell on stderr, in one line, what is going on: ``tenure: …``. Nothing is wrong."""
+    _tell("", message)
+
+
+def _tell(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
     try:
-        sys.stderr.write(f"tenure: {line}\n")
+        sys.stderr.write(f"tenure: {_marked(kind)}{line}\n")
         sys.stderr.flush()
-    except OSError:
-        pass  # nobody listens any more; what we do is more important than what we say
+    except (OSError, ValueError):
+        pass  # nobody listens any more, or it is closed; what we do is more important than what we say
+
+
+def _marked(kind: str) -> str:
+    """Return the word that says what kind of line it is, in colour where a person reads it."""
+    if not kind:
+        return ""
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
+        return f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m "
+    return f"{kind}: "
 
 
 def say(line: str) -> None:
@@ -129,7 +155,10 @@ class _Told(logging.Handler):
         message = record.getMessage()
         if message != self._last:
             self._last = message
-            complain(message)
+            kind = (
+                "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else ""
+            )
+            _tell(kind, message)
 
 
 def tell_log(verbosity: int) -> None:

@@ -11,7 +11,7 @@ import click
 
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, duration, json_option, never_used, on_option
-from tenure.cli.output import clean, complain, say, say_json, say_table, seconds, timestamp
+from tenure.cli.output import clean, say, say_json, say_table, seconds, timestamp, warn
 
 if TYPE_CHECKING:
     from tenure import Backend, Stats
@@ -78,7 +78,7 @@ async def _look(name: str | None, url: str, as_json: bool, every: float | None, 
                 if unused and every is None:
                     raise Failure(Exit.VACANT, unused)
                 if unused:
-                    complain(unused)
+                    warn(unused)
             _show(found, as_json, alone=name is not None, watching=every is not None, first=looks == 0)
             looks += 1
             if every is None or looks == count:

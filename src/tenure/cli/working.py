@@ -20,7 +20,7 @@ from tenure.cli import guard
 from tenure.cli.child import Child, Outcome
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import never_used
-from tenure.cli.output import complain, tell_log
+from tenure.cli.output import tell_log, warn
 from tenure.cli.work import ABANDON
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Working:
         with suppress(tenure.TenureError):  # no store that answers, or no right to list: the consumer copes
             if unused := await never_used(backend, self._order.queue):
                 await queue.stats()  # refused where listing alone is permitted: then the consumer's error says it all
-                complain(unused)
+                warn(unused)
 
     def _take_signal(self, drain: Callable[[float | None], None]) -> None:
         drain(0.0 if self._signalled else None)
@@ -163,7 +163,7 @@ class Working:
 
 def _tell(message: tenure.Message, error: BaseException) -> None:
     if isinstance(error, tenure.LockLost):  # of failures and dead letters, the log tells
-        complain(str(error))
+        warn(str(error))
 
 
 def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
