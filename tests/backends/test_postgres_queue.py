@@ -17,10 +17,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+import tenure
 from tenure.backends import postgres
 from tenure.backends.postgres import queue
 from tenure.backends.postgres.client import VERSION, Connection
-from tenure.backends.postgres.migrate import RAISE_BEHIND
+from tenure.backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure.backends.postgres.sessions import HeldSessions
 from tenure.errors import ConfigError, Unavailable
 from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
@@ -28,6 +29,7 @@ from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
     GIVE_BACK,
+    ID_MARK,
     LAPSED,
     Abandon,
     Complete,
@@ -1102,6 +1104,31 @@ async def test_nothing_is_younger_than_now_for_a_clock_that_was_set_back(url: st
         await connection.execute("UPDATE tenure.message SET enqueued_at = enqueued_at + 1000")
         stats = await backend.broker.stats(name)
         assert (stats.ready, stats.oldest_age) == (1, 0.0)
+
+
+# --- ids ---------------------------------------------------------------------------------------------------------
+
+
+async def test_ids_are_told_alike_before_and_after_the_functions_are_replaced(server: Postgres) -> None:
+    url = f"{server.url}?schema=renamed"
+    await postgres.migrate(url)
+    async with tenure.connect(url) as backend, native(server.url) as connection:
+        orders = backend.queue("orders")
+        now = functions("renamed")
+        before = now.replace(f"|| '{ID_MARK}' ||", "|| '$' ||")
+        assert before != now
+        await connection.execute(before)
+        noted = await connection.fetchval("SELECT renamed.send('orders', 'a')")
+        assert noted == "orders$1"
+        [message] = await orders.receive()
+        await message.dead_letter("wrong")
+        letters = orders.dead_letters
+        assert [one.id for one in await letters.peek(ids=[message.id])] == ["orders--1"]
+        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
+        await connection.execute(now)
+        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
+        told = await connection.fetchval("SELECT renamed.send('orders', 'b')")
+        assert told == "orders--2"
 
 
 # --- queues that are idle, or deleted ----------------------------------------------------------------------------

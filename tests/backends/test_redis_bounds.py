@@ -19,6 +19,7 @@ from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
     GIVE_BACK,
+    ID_MARK,
     Defer,
     Died,
     Outgoing,
@@ -151,7 +152,7 @@ async def test_what_one_process_buries_in_passing_is_told_to_the_next_that_claim
         server.turn(LOCK)
         await look(other, name)
         died = [*(await broker.receive(name, 1, LOCK)).died, *(await other.receive(name, 1, LOCK)).died]
-        assert sorted(died) == [Died(1, "ä|1", 0, EXPIRED), Died(2, f"{name}$2", 0, EXPIRED)]
+        assert sorted(died) == [Died(1, "ä|1", 0, EXPIRED), Died(2, f"{name}{ID_MARK}2", 0, EXPIRED)]
 
 
 @pytest.mark.parametrize("ask", ["receive", "accept", "receive_session"])

@@ -138,6 +138,7 @@ def test_send_later(capsys: Captured) -> None:
         (("send", "orders", "x", "--id", ""), 78, "id must not be empty; leave it out instead"),
         (("send", "orders", "x", "--reply-to", ""), 78, "reply_to must not be empty; leave it out instead"),
         (("send", "a$b", "x"), 78, "must not contain '$'"),
+        (("send", "a$dead", "x"), 78, "the dead letters of 'a' are queue('a').dead_letters, and tenure dead on"),
         (("send", "orders", "x", "--priority", "10"), 2, "10 is not in the range"),
         (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a moment; write it as in 2030-01-31T"),
         (("send", "orders", "x", "--delay", "soon"), 2, "'soon' is not a duration"),

@@ -9,7 +9,7 @@ from tenure.errors import ConfigError
 from tenure.pacing import check_seconds
 from tenure.queue.broker import EVERYTHING, Claim, Selection
 from tenure.queue.desk import Desk, Message
-from tenure.queue.message import DeadMessage, check_count, check_sequences, check_text, dead_letters_of
+from tenure.queue.message import DeadMessage, check_count, check_sequences, check_text, dead_letters_of, names_of
 
 PAGE = 100
 
@@ -145,15 +145,15 @@ def _selection(
     for name, given in (("ids", ids), ("sequences", sequences)):
         if isinstance(given, (str, bytes)):
             raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
+    for one in ids or ():
+        check_text("an id", one)
     which = Selection(
         sequences=None if sequences is None else frozenset(sequences),
-        ids=None if ids is None else frozenset(ids),
+        ids=None if ids is None else frozenset(name for one in ids for name in names_of(one)),
         reason=reason,
         dead_before=dead_before,
     )
     check_sequences("a sequence", which.sequences or ())
-    for one in which.ids or ():
-        check_text("an id", one)
     if reason is not None:
         check_text("reason", reason, optional=True)
     if dead_before is not None:

@@ -13,6 +13,7 @@ House rules:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -49,6 +50,14 @@ HISTORY_MAX = 50
 
 DEAD_SUFFIX = "$dead"
 """Dead letters are a queue of their own, under the queue's name with this behind it."""
+
+ID_MARK = "--"
+"""Stands in an id that a broker makes up, before the message's sequence: ``orders--17``. No shell treats it specially,
+and a sender would hardly write it. Ids are made up when they are told, so a message that an older tenure has sent is
+called so as well."""
+
+_FORMER_ID = re.compile(r"(.+)\$([0-9]+)", re.DOTALL)
+"""How ids were made up before: ``orders$17``."""
 
 # Why a message died, when it was not a consumer who said so.
 MAX_DELIVERIES = "max_deliveries"
@@ -240,6 +249,12 @@ def check_name(name: object, what: str = "the queue's name", *, optional: bool =
     """
     check_text(what, name, most=NAME_MAX, optional=optional)
     assert isinstance(name, str)
+    if name.endswith(DEAD_SUFFIX):
+        home = name.removesuffix(DEAD_SUFFIX)
+        raise ConfigError(
+            f"{what} ({name!r}) must not contain '$'; the dead letters of {home!r} are "
+            f"queue({home!r}).dead_letters, and tenure dead on the command line"
+        )
     if "$" in name:
         raise ConfigError(f"{what} ({name!r}) must not contain '$', which marks tenure's own queues")
     if not name.isprintable() or name != name.strip():
@@ -302,6 +317,12 @@ def partition_of(key: str | bytes, partitions: int) -> str:
         raise ConfigError(f"key must be text or bytes, not {key!r:.80}; try str(…)")
     number = crc32(key) % partitions
     return f"partition-{number}"
+
+
+def names_of(id_: str) -> tuple[str, ...]:
+    """Return what a message may be called that somebody has noted as *id_*: in the present form, too."""
+    former = _FORMER_ID.fullmatch(id_)
+    return (id_, f"{former[1]}{ID_MARK}{former[2]}") if former else (id_,)
 
 
 def dead_letters_of(queue: str) -> str:

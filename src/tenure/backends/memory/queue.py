@@ -21,6 +21,7 @@ from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
     HISTORY_MAX,
+    ID_MARK,
     LAPSED,
     MAX_DELIVERIES,
     SETTLED,
@@ -238,7 +239,7 @@ class MemoryBroker(Client):
                     continue
                 queue.sent.note(named, now + queue.settings.dedupe_window)
             queue.sequence += 1
-            ids.append(self._keep(queue, message, named or f"{name}${queue.sequence}", now))
+            ids.append(self._keep(queue, message, named or f"{name}{ID_MARK}{queue.sequence}", now))
         return ids
 
     def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:

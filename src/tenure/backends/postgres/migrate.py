@@ -25,7 +25,7 @@ from tenure.backends.postgres.client import (
 )
 from tenure.errors import ConfigError
 from tenure.queue.broker import CLAIM_BYTES, QueueSettings
-from tenure.queue.message import EXPIRED, HISTORY_MAX, INT_MAX, MAX_DELIVERIES
+from tenure.queue.message import EXPIRED, HISTORY_MAX, ID_MARK, INT_MAX, MAX_DELIVERIES
 from tenure.url import Url
 
 STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql"}
@@ -262,6 +262,7 @@ def functions(schema: str) -> str:
         "body_max": settings.body_max,
         "history_max": HISTORY_MAX,
         "int_max": INT_MAX,
+        "id_mark": ID_MARK,
         "look_again": LOOK_AGAIN,
         "claim_bytes": CLAIM_BYTES,
         "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",

@@ -27,6 +27,7 @@ from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, Qu
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
+    ID_MARK,
     LAPSED,
     NO_HEADERS,
     SETTLED,
@@ -173,7 +174,7 @@ class PostgresBroker:
         self._wake.ring(f"queue:{queue}")
         self._note_use(queue)
         made_up = iter(numbers)
-        return [f"{queue}${next(made_up)}" if message.id is None else message.id for message in messages]
+        return [f"{queue}{ID_MARK}{next(made_up)}" if message.id is None else message.id for message in messages]
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
@@ -254,7 +255,7 @@ class PostgresBroker:
         """Remember to tell of the deaths in *text* with the next claim."""
         if text:
             self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(
-                Died(number, named or f"{queue}${number}", deliveries, reason)
+                Died(number, named or f"{queue}{ID_MARK}{number}", deliveries, reason)
                 for number, named, deliveries, reason in json.loads(text)
             )
 
@@ -469,7 +470,7 @@ class PostgresBroker:
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
         await self._catch_up(queue)
-        rows = await self._rows("peek_dead", queue, *_meant(await self._dated(which)), limit)
+        rows = await self._rows("peek_dead", queue, *_meant(queue, await self._dated(which)), limit)
         return [_dead_message(queue, row) for row in rows]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
@@ -477,7 +478,7 @@ class PostgresBroker:
         if dry_run:
             await self._catch_up(queue)
             which = await self._dated(which)
-            counted: int = await self._call("revive", queue, *_meant(which), limit, False, True)
+            counted: int = await self._call("revive", queue, *_meant(queue, which), limit, False, True)
             return counted
         return await self._revive(queue, which, limit, purge=False)
 
@@ -495,7 +496,7 @@ class PostgresBroker:
         total = 0
         while limit is None or total < limit:
             most = REVIVED_AT_ONCE if limit is None else min(REVIVED_AT_ONCE, limit - total)
-            found: int = await self._call("revive", queue, *_meant(which), most, purge, False)
+            found: int = await self._call("revive", queue, *_meant(queue, which), most, purge, False)
             total += found
             if found and not purge:  # at each step: consumers need not wait for the last, which may fail
                 self._wake.ring(f"queue:{queue}")
@@ -685,7 +686,7 @@ def _delivery(queue: str, token: int | str, row: Any, death: Death | None = None
         queue,
         number,
         token,
-        name or f"{queue.removesuffix(DEAD_SUFFIX)}${number}",
+        name or f"{queue.removesuffix(DEAD_SUFFIX)}{ID_MARK}{number}",
         body,
         NO_HEADERS if headers is None else _headers(headers),
         count,
@@ -735,10 +736,14 @@ def _failure(failure: Failure | None) -> str | None:
     return None if failure is None else json.dumps([failure.type, failure.message, failure.traceback])
 
 
-def _meant(which: Selection) -> tuple[Any, ...]:
+def _meant(queue: str, which: Selection) -> tuple[Any, ...]:
+    ids = which.ids
+    if ids is not None:
+        made_up = f"{queue}{ID_MARK}"  # functions from before a migration call it otherwise
+        ids |= {f"{queue}${one.removeprefix(made_up)}" for one in ids if one.startswith(made_up)}
     return (
         None if which.sequences is None else sorted(which.sequences),
-        None if which.ids is None else sorted(which.ids),
+        None if ids is None else sorted(ids),
         which.reason,
         which.dead_before,
         which.after,

@@ -724,7 +724,7 @@ BEGIN
     );
     -- The same notification is sent once in a transaction, whatever it holds.
     PERFORM pg_notify('{schema}.hints', ':queue:' || queue);
-    RETURN coalesce(id, queue || '$' || v_numbers[1]);
+    RETURN coalesce(id, queue || '{id_mark}' || v_numbers[1]);
 END
 $$;
 
@@ -1126,7 +1126,7 @@ BEGIN
             WHEN 'complete' THEN
                 DELETE FROM {schema}.message WHERE seq = v_message.seq;
                 INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -1);
-                PERFORM {schema}._note(v_queue, coalesce(v_message.id, p_queue || '$' || v_message.seq), v_now, p_remembers[i]);
+                PERFORM {schema}._note(v_queue, coalesce(v_message.id, p_queue || '{id_mark}' || v_message.seq), v_now, p_remembers[i]);
             WHEN 'defer' THEN
                 UPDATE {schema}.message SET state = 3, is_deferred = true, token = NULL, due_at = NULL
                 WHERE seq = v_message.seq;
@@ -1246,7 +1246,7 @@ BEGIN
         IF p_verdicts[i] = 'complete' THEN
             DELETE FROM {schema}.dead WHERE seq = v_letter.seq;
             INSERT INTO {schema}.tally (queue, dead) VALUES (v_queue, -1);
-            PERFORM {schema}._note(v_queue, coalesce(v_letter.id, p_queue || '$' || v_letter.seq), v_now, p_remembers[i]);
+            PERFORM {schema}._note(v_queue, coalesce(v_letter.id, p_queue || '{id_mark}' || v_letter.seq), v_now, p_remembers[i]);
         ELSIF p_verdicts[i] = 'dead' THEN
             UPDATE {schema}.dead
             SET token = NULL, due_at = NULL, reason = p_reasons[i], description = p_descriptions[i], dead_at = v_now,
@@ -1777,7 +1777,7 @@ BEGIN
       AND d.seq > p_after
       AND (p_locked OR d.token IS NULL OR d.due_at <= p_now)
       AND (p_numbers IS NULL OR d.seq = ANY (p_numbers))
-      AND (p_ids IS NULL OR coalesce(d.id, p_name || '$' || d.seq) = ANY (p_ids))
+      AND (p_ids IS NULL OR coalesce(d.id, p_name || '{id_mark}' || d.seq) = ANY (p_ids))
       AND (p_reason IS NULL OR d.reason = p_reason)
       AND (p_before IS NULL OR d.dead_at < p_before)
     ORDER BY d.seq

@@ -53,6 +53,7 @@ from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
+    ID_MARK,
     LAPSED,
     NO_HEADERS,
     SETTLED,
@@ -169,7 +170,9 @@ class RedisBroker:
         sequences, is_new = await self._noting({queue}, NOTE_GROWING, call)
         if is_new:
             await self._list(queue)
-        return [message.id or f"{queue}${sequence}" for message, sequence in zip(messages, sequences, strict=True)]
+        return [
+            message.id or f"{queue}{ID_MARK}{sequence}" for message, sequence in zip(messages, sequences, strict=True)
+        ]
 
     # --- receiving ---
 
@@ -416,7 +419,7 @@ class RedisBroker:
             meant, after, *more = await self._client.run(
                 self._lua["dead"],
                 [self._base(queue)],
-                *(what, left, after, before, which.reason or "", f"{queue}$"),
+                *(what, left, after, before, which.reason or "", f"{queue}{ID_MARK}"),
                 *(_set_of(which.sequences)),
                 *(_set_of(which.ids)),
             )
@@ -572,7 +575,7 @@ def _died(queue: str, named: Sequence[bytes]) -> Sequence[Died]:
 
 
 def _death_of(queue: str, sequence: str, count: str, reason: str, named: str) -> Died:
-    return Died(int(sequence), named or f"{queue}${sequence}", int(count), reason)
+    return Died(int(sequence), named or f"{queue}{ID_MARK}{sequence}", int(count), reason)
 
 
 def _deliveries(queue: str, token: Any, until: float, told: Answer) -> Iterator[Delivery]:
@@ -589,7 +592,7 @@ def _deliveries(queue: str, token: Any, until: float, told: Answer) -> Iterator[
             queue,
             int(sequence),
             token,
-            named or f"{home}${sequence.decode()}",
+            named or f"{home}{ID_MARK}{sequence.decode()}",
             body,
             headers,
             int(count),

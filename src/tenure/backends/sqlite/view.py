@@ -10,7 +10,7 @@ from tenure.backends.sqlite.client import statements
 from tenure.backends.sqlite.rows import Meta, conditions_of, dead_message_of, headers_of, unpack
 from tenure.backends.sqlite.times import FileClock
 from tenure.queue.broker import QueueSettings, Selection
-from tenure.queue.message import LAPSED, NO_HEADERS, DeadMessage, Delivery, Lapsed, SessionLock, Stats
+from tenure.queue.message import ID_MARK, LAPSED, NO_HEADERS, DeadMessage, Delivery, Lapsed, SessionLock, Stats
 
 _SQL = statements("queue.sql")
 
@@ -58,7 +58,7 @@ class View:
         self._run = cursor.execute
         self._run_many = cursor.executemany
         self._at = clock.read(connection)
-        self._prefix = f"{self._at.origin}$"  # how the ids begin that we make up
+        self._prefix = f"{self._at.origin}{ID_MARK}"  # how the ids begin that we make up
         self._queues: dict[str, Queue] = {}
 
     def is_ripe(self, name: str) -> bool:

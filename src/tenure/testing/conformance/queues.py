@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -33,6 +34,7 @@ from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
     GIVE_BACK,
+    ID_MARK,
     LAPSED,
     MAX_DELIVERIES,
     Abandon,
@@ -155,6 +157,18 @@ class BrokerSuite(QueueSuite):
         ids = [*await send(broker, name, b"a", b"a"), *await send(broker, f"{name}-2", b"a")]
         assert len(set(ids)) == 3
         assert sorted(one.id for one in await receive(broker, name, house)) == sorted(ids[:2])
+        assert [one for one in ids if not re.fullmatch(r"[\w.-]+", one, re.ASCII)] == []  # no shell asks for quotes
+
+    async def test_dead_letters_are_found_by_the_form_their_ids_had(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"a"), Outgoing(b"b"), Outgoing(b"c", id="order$1")])
+        await settle(broker, await receive(broker, name, house, limit=3), DeadLetter("because"))
+        letters = Queue(Desk(name, broker, Keeper.here(), SystemClock(), QueueSettings(), "", given={})).dead_letters
+        for letter in await letters.peek():
+            assert [one.body for one in await letters.peek(ids=[letter.id])] == [letter.body]
+            former = letter.id.replace(ID_MARK, "$")  # as an older tenure told it, and as somebody may have noted it
+            assert [one.body for one in await letters.peek(ids=[former])] == [letter.body]
 
     async def test_no_more_than_asked_for(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
