@@ -72,7 +72,7 @@ class Ledger(Places):
         """Write *changes* into the settings of a queue; return the settings that hold then."""
         queue = self.open(name)
         settings = replace(self.settings(name), **changes)
-        self._run(_SQL["declare"], (name, *columns_of(settings)))
+        self._run(_SQL["declare"], (*columns_of(settings), name))
         if "dead_retention" in changes:
             self._run(_SQL["set_retention"], (queue.number, settings.dead_retention))
         queue.max_deliveries, queue.dedupe_window = settings.max_deliveries, settings.dedupe_window
@@ -272,7 +272,7 @@ class Ledger(Places):
     def _renew_hold(self, hold: Hold, lock: float) -> None:
         hold.lock = max(lock, hold.until - self._at.now)  # a lock never ends sooner for being renewed
         hold.until = self._at.now + hold.lock
-        self._run(_SQL["renew_hold"], (hold.token, hold.part, self._at.boot, hold.until, hold.lock))
+        self._run(_SQL["renew_hold"], (self._at.boot, hold.until, hold.lock, hold.token, hold.part))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
         """Pass many verdicts."""
@@ -420,7 +420,7 @@ class Ledger(Places):
         hold = self._hold_of(self._holds(held.token), held)
         if hold is None:
             return LAPSED
-        self._run(_SQL["set_state"], (hold.queue, held.session, state))
+        self._run(_SQL["set_state"], (state, hold.queue, held.session))
         return SETTLED
 
     # --- dead letters, inbox ---
@@ -471,7 +471,7 @@ class Ledger(Places):
         if force:  # the rows decide, and not the counts, which somebody may have changed
             if self.empty(name):
                 return False
-        elif self._run(_SQL["size"], (queue.number,)).fetchone()[0]:
+        elif self._run(_SQL["size"], {"queue": queue.number}).fetchone()[0]:
             return False
         for number in (queue.number, queue.number + 1):
             for what in ("holds", "sessions", "ids", "inbox", "idle", "retention"):

@@ -118,12 +118,12 @@ def dead_message_of(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
     )
 
 
-def conditions_of(which: Selection) -> tuple[object, ...]:
-    """Return *which* in the order in which the statement ``dead`` asks for it."""
-    return (
-        which.after,
-        which.reason,
-        which.dead_before,
-        None if which.sequences is None else json.dumps(sorted(which.sequences)),
-        None if which.ids is None else json.dumps(sorted(which.ids)),
-    )
+def conditions_of(which: Selection) -> dict[str, object]:
+    """Return *which* under the names by which the statement ``dead`` asks for it."""
+    return {
+        "after": which.after,
+        "reason": which.reason,
+        "dead_before": which.dead_before,
+        "sequences": None if which.sequences is None else json.dumps(sorted(which.sequences)),
+        "ids": None if which.ids is None else json.dumps(sorted(which.ids)),
+    }

@@ -70,7 +70,9 @@ class View:
         if at.went_back:
             return True
         for number in {queue.number, queue.number | 1}:
-            due_at, until, expires_at, has_foreign = self._run(_SQL["alarms"], (number, at.boot)).fetchone()
+            due_at, until, expires_at, has_foreign = self._run(
+                _SQL["alarms"], {"queue": number, "boot": at.boot}
+            ).fetchone()
             if has_foreign or _is_past(due_at, at.wall) or _is_past(until, at.now) or _is_past(expires_at, at.wall):
                 return True
         return False
@@ -83,7 +85,7 @@ class View:
         number, ready, locked, delayed, deferred, dead = row
         if number % 2:
             return Stats(dead=dead)
-        oldest = self._run(_SQL["oldest"], (number,)).fetchone() if ready else None
+        oldest = self._run(_SQL["oldest"], {"queue": number}).fetchone() if ready else None
         age = max(0.0, self._at.wall - oldest[0]) if oldest else 0.0
         return Stats(ready, locked, delayed, deferred, dead, age)
 
@@ -164,13 +166,13 @@ class View:
         return None if live is None else self._numbered(live.number + 1)
 
     def _selected(self, dead: Queue, which: Selection, limit: int | None, *, held: bool) -> list[int]:
-        asked = (
-            dead.number,
-            *conditions_of(which.at(self._at.wall)),
-            self._prefix,
-            held,
-            -1 if limit is None else limit,
-        )
+        asked = {
+            "queue": dead.number,
+            "prefix": self._prefix,
+            "held": held,
+            "limit": -1 if limit is None else limit,
+            **conditions_of(which.at(self._at.wall)),
+        }
         return [sequence for (sequence,) in self._run(_SQL["dead"], asked)]
 
     def _made(self, queue: Queue, rows: Sequence[Meta], token: int | str, until: float) -> list[Delivery]:
@@ -216,7 +218,7 @@ class View:
         """Return the live rows of a claim."""
         if not isinstance(token, int):
             return []
-        rows = self._run(_SQL["holds"], (token, self._at.boot, self._at.now)).fetchall()
+        rows = self._run(_SQL["holds"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
         return [
             Hold(token, part, queue, session, was_deferred, until, lock, unpack(packed))
             for part, queue, session, was_deferred, until, lock, packed in rows
