@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tenure.election.elector import Term as Term
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
     from tenure.errors import ConfigError as ConfigError
+    from tenure.errors import DecodeError as DecodeError
     from tenure.errors import LockLost as LockLost
     from tenure.errors import QueueNotEmpty as QueueNotEmpty
     from tenure.errors import TenureError as TenureError
@@ -50,6 +51,7 @@ _HOMES = {
     "tenure.errors": (
         "BackendNotInstalled",
         "ConfigError",
+        "DecodeError",
         "LockLost",
         "QueueNotEmpty",
         "TenureError",
@@ -78,6 +80,7 @@ __all__ = [
     "Consumer",
     "DeadLetters",
     "DeadMessage",
+    "DecodeError",
     "Diagnosis",
     "Election",
     "Event",

@@ -6,6 +6,7 @@
     ├── ConfigError            can never work as asked: a setting, a URL, a file that is no database
     │   └── BackendNotInstalled    the URL's driver is missing; the message names the pip command
     ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
+    ├── DecodeError            a message's body is not what it was to be read as; also a ValueError
     ├── QueueNotEmpty          a queue was not deleted, as there are messages in it
     ├── TermLost               this term is over, or can no longer be trusted
     └── LockLost               this delivery's lock is over; somebody else may have the message
@@ -30,6 +31,19 @@ class BackendNotInstalled(ConfigError):
 
 class Unavailable(TenureError):
     """Say that the store could not be asked, or gave no answer: neither a yes nor a no."""
+
+
+class DecodeError(TenureError, ValueError):
+    """Say that a message's body is no JSON, or doesn't fit the type it was to be read as; and where.
+
+    Raised by a handler about its own message, it is not tried again: the body stays as it is.
+
+    Attributes:
+        queue, sequence: Which message it is about; None where only a body was known.
+    """
+
+    queue: str | None = None
+    sequence: int | None = None
 
 
 class QueueNotEmpty(TenureError):

@@ -36,6 +36,7 @@ SAYS = {
     "main_job": r"the sum of the first 10,000 squares is 333,283,335,000\n",
     "queue_by_hand": r"kettle, delivery 1\n0 ready, 2 delayed, 1 dead\nfor a minute: too late, .*\n1 put back\n",
     "request_reply": r"kettle: 12\.5\n",
+    "typed_bodies": r"tea for 5\.00\ncup for 4\nundecodable: the body\.lines\[0\]\.price must be a Decimal, .*\n",
     "session": r"anna has 7\nben has 7\n",
     **dict.fromkeys(
         ("postgres_asyncpg", "postgres_psycopg", "postgres_sqlalchemy"),
@@ -47,6 +48,7 @@ SAYS = {
 WARNS = {
     "consume_settings": r"(calls: message .*\n){4}",
     "consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n",
+    "typed_bodies": r"orders: message .*: put among the dead letters .*\n",
     "queue_by_hand": r"orders: message .*: put among the dead letters .*\n",
     "events": r"orders: message .*: put among the dead letters .*\n",
 }

@@ -252,7 +252,7 @@ async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
     assert first.decode(Order) == order
     assert first.json()["lines"][0] == {"article": "Öl", "count": 2}
     assert (second.json(), second.headers["content-type"]) == ({"a": [1, None]}, "application/vnd.mine+json")
-    with pytest.raises(ValueError, match="no field 'a' in Order"):
+    with pytest.raises(ValueError, match="no 'number', 'lines', which Order must have"):
         second.decode(Order)
     with pytest.raises(ConfigError, match="can't be written as JSON"):
         await queue.send(json=object())

@@ -737,7 +737,7 @@ def unusable(error: NeverBegins) -> ConfigError:
 def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
     """Return the verdict on a message whose handler failed with *error*, and let the ears know."""
     most = traceback_most(delivery.delivery_count, desk.settings.max_deliveries)
-    verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice, most)
+    verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice, most, delivery)
     if isinstance(verdict, Abandon):
         what = f"{type(error).__name__}: {text_of(error)}"
         desk.tell(event_of(MessageFailed, desk, delivery, what, verdict.delay))

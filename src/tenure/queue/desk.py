@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from tenure.clock import Clock
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, DecodeError, LockLost, TenureError, Unavailable
 from tenure.events import Event, MessageDied, ResultDiscarded
 from tenure.keeper import Keeper
 from tenure.lease import NoAnswer
 from tenure.observe.hook import tell_hook
 from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
-from tenure.queue.bodies import decode
+from tenure.queue.bodies import decode, loads
 from tenure.queue.broker import Broker, Claim, QueueSettings, Selection, SettingChanges
 from tenure.queue.hearing import MESSAGES, Hearing, Place
 from tenure.queue.message import (
@@ -448,17 +447,39 @@ class Received:
         """Return the JSON in the body.
 
         Raises:
-            ValueError: It is none.
+            DecodeError: It is none. A handler that lets this out has its message dead-lettered at once.
         """
-        return json.loads(self._delivery.body)
+        return self._read(loads)
 
-    def decode(self, kind: type[T]) -> T:
-        """Return the JSON in the body as a *kind*: a dataclass, a pydantic model, a msgspec struct.
+    @overload
+    def decode(self, kind: type[T]) -> T: ...
+    @overload
+    def decode(self, kind: object) -> Any: ...
+    def decode(self, kind: Any) -> Any:
+        """Return the JSON in the body as a *kind*: what ``send(json=…)`` was given.
+
+        Args:
+            kind: A dataclass, TypedDict or NamedTuple, a pydantic model, a msgspec struct; or what can stand in their
+                fields, such as ``list[Order]``, ``dict[UUID, Decimal]``, ``Order | None``. Fields it doesn't know are
+                ignored, and nothing is turned into another type in silence: ``"7"`` is no ``int``.
 
         Raises:
-            ValueError: It is no JSON, or doesn't fit.
+            DecodeError: The body is no JSON, or doesn't fit; the message says where. It is a ``ValueError``. A handler
+                that lets it out has its message dead-lettered at once, as ``undecodable``.
+            ConfigError: Bodies can't be read as a *kind*, whatever is in them.
+
+        Example::
+
+            order = message.decode(Order)
         """
-        return decode(self._delivery.body, kind)
+        return self._read(lambda body: decode(body, kind))
+
+    def _read(self, read: Callable[[bytes], Any]) -> Any:
+        try:
+            return read(self._delivery.body)
+        except DecodeError as error:
+            error.queue, error.sequence = self._delivery.queue, self._delivery.sequence
+            raise
 
     def __repr__(self) -> str:
         one = self._delivery

@@ -59,9 +59,11 @@ called so as well."""
 _FORMER_ID = re.compile(r"(.+)\$([0-9]+)", re.DOTALL)
 """How ids were made up before: ``orders$17``."""
 
-# Why a message died, when it was not a consumer who said so.
+# Why a message died, when it was not its handler who said so.
 MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"
+UNDECODABLE = "undecodable"
+"""Its handler could not read its body as what it was to be."""
 
 
 # --- going in ----------------------------------------------------------------------------------------------------

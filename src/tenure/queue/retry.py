@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, DecodeError
 from tenure.pacing import Dice, check_seconds
 from tenure.queue.message import (
     TRACEBACK_MAX,
+    UNDECODABLE,
     Abandon,
     DeadLetter,
+    Delivery,
     Failure,
     Verdict,
     check_description,
@@ -98,12 +100,19 @@ class RetryPolicy:
 
 
 def verdict_on_failure(
-    error: BaseException, deliveries: int, policy: RetryPolicy, dice: Dice, most: int = TRACEBACK_MAX
+    error: BaseException,
+    deliveries: int,
+    policy: RetryPolicy,
+    dice: Dice,
+    most: int = TRACEBACK_MAX,
+    delivery: Delivery | None = None,
 ) -> Verdict:
     """Return what becomes of a message whose handler raised *error*, or returned it.
 
-    Up to *most* characters of a traceback are kept. An error that can't be read, as its own methods fail or its values
-    are none that a verdict takes, is a failure like any other.
+    A body that could not be decoded is the same at the next delivery, so that no retry mends it: if it is that of this
+    *delivery*, and not of another message that the handler has read. Up to *most* characters of a traceback are kept.
+    An error that can't be read, as its own methods fail or its values are none that a verdict takes, is a failure like
+    any other.
     """
     with suppress(BaseException):
         match error:
@@ -114,6 +123,9 @@ def verdict_on_failure(
                 if after is not None:
                     check_seconds("after", after, least=0.0)
                 return Abandon(policy.delay(deliveries, dice) if after is None else after, _cause(error, most))
+            case DecodeError() if delivery is not None and (error.queue, error.sequence) == delivery[:2]:
+                failure = Failure.of(error, most)
+                return DeadLetter(UNDECODABLE, failure.message, failure)
             case _ if isinstance(error, policy.never):
                 failure = Failure.of(error, most)
                 return DeadLetter(failure.type, failure.message, failure)
