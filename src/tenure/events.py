@@ -175,3 +175,17 @@ class BrokerUnanswered(Event):
 
     what: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAwaited(Event):
+    """A consumer has begun and its store can't be asked yet, for *why*: it goes on asking, and tells this once."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAnswered(Event):
+    """The store that a consumer waited for answers, after *waited* seconds; consuming begins."""
+
+    waited: float

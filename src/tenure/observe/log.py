@@ -6,6 +6,8 @@ import dataclasses
 import logging
 
 from tenure.events import (
+    BrokerAnswered,
+    BrokerAwaited,
     BrokerUnanswered,
     CampaignFailed,
     Event,
@@ -83,6 +85,10 @@ def _said(event: Event) -> tuple[int, str]:
             return logging.DEBUG, f"{count} messages given back untried and uncounted"
         case BrokerUnanswered(what=what, why=why):
             return logging.WARNING, f"could not {what} ({why}); trying again"
+        case BrokerAwaited(why=why):
+            return logging.WARNING, f"could not begin to consume ({why}); waiting for the store, asking again and again"
+        case BrokerAnswered(waited=waited):  # as loud as the other: the log that has one is to have both
+            return logging.WARNING, f"the store answers, after {waited:.3g} s; consuming begins"
     return logging.INFO, repr(event)
 
 

@@ -14,8 +14,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
-from tenure.errors import ConfigError, LockLost, TenureError
-from tenure.events import BrokerUnanswered, Event, HandlerOverran, MessageFailed, ResultDiscarded
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.events import (
+    BrokerAnswered,
+    BrokerAwaited,
+    BrokerUnanswered,
+    Event,
+    HandlerOverran,
+    MessageFailed,
+    ResultDiscarded,
+)
 from tenure.lease import NoAnswer
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
@@ -78,6 +86,9 @@ _NO_RESULT = (BaseException, Retry, Reject)
 SLICE = 0.001
 """Seconds for which handlers that never suspend may keep the loop from its other work."""
 
+PAUSE_MIN, PAUSE_MAX = 0.1, 2.0
+"""Seconds between the questions of a consumer whose store is not there yet: short at first, then longer."""
+
 TIMER_MAX = 1.0
 """Seconds a timer is set for at most: timers stand still while the machine sleeps, our clock doesn't."""
 
@@ -137,7 +148,7 @@ class Consumer:
         self._loop = asyncio.get_running_loop()
         self._runner = asyncio.current_task()
         with sigterm_tells(self.drain, self._consuming.sigterm):
-            if await is_to_begin(self._desk, self._told, stop):
+            if await is_to_begin(self._desk, self._told, stop, self._consuming.wait):
                 await self._consume(stop)
         if self._failure is not None:
             raise self._failure
@@ -710,10 +721,15 @@ async def outlast(
     return cut
 
 
-async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | None) -> bool:
-    """Make *desk* ready for a consumer; False if that one is *told* to end before, whatever the store does."""
+async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | None, wait: float | None) -> bool:
+    """Make *desk* ready for a consumer; False if that one is *told* to end before, whatever the store does.
+
+    Raises:
+        Unavailable: There was no answer within *wait* seconds.
+        ConfigError: The store can never be used as it is.
+    """
     events = [told, stop] if stop is not None else [told]
-    ready = asyncio.ensure_future(desk.ready())
+    ready = asyncio.ensure_future(_readied(desk, wait))
     tasks = [ready, *(asyncio.ensure_future(event.wait()) for event in events)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -725,6 +741,35 @@ async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | Non
         return False
     ready.result()
     return True
+
+
+async def _readied(desk: Desk, wait: float | None) -> None:
+    """Make *desk* ready, asking as long as there is no answer, for *wait* seconds at most; for any time if None."""
+    began = desk.clock.now()
+    pause, is_told = PAUSE_MIN, False
+    while True:
+        try:
+            was_ready = desk.given is None
+            await desk.ready()
+            if was_ready and wait is not None:  # then it has asked nothing
+                await desk.broker.settings(desk.name)
+            break
+        except (Exception, asyncio.CancelledError) as error:
+            if (why := desk.why_unanswered(error)) is None:
+                raise
+            waited = desk.clock.now() - began
+            if wait is not None and waited >= wait:
+                if not wait:
+                    raise
+                raise Unavailable(f"{why} (there was no answer within {wait:g} s)") from error
+            if not is_told:
+                is_told = True
+                desk.tell(BrokerAwaited(desk.clock.now(), desk.name, desk.holder, why))
+        await asyncio.sleep(later(pause if wait is None else min(pause, wait - waited), desk.dice))
+        pause = min(1.5 * pause, PAUSE_MAX)
+    if is_told:
+        now = desk.clock.now()
+        desk.tell(BrokerAnswered(now, desk.name, desk.holder, now - began))
 
 
 def unusable(error: NeverBegins) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
@@ -29,6 +30,7 @@ class ConsumeOptions(TypedDict, total=False):
     until_empty: bool
     sigterm: bool | None
     poll_every: float
+    wait: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,13 @@ class Consuming:
     until_empty: bool = False
     sigterm: bool | None = None
     poll_every: float = 5.0
+    wait: float | None = None
 
     def __post_init__(self) -> None:
         check_seconds("grace", self.grace, least=0.0)
         check_seconds("inbox", self.inbox, least=0.0)
+        if self.wait is not None and self.wait != math.inf:
+            check_seconds("wait", self.wait, least=0.0)
         retry: object = self.retry
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise ConfigError(f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(first=1)")

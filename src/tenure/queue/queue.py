@@ -239,9 +239,13 @@ class Queue:
                 nothing else has handled the signal before; with False, never.
             poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for
                 sessions.
+            wait: How many seconds to wait for a store that can't be asked when consuming begins, before
+                ``Unavailable``: for ever if unset, 0 for not at all. Once the store has answered, an outage ends
+                nothing.
 
         Raises:
             ConfigError: An option can't work, or the broker can never be used as it is.
+            Unavailable: *wait* was given, and is over.
         """
         at_work = AtWork(self.consumer(handler, **options))
         self._at_work.append(at_work)

@@ -66,7 +66,7 @@ class SessionConsumer:
         """
         self._runner = asyncio.current_task()
         with sigterm_tells(self.drain, self._consuming.sigterm):
-            if await is_to_begin(self._desk, self._stopping, stop):
+            if await is_to_begin(self._desk, self._stopping, stop, self._consuming.wait):
                 await self._consume(asyncio.get_running_loop(), stop)
         if self._failure is not None:
             raise self._failure
