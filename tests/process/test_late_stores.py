@@ -22,11 +22,13 @@ pytestmark = pytest.mark.process
 
 WITHIN = 60.0
 
+DRIVERS = {Redis.scheme: "redis", Postgres.scheme: "asyncpg", Azurite.scheme: "azure.storage.queue"}
+
 
 @pytest.mark.parametrize("kind", [Redis, Postgres, Azurite], ids=lambda kind: str(kind.__name__))
 def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip({Redis: "redis", Postgres: "asyncpg", Azurite: "azure.storage.queue"}[kind])
-    has_sessions = kind is not Azurite
+    pytest.importorskip(DRIVERS[kind.scheme])
+    has_sessions = kind.scheme != Azurite.scheme
     with private(kind) as server:
 
         async def send() -> None:

@@ -29,7 +29,7 @@ class Room:
         self.now = loop.time
         self.broker = LossyBroker(MemoryBroker(loop.clock()))
         self.events: list[Event] = []
-        asked = LossyBroker.around(self.broker)  # type: ignore[arg-type]  # it does whatever a broker does
+        asked = LossyBroker.around(self.broker)
         self.queue = Queue(
             Desk("orders", asked, Keeper.here(), loop.clock(), QueueSettings(), "me", self.events.append, {})
         )
