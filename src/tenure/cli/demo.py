@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tenure import ConfigError, Timing
 from tenure.cli.demo_display import Lines, Picture, show_summary
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, duration, json_option
 from tenure.cli.output import say_json, tell_log
@@ -29,7 +30,7 @@ SECONDS_LEAST = 2.0
 """How long there is work for all instances at least: long enough to find one with a message in hand, and to kill it."""
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @click.option(
     "--input",
     "folder",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import tenure
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, json_option, one_url, told
 from tenure.cli.output import clean, say, say_json, say_table, seconds
@@ -20,7 +21,7 @@ FAR = 0.25
 """Which share of the default ``retry_every`` a round trip may take before it is worth a word."""
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
 @click.option("--look-only", is_flag=True, help="Write nothing; otherwise a message is sent, received and completed.")

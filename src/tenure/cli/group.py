@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 import tenure
+from tenure.cli.examples import Command
 from tenure.cli.exits import KEEPS, Exit, Failure
 from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
@@ -114,8 +115,10 @@ class NoCommand(Exception):  # it never leaves the command line
     """Say, where a command is missing, which ones there are: the whole help."""
 
 
-class HelpfulGroup(click.Group):
+class HelpfulGroup(Command, click.Group):
     """Commands of which one must be named."""
+
+    command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # click's own answer differs between its versions
@@ -160,6 +163,7 @@ class _Group(HelpfulGroup):
             formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", KEEPS)])
         with formatter.section("Environment"):
             formatter.write_dl([("TENURE_URL", "the store where --on is not given, and the place for a password")])
+        super().format_epilog(ctx, formatter)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

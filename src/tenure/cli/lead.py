@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, key_value, on_option, refuse_both, seconds_option
 
@@ -25,7 +26,7 @@ class Order:
     verbosity: int
 
 
-@click.command("lead")
+@click.command("lead", cls=Command)
 @click.argument("name")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED)
 @on_option

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, connect, one_url
 from tenure.cli.output import clean, say
 
 
-@click.command("migrate")
+@click.command("migrate", cls=Command)
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
 @click.pass_context

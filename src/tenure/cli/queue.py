@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, duration, json_option, never_used, on_option
 from tenure.cli.output import clean, say, say_json, say_table, seconds, timestamp, warn
@@ -22,7 +23,7 @@ EVERY, EVERY_LEAST = 2.0, 0.01
 """Seconds between two looks: usually, and at least."""
 
 
-@click.command("queue")
+@click.command("queue", cls=Command)
 @click.argument("name", required=False)
 @on_option
 @json_option

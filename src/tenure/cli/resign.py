@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, duration, json_option, on_option
 from tenure.cli.output import clean, record, say, say_json, seconds
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tenure import Election, Leader
 
 
-@click.command("resign")
+@click.command("resign", cls=Command)
 @click.argument("name")
 @on_option
 @json_option

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect, json_option, key_value, on_option, seconds_option, told
 from tenure.cli.output import say, say_json
@@ -33,7 +34,7 @@ def moment(text: str) -> datetime:
         raise click.BadParameter(f"{text!r} is not a moment; write it as in 2030-01-31T12:00:00+01:00") from error
 
 
-@click.command("send")
+@click.command("send", cls=Command)
 @click.argument("queue")
 @click.argument("body", required=False)
 @on_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import json_option
 from tenure.cli.output import say, say_json
@@ -30,7 +31,7 @@ def seed_range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-@click.command("sim")
+@click.command("sim", cls=Command)
 @click.option("--queues", is_flag=True, help="Simulate queues, and not elections.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Simulate this one seed.")
 @click.option("--trace", is_flag=True, help="With --seed: tell what happens, line by line.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, connect_to_look, json_option, on_option
 from tenure.cli.output import NOBODY, pairs, record, say_json, say_table, seconds
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from tenure import Leader
 
 
-@click.command("status")
+@click.command("status", cls=Command)
 @click.argument("name", required=False)
 @on_option
 @json_option

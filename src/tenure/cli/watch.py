@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, connect_to_look, json_option, on_option
 from tenure.cli.output import NOBODY, clean, pairs, record, say, say_json, timestamp
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tenure import Leader
 
 
-@click.command("watch")
+@click.command("watch", cls=Command)
 @click.argument("name")
 @on_option
 @json_option

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, on_option, refuse_both, seconds_option
 from tenure.cli.lead import require_runnable
@@ -32,7 +33,7 @@ class Order:
     verbosity: int
 
 
-@click.command("work")
+@click.command("work", cls=Command)
 @click.argument("queue")
 @click.argument("argv", nargs=-1, metavar="[-- CMD [ARGS]...]", type=click.UNPROCESSED)
 @on_option
