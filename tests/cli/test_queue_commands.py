@@ -19,6 +19,8 @@ from tenure.cli import main
 
 Captured = pytest.CaptureFixture[str]
 
+MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
+
 
 @pytest.fixture(autouse=True)
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -159,6 +161,8 @@ def test_send_later(capsys: Captured) -> None:
         (("queue", "--watch", "--every", "9ms"), 2, "--every 0.009 would"),
         (("queue", "--every", "1"), 2, "give --watch, too"),
         (("queue", "--count", "1"), 2, "give --watch, too"),
+        (("queue", "--wait", "1"), 2, "give --watch, too"),
+        (("queue", "--watch", "--wait", "soon"), 2, "'soon' is not a duration"),
         (("dead", "purge", "orders", "--all", "--sequence", "1"), 2, "--all removes all"),
         (("dead", "purge", "orders"), 2, "nothing says which ones to remove"),
         (("dead", "bury", "orders"), 2, "No such command 'bury'"),
@@ -201,6 +205,10 @@ def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
     assert title.split() == ["QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST"]
     assert bills.split() == ["bills", "0", "0", "1", "0", "0"]
     assert orders.split()[:6] == ["orders", "1", "0", "0", "0", "0"]
+    plain = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2")[1].splitlines()
+    assert [line.split()[1] for line in plain] == ["QUEUE", "bills", "orders", "bills", "orders"]
+    assert all(re.fullmatch(MOMENT, line.split()[0]) for line in plain[1:])
+    assert len({line.index(" 0 ") for line in plain[1::2]} | {line.index(" 1 ") for line in plain[2::2]}) == 1
     lines = tell(capsys, "queue", "--watch", "--every", "10ms", "--count", "2", "--json")[1].splitlines()
     assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
 
@@ -292,9 +300,6 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert tell(capsys, "dead", "purge", "orders", "--older-than", "1ms", "--id", "m0")[1] == "1 removed\n"
     assert json.loads(tell(capsys, "dead", "purge", "orders", "--all", "--json")[1])["purged"] == 1
     assert [message.id for message in received(url)] == ["m1"]
-
-
-MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +70,25 @@ def say_json(value: Any, *, lines: bool = False) -> None:
     say(text)
 
 
-def say_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, titles: bool = True) -> None:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table, and how a terminal shows it: a style of rich's, as red or bold green."""
+
+    text: str
+    style: str = ""
+
+
+ALARM, LEADING, QUIET, TITLE = "red", "green", "dim", "bold"
+"""Styles: named colours, which a terminal shows in shades that can be read on its background."""
+
+
+def say_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, titles: bool = True) -> None:
     """Draw a table for people. Into a pipe goes a plain one, in which no line is cut or wrapped."""
-    shown = [[clean(cell) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
     if not sys.stdout.isatty():
-        lines = [list(columns), *shown] if titles else shown
+        plain = [[cell.text for cell in row] for row in shown]
+        lines = [list(columns), *plain] if titles else plain
         widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
         for line in lines:
             say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -87,7 +102,7 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, titles: 
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in shown:
-        table.add_row(*map(Text, row))  # Text: a name may look like markup
+        table.add_row(*(Text(cell.text, cell.style) for cell in row))  # Text: a name may look like markup
     Console(file=sys.stdout, highlight=False).print(table)
 
 

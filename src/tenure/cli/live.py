@@ -1,0 +1,131 @@
+"""A picture on the terminal's other screen, drawn anew at each change; the terminal is left as it was found."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Self, TextIO
+
+import click
+from rich.console import Console, Group
+from rich.control import Control
+from rich.screen import Screen
+from rich.text import Text
+
+from tenure.cli.exits import Exit
+from tenure.cli.output import ALARM, clean, timestamp
+from tenure.cli.patience import tell_silence
+
+TROUBLE_LINES = 4
+
+Picture = Callable[[int, int | None], Sequence[Text]]
+"""Returns the lines to be shown in so many columns and lines; without a number of lines, all there are."""
+
+
+def can_be_live() -> bool:
+    """Whether standard output is a terminal on which lines can be drawn over."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+class LiveScreen:
+    """The terminal's other screen, from the first drawing to the end of the block; the last picture stays behind.
+
+    It is drawn anew when the size of the terminal changes. SIGTERM and SIGHUP leave the block, and then end the
+    command. Ctrl-Z shows the shell's screen meanwhile. What is written to standard error, if that is a terminal, comes
+    after the block.
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._console = Console(file=sys.stdout, highlight=False)
+        self._is_open = False
+        self._errors: TextIO | None = None  # where standard error went before
+        self.trouble = ""
+        """Why the store does not answer, and since when."""
+        self._signal = 0  # the one that has ended the block
+
+    async def __aenter__(self) -> Self:
+        if sys.platform != "win32":
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+
+            def end(number: int) -> None:
+                self._signal = number
+                task.cancel()
+
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                    loop.add_signal_handler(number, end, number)
+            loop.add_signal_handler(signal.SIGWINCH, self._draw_again)
+            if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:  # a shell without job control
+                loop.add_signal_handler(signal.SIGTSTP, self._stop)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if sys.platform != "win32":
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+                loop.remove_signal_handler(number)
+            loop.add_signal_handler(signal.SIGWINCH, lambda: None)  # as it was: see `complete`
+        if self._is_open:
+            self._leave()
+            self._console.print(Group(*self._lines(None)))
+        if self._signal and kind is asyncio.CancelledError:
+            raise click.exceptions.Exit(Exit.SIGNAL + self._signal)
+
+    def draw(self) -> None:
+        """Draw the picture as it is now."""
+        if not self._is_open:
+            self._enter()
+        self._console.control(Control.home())
+        self._console.print(Screen(Group(*self._lines(self._console.height))), end="")
+
+    def silence(self, trouble: str) -> None:
+        """Show that the store has fallen silent, or that it answers again."""
+        if not self._is_open:
+            tell_silence(trouble)
+            return
+        self.trouble = f"no answer since {timestamp()}: {trouble}" if trouble else ""
+        self.draw()
+
+    def _lines(self, height: int | None) -> list[Text]:
+        width = self._console.width
+        told = textwrap.wrap(clean(self.trouble), max(10, width))[:TROUBLE_LINES]
+        room = None if height is None else max(0, height - len(told))
+        lines = [*(Text(line, ALARM) for line in told), *self._picture(width, room)]
+        for line in lines:
+            line.truncate(width, overflow="crop")
+        return lines
+
+    def _draw_again(self) -> None:
+        if self._is_open:
+            self.draw()
+
+    def _enter(self) -> None:
+        self._is_open = True
+        if sys.stderr.isatty():
+            self._errors, sys.stderr = sys.stderr, io.StringIO()
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
+
+    def _leave(self) -> None:
+        self._is_open = False
+        self._console.show_cursor(True)
+        self._console.set_alt_screen(False)
+        if self._errors is not None:
+            held, sys.stderr, self._errors = sys.stderr, self._errors, None
+            assert isinstance(held, io.StringIO)
+            sys.stderr.write(held.getvalue())
+
+    def _stop(self) -> None:
+        """Stop as Ctrl-Z stops others, and go on when the shell says so."""
+        if was_open := self._is_open:
+            self._leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if was_open:
+            self.draw()

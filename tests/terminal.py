@@ -1,0 +1,144 @@
+"""A command on a terminal of its own, of a chosen size: what it draws, and what is typed there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from tests.process.looking import states_of, until
+
+ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+HOME = "\x1b[H"
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """``python -m tenure.cli`` with *arguments*, on a terminal of so many columns and lines; use it in a block."""
+
+    def __init__(
+        self, *arguments: str, width: int = 80, height: int = 24, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.resize(width, height, tell=False)
+        self.modes: list[Any] = termios.tcgetattr(self._theirs)
+        self._shown = bytearray()
+        env = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli", *arguments],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env={**env, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **(environment or {})},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+        os.close(self._theirs)
+        self._reader.join()
+        os.close(self._ours)
+
+    # --- what a person does ---
+
+    def type(self, keys: bytes) -> None:
+        """Type *keys*; ``b"\\x03"`` is Ctrl-C, ``b"\\x1a"`` Ctrl-Z."""
+        os.write(self._ours, keys)
+
+    def resize(self, width: int, height: int, *, tell: bool = True) -> None:
+        """Give the terminal another size."""
+        self._width, self._height = width, height
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        if tell:
+            self.process.send_signal(signal.SIGWINCH)
+
+    def wait(self) -> int:
+        """Wait for the command's end; return its exit code once everything that it wrote is there."""
+        until(lambda: self.process.poll() is not None, lambda: f"it goes on:\n{self.raw}")
+        size = -1
+        while size != len(self._shown):
+            size = len(self._shown)
+            self._reader.join(0.05)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    def until_shown(self, *texts: str) -> str:
+        """Wait until a whole picture holds all *texts*, colours aside; return it, with its colours."""
+        found: list[str] = []
+
+        def is_shown() -> bool:
+            found[:] = [picture for picture in self._pictures() if all(text in plain(picture) for text in texts)][-1:]
+            return bool(found)
+
+        until(is_shown, lambda: f"{texts} not in:\n{self.raw[-4_000:]}")
+        return found[0]
+
+    def until_stopped(self) -> None:
+        """Wait until the command was stopped."""
+        until(lambda: states_of(self.process.pid) <= set("T"), lambda: "it runs")
+
+    # --- what a person sees ---
+
+    @property
+    def raw(self) -> str:
+        """Everything that the terminal was sent."""
+        return self._shown.decode(errors="replace").replace("\r\n", "\n")
+
+    @property
+    def after(self) -> str:
+        """What was written to the usual screen after the other one was left."""
+        return plain(self.raw.rpartition(LEAVE)[2])
+
+    def is_as_before(self) -> bool:
+        """Whether the usual screen is shown, with a cursor, and what is typed has its usual meaning."""
+        shown = [(self.raw.count(on), self.raw.count(off)) for on, off in ((ENTER, LEAVE), (HIDE, SHOW))]
+        return termios.tcgetattr(self._theirs) == self.modes and all(one == other for one, other in shown)
+
+    def _pictures(self) -> list[str]:
+        """Return what was drawn of the present size, each from the upper left corner to the lower right one."""
+        drawn = [each.partition(SHOW)[0] for each in self.raw.split(HOME)[1:]]
+        lines = [plain(each).split("\n") for each in drawn]
+        return [
+            each
+            for each, told in zip(drawn, lines, strict=True)
+            if len(told) == self._height and len(told[-1]) >= self._width
+        ]
+
+    def _read(self) -> None:
+        with suppress(OSError):  # that is how a terminal ends
+            while more := os.read(self._ours, 65_536):
+                self._shown += more
+
+
+def plain(text: str) -> str:
+    """Return *text* without what a terminal obeys."""
+    return _ESCAPE.sub("", text)
+
+
+def lines_of(picture: str) -> Sequence[str]:
+    """Return the lines of a picture, without colours and the empty ones at its end."""
+    return [line.rstrip() for line in plain(picture).rstrip().split("\n")]
