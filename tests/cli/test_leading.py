@@ -11,30 +11,31 @@ from contextlib import suppress
 
 import pytest
 
-from tenure.cli.lead import Order
-from tenure.cli.leading import PAUSE_MOST, QUICK, Leading, _next_pause
+from tenure.cli.child import environment
+from tenure.cli.leading import PAUSE_MOST, QUICK, _next_pause
 from tenure.cli.output import tell_log
 from tenure.url import redact
 
 
 def environment_of(url: str) -> dict[str, str]:
-    order = Order("job", ("true",), url, {}, again=False, stop_timeout=None, verbosity=0)
-    return Leading(order)._environment(redact(url))
+    return environment(url, redact(url), {"TENURE_NAME": "job", "TENURE_SESSION": None})
 
 
 @pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])
 def test_the_command_is_told_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", url)
-    environment = environment_of(url)
-    assert "TENURE_URL" not in environment
-    assert "hunter2" not in str(environment)
+    told = environment_of(url)
+    assert "TENURE_URL" not in told
+    assert "hunter2" not in str(told)
 
 
 def test_the_command_is_told_of_a_store_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", "sqlite:///another.db")
-    environment = environment_of("sqlite:///work.db?busy=1")
-    assert environment["TENURE_URL"] == "sqlite:///work.db?busy=1"
-    assert environment["TENURE_NAME"] == "job"
+    monkeypatch.setenv("TENURE_SESSION", "of a worker that has started us")
+    told = environment_of("sqlite:///work.db?busy=1")
+    assert told["TENURE_URL"] == "sqlite:///work.db?busy=1"
+    assert told["TENURE_NAME"] == "job"
+    assert "TENURE_SESSION" not in told
 
 
 def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -36,12 +38,12 @@ class Stage:
         self.url = f"sqlite:///{folder / 'work.db'}"
         self.workers: list[subprocess.Popen[str]] = []
 
-    def work(self, *line: str, lock: str = LONG) -> subprocess.Popen[str]:
+    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
             [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
             cwd=self.folder,
             env={**os.environ, "TENURE_URL": self.url},
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         self.workers.append(worker)
@@ -54,6 +56,16 @@ class Stage:
     def stats(self) -> tenure.Stats:
         with tenure.sync.connect(self.url) as backend:
             return backend.queue("orders").stats()
+
+    def reasons(self) -> dict[str, str]:
+        """Return why each dead letter died, by its id."""
+        with tenure.sync.connect(self.url) as backend:
+            return {letter.id: letter.reason for letter in backend.queue("orders").dead_letters.peek()}
+
+    def tenure(self, *line: str) -> str:
+        """Run another command of tenure; return what it writes."""
+        line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
+        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 
     def said(self) -> list[str]:
         path = self.folder / "said"
@@ -85,16 +97,138 @@ def test_the_exit_code_decides(stage: Stage) -> None:
     stage.send("good", "later", "bad")
     script = """
         body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $TENURE_MESSAGE_ID" >> said
-        case $body$TENURE_DELIVERY_COUNT in later1) exit 75;; bad*) exit 3;; esac
+        case $body$TENURE_DELIVERY_COUNT in later1) exit 1;; bad*) exit 65;; esac
     """
-    worker = stage.work("--", "sh", "-c", script)
+    worker = stage.work("--retry-first", "10ms", "--", "sh", "-c", script)
     stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
     assert sorted(stage.said()) == ["bad 1 bad", "good 1 good", "later 1 later", "later 2 later"]
     with tenure.sync.connect(stage.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
-        assert (letter.id, letter.reason) == ("bad", "exit 3")
+        assert (letter.id, letter.reason) == ("bad", "exit 65")
+
+
+def test_which_codes_reject_can_be_said(stage: Stage) -> None:
+    stage.send("3", "7", "65")
+    script = "body=$(cat); echo $body >> said; exit $body"
+    fast = ("--retry-first", "0", "--retry-longest", "0", "--max-deliveries", "2", "--")
+    stage.work("--reject-on", "2-3", "--retry-on", "65", *fast, "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
+    assert sorted(stage.said()) == ["3", "65", "65", "7", "7"]
+    assert stage.reasons() == {"3": "exit 3", "7": "max_deliveries", "65": "max_deliveries"}
+
+
+def test_with_codes_to_retry_alone_all_others_reject(stage: Stage) -> None:
+    stage.send("3", "7", "137")
+    script = "body=$(cat); echo $body >> said; exit $body"
+    fast = ("--retry-first", "0", "--retry-longest", "0", "--max-deliveries", "2", "--")
+    stage.work("--retry-on", "7", *fast, "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
+    assert stage.reasons() == {"3": "exit 3", "7": "max_deliveries", "137": "exit 137"}
+
+
+def test_a_command_that_can_not_be_run_is_tried_again(stage: Stage) -> None:
+    program = stage.folder / "program"
+    program.write_text("#!/nonexistent/interpreter\n")
+    program.chmod(0o755)
+    stage.send("one")
+    stage.work("--retry-on", "7", "--max-deliveries", "2", "--retry-first", "10ms", "--", str(program))
+    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
+    with tenure.sync.connect(stage.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+    assert (letter.reason, letter.delivery_count) == ("max_deliveries", 2)
+    assert letter.error
+    assert letter.error.message == f"{str(program)!r} could not be run: No such file or directory"
+
+
+def test_the_command_may_send_to_the_same_store(stage: Stage) -> None:
+    stage.send("one")
+    worker = stage.work("--until-empty", "--", sys.executable, "-m", "tenure.cli", "send", "results", "done")
+    assert worker.wait(PATIENCE) == 0
+    with tenure.sync.connect(stage.url) as backend:
+        assert [message.body for message in backend.queue("results").receive()] == [b"done"]
+
+
+# --- what a command writes to stderr -----------------------------------------------------------------------------
+
+
+def test_stderr_is_passed_on_at_once_and_its_end_is_kept(stage: Stage) -> None:
+    stage.send("one")
+    script = (
+        r"printf 'first\377\n' >&2; until [ -e go ]; do sleep 0.02; done; printf 'a\0b\nno \033[31mway' >&2; exit 9"
+    )
+    worker = stage.work("--quiet", "--max-deliveries", "1", "--", "sh", "-c", script)
+    assert worker.stderr
+    assert os.read(worker.stderr.fileno(), 100) == b"first\xff\n"  # while the command still runs
+    (stage.folder / "go").touch()
+    stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
+    assert os.read(worker.stderr.fileno(), 100).startswith(b"a\0b\nno \x1b[31mway")
+    with tenure.sync.connect(stage.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+    assert letter.error
+    assert letter.error.message == "the command ended with code 9: no \x1b[31mway"
+    assert letter.error.traceback.endswith("first\\xff\na\\x00b\nno \x1b[31mway\n")
+    shown = stage.tenure("dead", "show", "orders", "one")
+    assert "    first\\xff\n    a\\x00b\n    no \\x1b[31mway\n" in shown
+    assert "no \\u001b[31mway" in stage.tenure("dead", "show", "orders", "one", "--json")
+
+
+@pytest.mark.parametrize("code", [1, 65])
+def test_much_on_stderr_is_all_passed_on_and_little_of_it_kept(stage: Stage, code: int) -> None:
+    stage.send("one")
+    script = f"i=0; while [ $i -lt 200 ]; do printf '%08000d\n' $i >&2; i=$((i+1)); done; echo last >&2; exit {code}"
+    worker = stage.work("--quiet", "--max-deliveries", "1", "--until-empty", "--", "sh", "-c", script)
+    _, passed_on = worker.communicate(timeout=PATIENCE)
+    assert passed_on.startswith("0" * 8000 + "\n")
+    assert passed_on.count("\n") > 200
+    with tenure.sync.connect(stage.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+    assert letter.error
+    assert letter.error.traceback.endswith("\nlast\n")
+    assert 16_000 < len(letter.error.traceback) < 17_000
+
+
+def test_whoever_holds_the_stderr_of_a_command_does_not_hold_up_its_message(stage: Stage) -> None:
+    stage.send("one")
+    script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('held'); socket.send_fds(s, [b'x'], [2])"
+    with closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(stage.folder / "held"))
+        listening.listen()
+        worker = stage.work("--quiet", "--", sys.executable, "-c", script)
+        with closing(listening.accept()[0]) as connection:
+            _, [held], _, _ = socket.recv_fds(connection, 1, 1)
+    with os.fdopen(held, "wb", buffering=0) as stderr:
+        stage.wait(lambda: stage.stats() == tenure.Stats())
+        stderr.write(b"afterwards\n")
+        assert worker.stderr
+        assert worker.stderr.readline() == "afterwards\n"
+
+
+def test_whoever_does_not_read_our_stderr_does_not_hold_up_messages(stage: Stage) -> None:
+    stage.send("one", "two", "three")
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as full:
+        os.set_blocking(full.fileno(), False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(full.fileno(), b"x" * 4096)
+        os.set_blocking(full.fileno(), True)
+        worker = stage.work("--quiet", "--", "sh", "-c", "echo said >&2", stderr=full.fileno())
+        stage.wait(lambda: stage.stats() == tenure.Stats())
+        worker.kill()
+
+
+def test_a_worker_without_stderr(stage: Stage) -> None:
+    stage.send("one")
+    line = ["sh", "-c", 'exec "$@" 2>&-', "-", sys.executable, "-m", "tenure.cli", "work", "orders", "--until-empty"]
+    command = ["--max-deliveries", "1", "--", "sh", "-c", "echo oops >&2; exit 1"]
+    environment = {**os.environ, "TENURE_URL": stage.url}
+    assert subprocess.run([*line, *command], env=environment, check=False, timeout=PATIENCE).returncode == 0
+    with tenure.sync.connect(stage.url) as backend:
+        [letter] = backend.queue("orders").dead_letters.peek()
+    assert letter.error
+    assert letter.error.message == "the command ended with code 1: oops"
 
 
 def test_a_command_that_takes_too_long_is_stopped_and_tried_again(stage: Stage) -> None:

@@ -30,6 +30,20 @@ class Outcome:
     code: int = 0  # its exit code, 128 + n for signal n; for "failed", the errno
 
 
+def environment(url: str, shown_url: str, told: Mapping[str, str | None]) -> dict[str, str]:
+    """Return our environment, for a command, with what it is *told*; None takes a variable out.
+
+    The store's *url* goes in as TENURE_URL if it holds no password, that is, if it may be shown as it is: the command
+    may log its environment, and so may those that it calls.
+    """
+    environment = dict(os.environ)
+    for name, value in {"TENURE_URL": url if url == shown_url else None, **told}.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
 class Child:
     """A command under guard. Everything here belongs to the event loop it was started on."""
 
@@ -55,9 +69,15 @@ class Child:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], env: Mapping[str, str], deadline: float, grace: float, stdin: int | None = None
+        cls,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        deadline: float,
+        grace: float,
+        stdin: int | None = None,
+        stderr: int | None = None,
     ) -> Child:
-        """Start *command* in a term that may be trusted until *deadline*; *stdin* is ours if it isn't given.
+        """Start *command* in a term that may be trusted until *deadline*; *stdin*, *stderr* are ours if not given.
 
         The deadline is a moment of :func:`tenure.cli.guard.now`, which is to be read before what remains is asked for:
         then it is never too late, however long we stand still in between.
@@ -73,7 +93,12 @@ class Child:
             line = [sys.executable, "-I", "-S", guard.__file__, str(listens), str(says), repr(deadline), repr(grace)]
             # A session of its own: a terminal's Ctrl-C then reaches us alone, and is passed on once.
             process = subprocess.Popen(
-                [*line, *command], env=dict(env), stdin=stdin, pass_fds=(listens, says), start_new_session=True
+                [*line, *command],
+                env=dict(env),
+                stdin=stdin,
+                stderr=stderr,
+                pass_fds=(listens, says),
+                start_new_session=True,
             )
         except OSError as error:
             for pipe in pipes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import tenure
 from tenure.cli import guard
-from tenure.cli.child import Child, Outcome
+from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.output import tell_log, warn
 
@@ -62,12 +62,10 @@ class Leading:
         tell_log(self._order.verbosity)
         async with tenure.connect(self._order.url, on_event=lambda _: self._pass_trust()) as backend:
             election = backend.election(self._order.name, **self._order.settings)
-            environment = self._environment(str(backend.url))
+            told = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
             pause = 0.0
             while True:
-                await election.run(
-                    lambda term: self._serve(election, term, environment), stop=self._stop, sigterm=False
-                )
+                await election.run(lambda term: self._serve(election, term, told), stop=self._stop, sigterm=False)
                 if self._stop.is_set():
                     break
                 pause = _next_pause(pause, self._ran_for)
@@ -78,13 +76,13 @@ class Leading:
 
     # --- one term ---
 
-    async def _serve(self, election: tenure.Election, term: tenure.Term, environment: Mapping[str, str]) -> None:
+    async def _serve(self, election: tenure.Election, term: tenure.Term, told: Mapping[str, str]) -> None:
         """Run the command for one term, and return when nothing of it is left."""
         self._outcome = None
         if self._stop.is_set():
             return
         began = asyncio.get_running_loop().time()
-        env = {**environment, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
+        env = {**told, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
         child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
         self._child, self._term = child, term
         try:
@@ -124,15 +122,6 @@ class Leading:
         """Something has happened to the candidate: tell the guard how long the term may be trusted now."""
         if self._child and self._term:
             self._child.trust(_end_of(self._term))
-
-    def _environment(self, shown_url: str) -> dict[str, str]:
-        environment = dict(os.environ)
-        # The command may log its environment, and so may those that it calls: no password goes in there.
-        environment.pop("TENURE_URL", None)
-        if shown_url == self._order.url:
-            environment["TENURE_URL"] = self._order.url
-        environment["TENURE_NAME"] = self._order.name
-        return environment
 
     async def _rest(self, pause: float) -> None:
         """Let others lead for a while, after a command that ended as soon as it was started."""

@@ -13,15 +13,16 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 import tenure
-from tenure.cli import guard
-from tenure.cli.child import Child, Outcome
+from tenure.cli import codes, guard
+from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import never_used
 from tenure.cli.output import tell_log, warn
-from tenure.cli.work import ABANDON
+from tenure.cli.stderr import CommandStderr, Stderr
 
 if TYPE_CHECKING:
     from tenure.cli.work import Order
@@ -33,6 +34,12 @@ LOOKS = 4
 """How often, from renewal to renewal, the guard is told how long the lock may be believed now."""
 
 TIMEOUT = 3_600.0
+
+LAST_LINE = 200
+"""So many characters of the last line that a command wrote to stderr stand in what is told of its failure."""
+
+IN_ORDER = 0.1
+"""Seconds to wait, once a command has ended, until what it wrote to stderr is passed on: before we tell of it."""
 
 
 class CommandFailed(Exception):
@@ -47,6 +54,11 @@ class Working:
         self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
         self._consumer: tenure.Consumer | tenure.SessionConsumer
+        self._shown_url = ""
+
+    @cached_property
+    def _stderr(self) -> Stderr:
+        return Stderr()
 
     async def run(self) -> None:
         """Consume until we are told to stop, or the queue is empty if that was asked."""
@@ -56,6 +68,7 @@ class Working:
         tell_log(order.verbosity)
         loop = asyncio.get_running_loop()
         async with tenure.connect(order.url) as backend:
+            self._shown_url = str(backend.url)
             queue = backend.queue(order.queue, **order.settings)
             self._consumer = consumer = queue.consumer(
                 _function(order.handler) if order.handler else self._serve,
@@ -64,6 +77,7 @@ class Working:
                 prefetch=order.concurrency,
                 max_hold=self._timeout + 2 * STOP_GRACE if order.command else math.inf,
                 grace=order.grace,
+                retry=order.retry,
                 on_error=_tell,
                 until_empty=order.until_empty,
                 sigterm=False,
@@ -72,6 +86,7 @@ class Working:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._take_signal, consumer.drain)
             await consumer.run()
+        await self._stderr.written(order.grace)
 
     async def _tell_if_never_used(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
         """Say it if nobody has ever used this queue: no error, for a worker may start before the first sender."""
@@ -86,28 +101,44 @@ class Working:
         drain(0.0 if self._signalled else None)
         self._signalled = True
 
-    async def _serve(self, message: tenure.Message) -> None:
-        """Run the command for one message, and say by what is raised what becomes of it."""
-        with tempfile.TemporaryFile() as body:
-            body.write(message.body)
-            body.seek(0)
-            outcome = await self._run(message, body)
-        if outcome.kind == "failed":
-            raise CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(outcome.code)}")
-        if outcome.code == 0:
-            return
-        said = f"the command ended with code {outcome.code}"
-        if outcome.code == ABANDON or outcome.code > Exit.SIGNAL:
-            raise CommandFailed(said)
-        raise tenure.Reject(f"exit {outcome.code}", said)
+    async def _serve(self, message: tenure.Message) -> Exception | None:
+        """Run the command for one message, and say by what is returned what becomes of it."""
+        await self._stderr.has_room()
+        stderr = self._stderr.open()
+        try:
+            with tempfile.TemporaryFile() as body:
+                body.write(message.body)
+                body.seek(0)
+                outcome = await self._run(message, body, stderr)
+        finally:
+            end = stderr.end()
+        with suppress(asyncio.CancelledError):  # the command has ended, and its code stands
+            await self._stderr.written(IN_ORDER)
+        return self._judge(message, outcome, end)
 
-    async def _run(self, message: tenure.Message, body: IO[bytes]) -> Outcome:
-        """Run the command to its end, and return how it ended. Cancelled, stop it first.
+    def _judge(self, message: tenure.Message, outcome: Outcome | TimeoutError, stderr: str) -> Exception | None:
+        """Return what becomes of the message of a command that ended like this, with *stderr* as its last words."""
+        match outcome:
+            case Outcome(kind="ended", code=0):
+                return None
+            case Outcome(kind="ended", code=code):
+                last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
+                said = f"the command ended with code {codes.told(code)}"
+                failed = _with_stderr(CommandFailed(f"{said}: {last[:LAST_LINE]}" if last else said), stderr)
+                if code not in self._order.rejects:
+                    return failed
+                rejected = tenure.Reject(f"exit {code}", str(failed))
+                rejected.__cause__ = failed
+                return rejected
+            case Outcome(kind="failed", code=number):
+                return CommandFailed(f"{self._order.command[0]!r} could not be run: {os.strerror(number)}")
+            case TimeoutError():
+                return _with_stderr(outcome, stderr)
+        lost = f"the lock on message {message.id!r} was about to end, unrenewed; the command was stopped"
+        return _with_stderr(tenure.LockLost(lost), stderr)
 
-        Raises:
-            TimeoutError: It ran for too long, and was stopped.
-            LockLost: It was stopped because the lock might have passed on: we had been stopped, or too busy.
-        """
+    async def _run(self, message: tenure.Message, body: IO[bytes], stderr: CommandStderr) -> Outcome | TimeoutError:
+        """Run the command to its end, and return how it ended, or that it ran too long. Cancelled, stop it first."""
         consumer, timing = self._consumer, self._consumer.timing
         grace = min(STOP_GRACE, timing.grace)
         give_up = guard.now() + self._timeout
@@ -116,8 +147,11 @@ class Working:
             now = guard.now()  # before we ask what remains: never too late
             return min(give_up + grace, now + consumer.remaining(message))
 
-        environment = self._environment(message)
-        child = Child.start(self._order.command, environment, end(), grace, stdin=body.fileno())
+        told = self._environment(message)
+        try:
+            child = Child.start(self._order.command, told, end(), grace, stdin=body.fileno(), stderr=stderr.writing)
+        finally:
+            stderr.started()
         cancelled: asyncio.CancelledError | None = None
         while not child.outcome.done():
             try:
@@ -133,17 +167,11 @@ class Working:
         if cancelled is not None:
             raise cancelled
         outcome = child.outcome.result()
-        if outcome.kind in ("lost", "late"):
-            if guard.now() >= give_up:
-                raise TimeoutError(f"the command ran for longer than {self._timeout:g} s")
-            raise tenure.LockLost(
-                f"the lock on message {message.id!r} was about to end, unrenewed; the command was stopped"
-            )
+        if outcome.kind in ("lost", "late") and guard.now() >= give_up:
+            return TimeoutError(f"the command ran for longer than {self._timeout:g} s")
         return outcome
 
     def _environment(self, message: tenure.Message) -> dict[str, str]:
-        environment = dict(os.environ)
-        environment.pop("TENURE_URL", None)  # it may hold a password
         told = {
             "TENURE_QUEUE": message.queue,
             "TENURE_MESSAGE_ID": message.id,
@@ -154,11 +182,14 @@ class Working:
             "TENURE_REPLY_TO": message.reply_to,
             "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
         }
-        for name, value in told.items():
-            environment.pop(name, None)
-            if value is not None:
-                environment[name] = value
-        return environment
+        return environment(self._order.url, self._shown_url, told)
+
+
+def _with_stderr(error: Exception, stderr: str) -> Exception:
+    """Let what is kept of *error* end with *stderr*; of a traceback it has nothing."""
+    if stderr:
+        error.add_note(stderr.removesuffix("\n"))
+    return error
 
 
 def _tell(message: tenure.Message, error: BaseException) -> None:

@@ -1,0 +1,183 @@
+"""The stderr of the commands of ``tenure work``: copied to ours as it comes, and the end of each kept for its message.
+
+House rules:
+
+- What a command writes is read at once, unless much of it could not be passed on yet: then it waits, as it would for
+  whoever reads our stderr if that were its own.
+- Our loop never waits for whoever reads our stderr: a thread writes there.
+- Memory is bounded: by what is kept of each command, by what may wait to be written, and by one pipe's content for each
+  command that has ended meanwhile.
+- Whoever holds a command's stderr beyond its end is copied on, and waited for by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from queue import SimpleQueue
+
+KEPT = 16_384
+"""Bytes that are kept of the end of what a command writes: as much as a dead letter takes."""
+
+CHUNK = 65_536
+"""Bytes to read at once: what a pipe holds."""
+
+READS = 16
+"""How often a pipe is read, at most, once its command has ended: somebody else may go on writing."""
+
+AHEAD = 4 * CHUNK
+"""Bytes that may wait to be written; then commands wait, too."""
+
+
+class Stderr:
+    """Our stderr, as the place where that of the commands goes. It belongs to the event loop that it was made on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._chunks: SimpleQueue[bytes] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0  # bytes that are not written yet
+        self._reading: set[CommandStderr] = set()
+        self._all_written = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._all_written.set()
+        self._has_room.set()
+        try:
+            self._ours: int | None = sys.stderr.fileno()
+        except (AttributeError, OSError, ValueError):  # there is none, it is closed, or it is no file
+            self._ours = None
+
+    async def has_room(self) -> None:
+        """Wait until more may be written."""
+        await self._has_room.wait()
+
+    async def written(self, within: float) -> None:
+        """Wait until all is written, or for so many seconds."""
+        if self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    await self._all_written.wait()
+
+    def open(self) -> CommandStderr:
+        """Return a stderr for a command.
+
+        Raises:
+            OSError: There is no pipe to be had.
+        """
+        return CommandStderr(self)
+
+    def _copy(self, chunk: bytes) -> None:
+        if self._ours is None:
+            return
+        self._waiting += len(chunk)
+        self._all_written.clear()
+        if self._waiting > AHEAD and self._has_room.is_set():
+            self._has_room.clear()
+            for one in self._reading:
+                self._loop.remove_reader(one.pipe)
+        self._chunks.put(chunk)
+        if self._thread is None:
+            # A daemon: our end does not wait for whoever reads our stderr.
+            thread = threading.Thread(target=self._write_all, args=(self._ours,), name="tenure-stderr", daemon=True)
+            with suppress(RuntimeError):  # the system gives us no thread: the next chunk tries again
+                thread.start()
+                self._thread = thread
+
+    def _write_all(self, ours: int) -> None:
+        """Write chunk after chunk, however long each takes. Run in the thread."""
+        while True:
+            chunk = self._chunks.get()
+            left = memoryview(chunk)
+            try:
+                while left:
+                    try:
+                        left = left[os.write(ours, left) :]
+                    except BlockingIOError:  # its other end may have been made so by another process
+                        select.select([], [ours], [])
+            except OSError:
+                pass  # nobody listens any more; the command is to run all the same
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._note, len(chunk))
+
+    def _note(self, count: int) -> None:
+        self._waiting -= count
+        if not self._waiting:
+            self._all_written.set()
+        if self._waiting <= AHEAD and not self._has_room.is_set():
+            self._has_room.set()
+            for one in self._reading:
+                self._listen(one)
+
+    def _listen(self, one: CommandStderr) -> None:
+        self._loop.add_reader(one.pipe, one.read)
+
+    def _add(self, one: CommandStderr) -> None:
+        self._reading.add(one)
+        if self._has_room.is_set():
+            self._listen(one)
+
+    def _remove(self, one: CommandStderr) -> None:
+        self._reading.discard(one)
+        self._loop.remove_reader(one.pipe)
+
+
+class CommandStderr:
+    """The stderr of one command.
+
+    Attributes:
+        pipe: Where we read.
+        writing: What the command is to write to; to be closed by :meth:`started`.
+    """
+
+    def __init__(self, stderr: Stderr) -> None:
+        self._stderr = stderr
+        self.pipe, self.writing = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self._kept: deque[bytes] = deque()
+        self._length = 0
+        self._is_keeping = True
+        self._is_open = True
+        stderr._add(self)
+
+    def started(self) -> None:
+        """The command has its end of the pipe, or never will: close ours."""
+        os.close(self.writing)
+
+    def read(self) -> bool:
+        """Take what is there; tell whether there was anything."""
+        if not self._is_open:
+            return False
+        try:
+            chunk = os.read(self.pipe, CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._is_open = False
+            self._stderr._remove(self)
+            os.close(self.pipe)
+            return False
+        if self._is_keeping:
+            self._keep(chunk)
+        self._stderr._copy(chunk)
+        return True
+
+    def _keep(self, chunk: bytes) -> None:
+        self._kept.append(chunk[-KEPT:])
+        self._length += len(self._kept[-1])
+        while self._length - len(self._kept[0]) >= KEPT:
+            self._length -= len(self._kept.popleft())
+
+    def end(self) -> str:
+        """The command has ended: return the end of what it has written. What others write there is only copied."""
+        for _ in range(READS):
+            if not self.read():
+                break
+        self._is_keeping = False
+        text = b"".join(self._kept)[-KEPT:].decode("utf-8", "backslashreplace")
+        self._kept.clear()
+        return text
