@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
+
+from tenure.frozen import FrozenDict
 
 Metadata = Mapping[str, str]
-NO_METADATA: Metadata = MappingProxyType({})
+NO_METADATA: Metadata = FrozenDict()
 
 
 @dataclass(frozen=True, slots=True)

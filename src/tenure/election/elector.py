@@ -25,6 +25,7 @@ from tenure.election.machine import Input, Machine, Resign, Stop, WorkEnded
 from tenure.election.store import NAME_MAX, require_name
 from tenure.errors import ConfigError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.events import Event, Overrun, Reason
+from tenure.frozen import FrozenDict
 from tenure.keeper import Keeper, Pulse
 from tenure.lease import NO_METADATA, Grant, HeldBy, Leader, Metadata, Vacant
 from tenure.observe.hook import tell_hook
@@ -792,7 +793,7 @@ def _checked_metadata(metadata: Mapping[Any, Any] | None) -> Metadata:
     for key, value in copied.items():
         if any("\0" in text or (not text.isascii() and _has_surrogates(text)) for text in (key, value)):
             raise ConfigError(f"metadata must hold no NUL and no lone surrogate, and has {key!r}: {value!r}")
-    return MappingProxyType(copied)
+    return FrozenDict(copied)
 
 
 def _plain(text: str) -> str:

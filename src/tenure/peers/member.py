@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TypeVar
 
 from tenure.backends import Fact
@@ -26,6 +25,7 @@ from tenure.bell import Bell
 from tenure.clock import Clock, SystemClock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import ConfigError, Unavailable
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.observe.aside import aside
 from tenure.peers.fleet import Fleet
@@ -132,7 +132,7 @@ class Member:
         require_ttl(ttl, self.traits)
         if (size := metadata_size(metadata)) > METADATA_MAX:
             raise ConfigError(f"metadata must take at most {METADATA_MAX} bytes as JSON, and takes {size}")
-        told = MappingProxyType(dict(metadata))
+        told = FrozenDict(metadata)
         await self._open()
         if self._fleet is not None and self._fleet.me is None:
             raise ConfigError(

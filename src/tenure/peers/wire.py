@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Metadata
 
 FRAME_MAX = 65_536
@@ -271,7 +271,7 @@ def _metadata(value: Any) -> Metadata:
         raise Malformed("not metadata")
     if metadata_size(value) > METADATA_MAX:  # or it would be repeated in an answer that is longer than the question
         raise Malformed("too much metadata")
-    return MappingProxyType(value) if value else NO_METADATA
+    return FrozenDict(value) if value else NO_METADATA
 
 
 def _held(value: Any) -> Held | None:
@@ -329,7 +329,7 @@ def _plain(value: Any) -> Any:
     match value:
         case Held(member, holder, token, remaining, metadata, won):
             return [member, holder, token, remaining, dict(metadata), won]
-        case MappingProxyType():
+        case FrozenDict():
             return dict(value)
     return value
 

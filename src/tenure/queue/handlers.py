@@ -118,7 +118,7 @@ class Handlers:
     async def _in_process(self, message: Message) -> object:
         if self._processes is None:
             self._processes = Processes(self._handler)
-        content = Received(message._delivery._replace(headers=dict(message.headers)))
+        content = Received(message._delivery)
         lock = Lock(functools.partial(self._until, message), self._keeping.timing.renew_every / 4)
         task = self._processes.task(content, lock)
         outcome = await self._end_of(message, self._pool(message).submit(outcome_of, task), task.stop)

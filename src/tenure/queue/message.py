@@ -18,16 +18,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 from zlib import crc32
 
 from tenure.errors import ConfigError
+from tenure.frozen import FrozenDict
 from tenure.pacing import check_seconds
 
 HeaderValue = str | int | float | bool
 Headers = Mapping[str, HeaderValue]
-NO_HEADERS: Headers = MappingProxyType({})
+NO_HEADERS: Headers = FrozenDict()
 
 Token = str | int
 """What proves a claim: opaque, made by the broker, one for all that a claim handed out, and never used again."""
@@ -227,7 +227,7 @@ def _headers(headers: object) -> Headers:
         raise ConfigError(
             f"headers ({size:,} bytes) must not be larger than {HEADERS_MAX:,} bytes; put what is large into the body"
         )
-    return MappingProxyType(dict(headers)) if headers else NO_HEADERS
+    return FrozenDict(headers) if headers else NO_HEADERS
 
 
 def _moment(at: object, delay: float) -> float:

@@ -25,7 +25,6 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from azure.core import MatchConditions
@@ -37,6 +36,7 @@ from tenure.backends.azure_storage.names import blob_of, name_of, told, untold
 from tenure.bell import Bell
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import ConfigError, Unavailable
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
@@ -127,7 +127,7 @@ class Seen:
         # Without a token (new, another program's, overwritten) it counts from the time at which it was last written.
         floor = token or int(found.last_modified.timestamp())
         holder = untold(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
-        metadata = MappingProxyType(json.loads(untold(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
+        metadata = FrozenDict(json.loads(untold(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
         held = found.lease.status == "locked"
         ttl, resign = _number(raw.get("tenure_ttl")), _number(raw.get("tenure_resign"))
         return cls(token, floor, holder, metadata, ttl, resign, held, str(found.etag), raw)

@@ -24,7 +24,6 @@ import binascii
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from tenure.errors import ConfigError
@@ -115,8 +114,6 @@ def _said(note: Note) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, MappingProxyType):
-        return dict(value)
     if isinstance(value, Failure):
         return asdict(value)
     if isinstance(value, tuple):

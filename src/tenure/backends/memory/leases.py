@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from types import MappingProxyType
 
 from tenure.backends.memory.client import Claim, Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 
 TRAITS = LeaseTraits(
@@ -52,7 +52,7 @@ class MemoryLeases(Client):
                 return Granted(Grant(name, holder, claim.token), claim.resign_asked)
             claim.token += 1
             claim.holder, claim.expires_at, claim.resign_asked = holder, now + ttl, False
-            claim.metadata = MappingProxyType(dict(metadata))
+            claim.metadata = FrozenDict(metadata)
             granted = Granted(Grant(name, holder, claim.token))
         self._memory.bell.ring(f"lease:{name}")
         return granted

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from tenure.backends.postgres.client import Client, RowLocked, milliseconds, statements
 from tenure.backends.postgres.wake import Wake, channel_of
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import Unavailable
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
@@ -149,4 +149,4 @@ def _renewed(grant: Grant, resign_asked: bool | None) -> Granted | Lost:
 
 
 def _metadata(text: str) -> Metadata:
-    return MappingProxyType(json.loads(text))
+    return FrozenDict(json.loads(text))

@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from types import MappingProxyType
 from typing import Any
 
 from tenure.backends.postgres.client import Client, Connection, on_loop, transaction
 from tenure.backends.postgres.sessions import HeldSessions
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
+from tenure.frozen import FrozenDict
 from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
@@ -677,7 +677,7 @@ def _written_headers(headers: Headers) -> str | None:
 
 
 def _headers(text: str | None) -> Headers:
-    return NO_HEADERS if text is None else MappingProxyType(json.loads(text))
+    return NO_HEADERS if text is None else FrozenDict(json.loads(text))
 
 
 def _delivery(queue: str, token: int | str, row: Any, death: Death | None = None) -> Delivery:

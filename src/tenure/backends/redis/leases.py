@@ -15,12 +15,12 @@ import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from tenure.backends.redis.client import NOTE, Answer, Call, Client, escaped, patience, scripts
 from tenure.backends.redis.wake import Wake
 from tenure.election.store import LeaseTraits, require_name, require_ttl
 from tenure.errors import Unavailable
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 
 TRAITS = LeaseTraits(
@@ -122,7 +122,7 @@ def _renewed(grant: Grant, answer: Answer | Unavailable) -> Granted | Lost | NoA
 
 def _held(name: str, answer: Answer) -> HeldBy:
     _, holder, token, remaining, told = answer
-    metadata = MappingProxyType(json.loads(told)) if told else NO_METADATA
+    metadata = FrozenDict(json.loads(told)) if told else NO_METADATA
     # A Lock without a timeout never ends: then there is no time left to tell.
     left = max(0, remaining) / 1_000 if remaining != -1 else None
     return HeldBy(name, holder.decode(errors="replace"), int(token), left, metadata)

@@ -28,7 +28,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from tenure.backends.redis.claims import Claims
@@ -49,6 +48,7 @@ from tenure.backends.redis.client import (
 )
 from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError, Unavailable
+from tenure.frozen import FrozenDict
 from tenure.lease import NoAnswer
 from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
@@ -611,7 +611,7 @@ _NO_HEAD: tuple[str | None, Headers, str | None, str | None] = (None, NO_HEADERS
 
 def _head(text: bytes) -> tuple[str | None, Headers, str | None, str | None]:
     named, headers, reply_to, correlation_id = json.loads(text)
-    return named, MappingProxyType(headers) if headers else NO_HEADERS, reply_to, correlation_id
+    return named, FrozenDict(headers) if headers else NO_HEADERS, reply_to, correlation_id
 
 
 def _death(text: bytes, lines: bytes | None) -> Death:

@@ -27,13 +27,13 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from tenure.backends.sqlite.boot import agreed, this_boot
 from tenure.backends.sqlite.client import Database, DiskFullError, Part, Worker, statements
 from tenure.backends.sqlite.wake import Wake
 from tenure.clock import Clock
 from tenure.election.store import LeaseTraits, require_name, require_ttl
+from tenure.frozen import FrozenDict
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 
 LEASES = Part("leases", version=1, script="schema.sql")
@@ -277,4 +277,4 @@ def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
 
 def _held(row: _Row, remaining: float) -> HeldBy:
     assert row.holder is not None
-    return HeldBy(row.name, row.holder, row.token, remaining, MappingProxyType(json.loads(row.metadata)))
+    return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from types import MappingProxyType
 from typing import Any
 
+from tenure.frozen import FrozenDict
 from tenure.queue.broker import QueueSettings, Selection
 from tenure.queue.message import (
     HISTORY_MAX,
@@ -68,7 +68,7 @@ def headers_column(message: Outgoing) -> str | None:
 
 def headers_of(column: str | None) -> Headers:
     """Return what ``headers_column`` has written."""
-    return NO_HEADERS if column is None else MappingProxyType(json.loads(column))
+    return NO_HEADERS if column is None else FrozenDict(json.loads(column))
 
 
 def history_with(column: str | None, number: int, at: float, outcome: str, error: Failure | None) -> str:

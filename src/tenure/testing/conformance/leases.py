@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -376,6 +378,7 @@ class LeaseStoreSuite(LeaseSuite):
         seen = await bob.inspect(name)
         assert isinstance(seen, HeldBy)
         assert dict(seen.metadata) == told
+        assert json.loads(json.dumps(dataclasses.asdict(seen)))["metadata"] == told  # as frameworks do
 
     async def test_metadata_goes_with_its_term(self, house: LeaseHarness, name: str) -> None:
         store = await house.open()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import math
+import pickle
 import random
 import re
 import secrets
@@ -539,6 +542,8 @@ class BrokerSuite(QueueSuite):
         assert await receive(broker, name, house) == []
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.id, dead.body, dict(dead.headers), dead.correlation_id) == ("p", b"poison", {"k": "v"}, "c")
+        assert json.dumps(dataclasses.asdict(dead)["headers"]) == '{"k": "v"}'
+        assert pickle.loads(pickle.dumps(dead)) == dead  # noqa: S301  # our own
         assert (dead.reason, dead.delivery_count) == (MAX_DELIVERIES, 3)
         assert dead.description
         assert dead.error == Failure("E", "try 3", "trace")
