@@ -18,6 +18,7 @@ from tenure.demo.ledger import Progress
 from tenure.demo.messages import Dead
 from tenure.demo.scene import Player, Scene
 from tenure.demo.summary import Failover, Strike, Summary, Term
+from tests.terminal import HOME, SHOW, plain
 
 TOTAL = merge([Count("a", words=3), Count("b", error="Permission denied")])
 FAILOVER = Failover(1, 4711, token=1, done=1, at=0.0, elected=1.5, wrote=1.6, refusal="token 1 is too old; so there")
@@ -49,6 +50,8 @@ WELL = Summary(
     failover=FAILOVER,
     seconds=9.0,
     plain_seconds=1.0,
+    led_after=0.4,
+    cores=2,
 )
 
 
@@ -144,6 +147,65 @@ def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
         assert part in file.getvalue()
     for part in ("message 7", "3 ready, 2 locked, 0 delayed, 1 dead"):
         assert part in file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height", "instances"), [(80, 24, 4), (80, 24, 64), (160, 50, 4), (40, 12, 4)])
+def test_the_picture_fits_and_shows_the_newest(width: int, height: int, instances: int) -> None:
+    file = io.StringIO()
+    now = scene()
+    now.players = [Player(number, 4_710 + number) for number in range(1, instances + 1)]
+    now.players[-1].state = "leading"
+    now.queue = tenure.Stats(ready=3_000, locked=200, delayed=100, dead=1)
+    now.news = [
+        (float(n), f"news {n}: the poisonous file nests brackets more than 1,000 deep, " * 2) for n in range(40)
+    ]
+    now.news.append((40.0, "the very newest, which ends with these words"))
+    console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
+    with Picture(console) as picture:
+        picture.draw(now)
+        lines = plain(file.getvalue().rpartition(HOME)[2]).split("\n")
+    assert len(lines) == height
+    assert {len(line) for line in lines} == {width}
+    told = [line.rstrip() for line in lines]
+    if width == 80:
+        assert told[-1] == " 40.00 s  the very newest, which ends with these words"
+        assert [line[:10].strip() for line in told[-3:-1]] == ["39.00 s", ""]  # wrapped at words, below itself
+    else:
+        assert told[-1].endswith("these words")
+    assert any("leading" in line for line in told) or width == 40
+    after = plain(file.getvalue().rpartition(SHOW)[2])
+    assert all(f"news {n}: " in after for n in range(40))
+
+
+def test_the_summary_is_wrapped_at_words_on_a_terminal() -> None:
+    file = io.StringIO()
+    show_summary(Console(file=file, width=80, force_terminal=True, color_system=None), WELL)
+    lines = plain(file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    [at] = [place for place, line in enumerate(lines) if line.startswith("plain run")]
+    assert " ".join(line[14:] for line in lines[at : at + 2]).split() == WELL.rows()[-2][1].split()
+    assert lines[at + 1].startswith(" " * 14)
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "why"),
+    [
+        (2, 9.0, "3 instances and the plain run shared 2 cores, so there was little to gain; only this run keeps"),
+        (1, 9.0, "shared 1 core,"),
+        (
+            2,
+            9.0,
+            "waited 0.4 s for its processes and a first leader, 2.8 s for the dead worker's message, 1.5 s for a new",
+        ),
+        (8, 9.0, "only this run keeps each message and result safe on a store"),
+    ],
+)
+def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> None:
+    assert why in shown(dataclasses.replace(WELL, cores=cores, seconds=seconds))
+
+
+def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:
+    assert "only this run keeps" not in shown(dataclasses.replace(WELL, cores=8, seconds=0.9))
 
 
 def test_lines_tell_each_quarter_once() -> None:

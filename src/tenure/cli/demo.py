@@ -77,7 +77,8 @@ def command(
         raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
-    with _place(keep) as place, Picture(console) if console.is_terminal else Lines(console) as display:
+    is_live = console.is_terminal and not console.is_dumb_terminal
+    with _place(keep) as place, Picture(console) if is_live else Lines(console) as display:
         summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))
     if as_json:
         say_json(summary.as_json())
@@ -118,6 +119,8 @@ async def _interruptible(setting: Setting, display: Display) -> Summary:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupt, number)
+    if isinstance(display, Picture) and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGTSTP, display.stop)
     try:
         return await playing
     except Failed as failure:

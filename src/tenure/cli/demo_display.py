@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from textwrap import wrap
+
+from rich.console import Console
 from rich.text import Text
 
-from tenure.cli.output import clean
+from tenure.cli.live import Canvas
+from tenure.cli.output import LEADING, QUIET, TITLE, Cell, clean
+from tenure.cli.tables import Column, ellipsis, laid_out
 from tenure.demo.scene import Player, Scene, State
 from tenure.demo.summary import Summary
 
-NEWS_SHOWN = 12
-BAR = 40
+NEWS_LEAST = 6
+"""Lines that are kept for the news, however many instances there are."""
+
+BAR, BAR_LEAST = 40, 10
+
+TITLES = 14
+"""Characters of a title in the summary."""
+
+PROBLEM, WELL = "bold red", "bold green"
+
+COLUMNS = (
+    Column("instance"),
+    Column("pid", numbers=True),
+    Column("counted", numbers=True),
+    Column("in hand"),
+    Column("state"),
+)
 
 _STYLES: dict[State, str] = {
     "starting": "dim",
@@ -48,53 +64,66 @@ class Lines:
 
     def tell(self, at: float, text: str) -> None:
         """Say it."""
-        self._console.print(_line(at, text), soft_wrap=True)
+        self._console.print(*_line(at, text, None), soft_wrap=True)
 
 
 class Picture:
-    """Draws the whole scene, again and again, in one place of the terminal."""
+    """Draws the whole scene, again and again, on the terminal's other screen; the last picture stays, with all news."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False)
+        self._scene: Scene | None = None
+        self._canvas = Canvas(self._lines, console)
 
     def __enter__(self) -> Picture:
-        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self._canvas.leave()
 
     def draw(self, scene: Scene) -> None:
         """Draw it."""
-        self._live.update(_picture(scene), refresh=True)
+        self._scene = scene
+        self._canvas.draw()
 
     def tell(self, at: float, text: str) -> None:
         """Do nothing: what happened is among the scene's news, and drawn with it."""
 
+    def stop(self) -> None:
+        """Stop this process, with the usual screen shown, until the shell lets it go on."""
+        self._canvas.stop()
+
+    def _lines(self, width: int, height: int | None) -> list[Text]:
+        return _picture(self._scene, width, height) if self._scene else []
+
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """Print what happened, and what of it is wrong."""
+    """Print what happened, and what of it is wrong: for people on a terminal, wrapped at words."""
+    width = console.width if console.is_terminal else None
     console.print()
     for title, text in summary.rows():
-        console.print(Text.assemble((f"{title:<14}", "bold"), clean(text)), soft_wrap=True)
+        _print(console, Text(title.ljust(TITLES), TITLE), text, width)
     for problem in summary.problems():
-        console.print(Text(clean(f"✗ {problem}"), style="bold red"), soft_wrap=True)
+        _print(console, Text("✗ ", PROBLEM), problem, width, PROBLEM)
     if not summary.problems():
-        told = "✓ a worker and the leader were killed, nothing was lost, nothing counted twice, and the result is right"
-        console.print(Text(told, style="bold green"), soft_wrap=True)
+        told = "a worker and the leader were killed, nothing was lost, nothing counted twice, and the result is right"
+        _print(console, Text("✓ ", WELL), told, width, WELL)
 
 
-def _picture(scene: Scene) -> RenderableType:
-    head = Text.assemble(("tenure demo", "bold"), f"   election {scene.election!r}: ", (_lead(scene), "bold"))
-    lease = Table.grid(padding=(0, 1))
-    lease.add_row(Text("lease"), _bar(scene.ttl, scene.lease_left), Text(f"{scene.lease_left:.1f} s left"))
-    progress, queue = scene.progress, scene.queue
-    work = Text(f"{progress.settled:,} of {progress.of:,} messages; plain run beside: {scene.plain}")
-    lease.add_row(Text("work"), _bar(progress.of, progress.settled), work)
-    states = f"{queue.ready} ready, {queue.locked} locked, {queue.delayed} delayed, {queue.dead} dead"
-    lease.add_row(Text("queue"), _bar(progress.of, queue.ready), Text(states))
-    news = [_line(at, text) for at, text in scene.news[-NEWS_SHOWN:]]
-    return Group(head, Text(), _players(scene), Text(), lease, Text(), *news)
+def _print(console: Console, head: Text, text: str, width: int | None, style: str = "") -> None:
+    for line in _wrapped(head, text, width, style):
+        console.print(line, soft_wrap=True)
+
+
+def _picture(scene: Scene, width: int, height: int | None) -> list[Text]:
+    """Return the lines of the whole scene; where the height is given, with those of the news that fit, the newest."""
+    state = Text.assemble(("tenure demo", TITLE), f"  election {scene.election!r}: ", (_lead(scene), TITLE))
+    room = None if height is None else height - 7 - NEWS_LEAST  # what stands around them
+    head = [state, Text(), *_players(scene, width, room), Text(), *_bars(scene, width), Text()]
+    news = [line for at, text in sorted(scene.news) for line in _line(at, text, width)]
+    if height is None:
+        return [*head, *news]
+    left = height - len(head)
+    return [*head, *(news[-left:] if left > 0 else [])]
 
 
 def _lead(scene: Scene) -> str:
@@ -105,15 +134,26 @@ def _lead(scene: Scene) -> str:
     return "nobody leads"
 
 
-def _players(scene: Scene) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for title in ("instance", "pid", "counted", "in hand", "state"):
-        table.add_column(title, header_style="dim")
-    for player in scene.players:
-        state = Text(_state(player, scene), _STYLES[player.state])
-        in_hand = f"message {player.chunk}" if player.chunk else ""
-        table.add_row(str(player.number), str(player.pid), str(player.counted), in_hand, state)
-    return table
+def _players(scene: Scene, width: int, room: int | None) -> list[Text]:
+    """Return a table of the instances; of more than there is room for, those that matter most."""
+    shown = scene.players
+    if room is not None and len(shown) > room:
+        ranked = sorted(shown, key=lambda player: player.state not in ("leading", "killed", "failed"))
+        kept = {player.number for player in ranked[: max(1, room - 1)]}
+        shown = [player for player in shown if player.number in kept]
+    rows = [
+        (
+            str(player.number),
+            str(player.pid),
+            str(player.counted),
+            f"message {player.chunk}" if player.chunk else "",
+            Cell(_state(player, scene), _STYLES[player.state]),
+        )
+        for player in shown
+    ]
+    table = laid_out(COLUMNS, rows, width)
+    left_out = len(scene.players) - len(shown)
+    return [*table, Text(f"{ellipsis()} and {left_out} more", QUIET)] if left_out else table
 
 
 def _state(player: Player, scene: Scene) -> str:
@@ -124,9 +164,39 @@ def _state(player: Player, scene: Scene) -> str:
     return player.state
 
 
-def _bar(of: float, done: float) -> ProgressBar:
-    return ProgressBar(total=of, completed=min(of, done), width=BAR)
+def _bars(scene: Scene, width: int) -> list[Text]:
+    progress, queue = scene.progress, scene.queue
+    bars = [
+        ("lease", scene.ttl, scene.lease_left, f"{scene.lease_left:.1f} s left"),
+        (
+            "work",
+            progress.of,
+            progress.settled,
+            f"{progress.settled:,} of {progress.of:,} messages; plain run: {scene.plain}",
+        ),
+        (
+            "queue",
+            progress.of,
+            queue.ready,
+            f"{queue.ready} ready, {queue.locked} locked, {queue.delayed} delayed, {queue.dead} dead",
+        ),
+    ]
+    length = max(BAR_LEAST, min(BAR, width - 8 - max(len(text) for *_, text in bars)))
+    return [Text.assemble(f"{title:<6}", _bar(of, done, length), f"  {text}") for title, of, done, text in bars]
 
 
-def _line(at: float, text: str) -> Text:
-    return Text.assemble((f"{at:6.2f} s  ", "dim"), clean(text))
+def _bar(of: float, done: float, length: int) -> Text:
+    full = round(length * min(of, done) / of) if of else 0
+    on, off = "━─" if ellipsis() == "…" else "=-"
+    return Text.assemble((on * full, LEADING), (off * (length - full), QUIET))
+
+
+def _line(at: float, text: str, width: int | None) -> list[Text]:
+    return _wrapped(Text(f"{at:6.2f} s  ", QUIET), text, width)
+
+
+def _wrapped(head: Text, text: str, width: int | None, style: str = "") -> list[Text]:
+    """Return *text* behind *head*, wrapped at words into *width* cells, below itself; without a width, in one line."""
+    room = max(10, (width or 0) - len(head))
+    parts = [clean(text)] if width is None else wrap(clean(text), room, break_on_hyphens=False) or [""]
+    return [Text.assemble(head if place == 0 else " " * len(head), (part, style)) for place, part in enumerate(parts)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections import Counter
@@ -112,6 +113,7 @@ class Director:
         self._plot = Plot(scene.job, poisonous, ledger, self._results, self.stage, self._tell)
         self._began = time.monotonic()
         self._finished = 0.0
+        self._led_after = 0.0
         self._moved_at = self._began
         self._terms: list[Term] = []
         self._redelivered: Counter[int] = Counter()  # by chunk
@@ -143,6 +145,9 @@ class Director:
         self._plot.conclude()
         if not self.stage.is_plain_over:
             self._tell("the plain run is still counting")
+        while not self.stage.is_plain_over:
+            await asyncio.sleep(LOOK_EVERY)
+            await self._look()
         said = json.loads(await self.stage.plain())
         plain = [Count(**count) for count in said["counts"]]
         counts, total = self._ledger.counts(), self._ledger.outcome()
@@ -176,6 +181,8 @@ class Director:
             failover=self._plot.failover,
             seconds=self._finished - self._began,
             plain_seconds=said["seconds"],
+            led_after=self._led_after,
+            cores=_cores(),
         )
 
     async def tidy(self) -> None:
@@ -219,6 +226,7 @@ class Director:
                 player.state = "standing by"
             case "elected":
                 player.state, player.token = "leading", report.token
+                self._led_after = self._led_after or report.at - self._began
                 self._terms.append(Term(report.token, player.number))
                 self._tell(f"{player.name} is elected: term {report.token}", report.at)
             case "split":
@@ -247,6 +255,13 @@ class Director:
         since = (time.monotonic() if at is None else at) - self._began
         self._scene.news.append((since, text))
         self._display.tell(since, text)
+
+
+def _cores() -> int:
+    """Return how many processors this process and those that it starts may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _lost(job: Job, counts: list[Count], letters: list[Dead]) -> list[str]:

@@ -58,7 +58,8 @@ class Summary:
     """A whole run.
 
     ``redelivered`` tells of each chunk how often it was handed out again, ``again`` how many results came that had come
-    before, ``poisonous`` which chunk nobody could count, ``left_out`` which ones the plain run could not.
+    before, ``poisonous`` which chunk nobody could count, ``left_out`` which ones the plain run could not. ``led_after``
+    is how many seconds it took until the first leader was elected, ``cores`` how many processors there were for all.
     """
 
     folder: str
@@ -86,6 +87,8 @@ class Summary:
     failover: Failover | None
     seconds: float
     plain_seconds: float
+    led_after: float
+    cores: int
 
     @property
     def equals_plain_run(self) -> bool:
@@ -158,6 +161,8 @@ class Summary:
             "unreadable": dict(self.unreadable),
             "seconds": round(self.seconds, 3),
             "plain_seconds": round(self.plain_seconds, 3),
+            "led_after": round(self.led_after, 3),
+            "cores": self.cores,
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -212,6 +217,22 @@ class Summary:
         same = "the same result" if self.equals_plain_run else "ANOTHER RESULT"
         left_out = f"; it leaves message {named(list(map(str, self.left_out)))} out as well" if self.left_out else ""
         yield "plain run", f"{same}, in {self.plain_seconds:.1f} s; this run took {self.seconds:.1f} s{left_out}"
+        yield "", self._why_no_faster()
+
+    def _why_no_faster(self) -> str:
+        """Say why several instances may need longer than the plain run; nothing if there is nothing to explain."""
+        shared = self.cores <= self.instances  # the plain run needs one, too
+        if not shared and self.seconds < self.plain_seconds:
+            return ""
+        cores = f"{self.cores} core{'' if self.cores == 1 else 's'}"
+        together = f"{self.instances} instances and the plain run shared {cores}, so there was little to gain; "
+        waits = [f"{self.led_after:.1f} s for its processes and a first leader"]
+        if self.strike and self.strike.again:
+            waits.append(f"{self.strike.again:.1f} s for the dead worker's message")
+        if self.failover and self.failover.elected:
+            waits.append(f"{self.failover.elected:.1f} s for a new leader")
+        alone = f"only this run keeps each message and result safe on a store, and it waited {', '.join(waits)}"
+        return f"{together if shared else ''}{alone}"
 
 
 def _lasting(act: Strike | Failover | None) -> dict[str, Any] | None:
