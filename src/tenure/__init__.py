@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tenure.errors import ConfigError as ConfigError
     from tenure.errors import DecodeError as DecodeError
     from tenure.errors import LockLost as LockLost
+    from tenure.errors import MessageRefused as MessageRefused
     from tenure.errors import QueueNotEmpty as QueueNotEmpty
     from tenure.errors import TenureError as TenureError
     from tenure.errors import TermLost as TermLost
@@ -53,6 +54,7 @@ _HOMES = {
         "ConfigError",
         "DecodeError",
         "LockLost",
+        "MessageRefused",
         "QueueNotEmpty",
         "TenureError",
         "TermLost",
@@ -88,6 +90,7 @@ __all__ = [
     "Leader",
     "LockLost",
     "Message",
+    "MessageRefused",
     "Outgoing",
     "Queue",
     "Received",

@@ -4,7 +4,8 @@
 
     TenureError
     ├── ConfigError            can never work as asked: a setting, a URL, a file that is no database
-    │   └── BackendNotInstalled    the URL's driver is missing; the message names the pip command
+    │   ├── BackendNotInstalled    the URL's driver is missing; the message names the pip command
+    │   └── MessageRefused         one of the messages to be sent can't be; none of them was
     ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
     ├── DecodeError            a message's body is not what it was to be read as; also a ValueError
     ├── QueueNotEmpty          a queue was not deleted, as there are messages in it
@@ -27,6 +28,21 @@ class ConfigError(TenureError):
 
 class BackendNotInstalled(ConfigError):
     """Say which extra brings the driver that a URL needs."""
+
+
+class MessageRefused(ConfigError):
+    """Say which of the messages to be sent can't be, and why; none of them was sent.
+
+    Attributes:
+        index: Its place among them, from 0.
+        reason: Why it was refused.
+    """
+
+    def __init__(self, reason: str, index: int = 0, count: int = 1) -> None:
+        place = f"message {index} of {count}: {reason}; none of them was sent"
+        super().__init__(place if count > 1 else reason)
+        self.index = index
+        self.reason = reason
 
 
 class Unavailable(TenureError):

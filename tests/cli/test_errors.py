@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tenure
+import tenure.sync
 from tenure.cli import main
 from tenure.cli.exits import Exit
 
@@ -208,3 +211,77 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     run = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert run.stderr == ""
     assert run.stdout.splitlines()[-1] in ("0", "141")  # everything may fit into the pipe
+
+
+def test_a_reader_that_has_left_ends_it_as_the_signal_would(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders").send(b"x")
+    reader, out = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "tenure.cli", "queue", "--on", url]
+    run = subprocess.run(line, stdout=out, stderr=subprocess.PIPE, check=False)
+    os.close(out)
+    assert (run.returncode, run.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("status >&-", 3, ""),
+        ("status nobody >&- 2>&- <&-", 3, ""),
+        ("queue nothing 2>&-", 3, ""),
+        ("queue nothing 2>/dev/full", 3, ""),
+        ("send orders x >&-", 0, ""),
+        ("send orders <&-", 2, "the standard input is closed; give BODY or --file"),
+        (
+            "send orders x >/dev/full",
+            74,
+            r"message \w+--1 was sent, but the standard output can't be written: No space",
+        ),
+        (
+            "status nobody >/dev/full",
+            74,
+            "tenure: error: the standard output can't be written: No space left on device",
+        ),
+        ("--help >/dev/full", 74, "tenure: error: the standard output can't be written: No space left on device"),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(line: str, code: int, says: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with tenure.sync.connect(url) as backend:
+        backend.queue("other").stats()
+    run = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m tenure.cli {line}"],
+        env={**os.environ, "TENURE_URL": url},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr.count("\n")) == (code, 1 if says else 0), run.stderr
+    assert re.search(says, run.stderr)
+    with tenure.sync.connect(url) as backend:
+        backend.queue("other").stats()  # nothing was written into it that is not the store's
+
+
+def test_names_that_the_output_has_no_letters_for(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    with tenure.sync.connect(url) as backend:
+        backend.queue("Körbe").send(b"x")
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+
+    def say(*arguments: str) -> tuple[int, str]:
+        run = subprocess.run(
+            [sys.executable, "-m", "tenure.cli", *arguments],
+            env={**os.environ, "TENURE_URL": url, **ascii_only},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        return run.returncode, run.stdout.decode("ascii")
+
+    code, out = say("queue")
+    assert (code, "K\\xf6rbe" in out) == (0, True), out
+    code, out = say("queue", "Körbe")
+    assert code == 78
+    assert out.endswith("; the locale is not UTF-8, set LC_ALL=C.UTF-8 or PYTHONUTF8=1\n")

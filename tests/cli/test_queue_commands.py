@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import signal
-import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -80,53 +77,6 @@ def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> No
     assert [message.body for message in received(url)] == [b"one", b"two"]
 
 
-def test_send_lines_as_they_come() -> None:
-    line = [sys.executable, "-m", "tenure.cli", "send", "orders", "--lines"]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as send:
-        assert send.stdin is not None
-        assert send.stdout is not None
-        for some in (b"one\ntwo\nhal", b"f\n"):  # the input stays open
-            send.stdin.write(some)
-            send.stdin.flush()
-            assert all(send.stdout.readline().strip() for _ in range(some.count(b"\n")))
-        send.send_signal(signal.SIGINT)
-        _, told = send.communicate(timeout=10)
-    assert (send.returncode, told.strip()) == (128 + signal.SIGINT, b"")
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_send_lines_up_to_one_that_is_refused(
-    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    with tenure.sync.connect(url) as backend:
-        backend.queue("orders", body_max=5).send(b"first")
-    stdin(monkeypatch, b"one\r\ntwo\nmuch too long\nfour\n")
-    code, out, err = tell(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
-    assert code == 78
-    assert err.startswith("tenure: error: line 3 was refused: ")
-    assert err.endswith("; the 2 before it were sent, nothing after it was\n")
-    got = received(url)
-    assert [message.body for message in got] == [b"first", b"one", b"two"]
-    ids = [one for each in out.splitlines() for one in (json.loads(each)["ids"] if as_json else [each])]
-    assert ids == [message.id for message in got][1:]
-
-
-def test_send_lines_to_a_store_that_stops_answering(
-    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stdin(monkeypatch, b"one\ntwo\n")
-    monkeypatch.setenv("TENURE_URL", f"{url}?busy=0.1")
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
-        with tenure.sync.connect(url) as backend:
-            backend.queue("orders").send(b"first")
-        other.execute("BEGIN IMMEDIATE")
-        code, out, err = tell(capsys, "send", "orders", "--lines")
-        other.rollback()
-    assert (code, out) == (69, "")
-    assert "lines 1 to 2 may have been sent or not: " in err
-    assert "of those before, 0 were sent, nothing after was" in err
-
-
 def test_send_later(capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x", "--delay", "1h")
     tell(capsys, "send", "orders", "x", "--at", "2100-01-01T00:00:00+00:00")
@@ -145,7 +95,14 @@ def test_send_later(capsys: Captured) -> None:
         (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a moment; write it as in 2030-01-31T"),
         (("send", "orders", "x", "--delay", "soon"), 2, "'soon' is not a duration"),
         (("send", "orders", "x", "--file", "nowhere"), 2, "'nowhere' does not exist"),
-        (("send", "orders", "--lines", "--id", "a"), 2, "--id names one message"),
+        (
+            ("send", "orders", "--lines", "--id", "a"),
+            2,
+            "--id names one message, and --lines may send many; try --id-p",
+        ),
+        (("send", "orders", "x", "--skip", "2"), 2, "--skip is about lines; give --lines, too"),
+        (("send", "orders", "x", "--id-prefix", "a"), 2, "--id-prefix is about lines; give --lines, too"),
+        (("send", "orders", "--lines", "--skip", "-1"), 2, "-1 is not in the range"),
         (("send", "orders", "x", "-H", "nothing"), 2, "not of the form key=value"),
         (("send", "orders", "x", "--delay", "1s", "--at", "2100-01-01"), 78, "can't both be given"),
         (("work", "orders"), 2, "give either a command behind --, or --handler"),

@@ -23,6 +23,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 69, "the store did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
+    OUTPUT = 74, "the output can't be written, as on a full disk"
     NOT_YET = 75, "resign --wait: asked, but not stepped down in time"
     CONFIG = 78, "a setting, a URL or a file that can never work; work: a handler whose module raises an error"
     NOT_RUNNABLE = 126, "lead, work: the command can't be run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import sys
@@ -47,6 +48,10 @@ T = TypeVar("T")
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SETTING = re.compile(r"\b(ttl|renew_every|retry_every|grace)=(?=[\d.])")
+_UNDECODED = re.compile(r"\\udc[89a-f]")
+"""Stands in a message for bytes of the command line that were no text in the locale's encoding."""
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
 
 
@@ -58,9 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else Exit.DONE
     except click.exceptions.Exit as left:
         return left.exit_code
-    except BrokenPipeError:
-        # Who read our output has left. Python would complain about it once more when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (BrokenPipeError, SystemExit):  # click makes the latter of the former
+        _drop_output()
         return _BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         return Exit.SIGNAL + 2
@@ -72,7 +76,16 @@ def run(arguments: Sequence[str]) -> int:
         complain(message)
         if code == Exit.INTERNAL:
             traceback.print_exception(error)
+        if code in (Exit.OUTPUT, _BROKEN_PIPE):
+            _drop_output()
         return code
+
+
+def _drop_output() -> None:
+    """Write what is left of the output to nowhere: Python would complain once more when it flushes at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def told(error: Exception) -> tuple[int, str]:
@@ -86,9 +99,16 @@ def told(error: Exception) -> tuple[int, str]:
         case click.ClickException():
             return Exit.USAGE, error.format_message()
         case ConfigError():  # what is a keyword in Python is an option here
-            return Exit.CONFIG, _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+            said = _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+            if _UNDECODED.search(said) and sys.getfilesystemencoding() != "utf-8":
+                said = f"{said}; the locale is not UTF-8, set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+            return Exit.CONFIG, said
         case TenureError():
             return Exit.UNAVAILABLE, str(error)
+        case BrokenPipeError():
+            return _BROKEN_PIPE, "the reader of the standard output has left"
+        case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # no store lets one out
+            return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
     return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
 
 

@@ -53,6 +53,12 @@ def _marked(kind: str) -> str:
     return f"{kind}: "
 
 
+def end_line() -> None:
+    """End the line on which a terminal shows the ^C of an interrupt, so that what is said next begins one."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+
+
 def say(line: str) -> None:
     """Write one line of the result."""
     sys.stdout.write(f"{line}\n")

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tenure import Outgoing
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect, json_option, key_value, on_option, seconds_option, told
-from tenure.cli.output import say, say_json
+from tenure.cli.lines import Source, Wanted, given, opened, send_lines, standard_input
+from tenure.cli.output import clean, notice, say, say_json
+from tenure.cli.progress import Bar, Progress, Silent
 
-BATCH = 500
-"""Messages in one step at most, when each line is one."""
-
-CHUNK = 65_536
-"""Bytes that are read from the standard input at once, at most."""
+_END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
 
 def moment(text: str) -> datetime:
@@ -40,6 +35,19 @@ def moment(text: str) -> datetime:
 @on_option
 @click.option("--file", "-f", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Take BODY from here.")
 @click.option("--lines", is_flag=True, help="Send each line of the input as a message of its own, as it comes.")
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="With --lines: leave out the first N, as an earlier run says that ended early.",
+)
+@click.option(
+    "--id-prefix",
+    metavar="TEXT",
+    help="With --lines: name line 17 TEXT-17. To run it again within the queue's dedupe window (600 s, unless set "
+    "otherwise) keeps no line twice; not on Azure, which remembers no ids.",
+)
 @click.option("--id", metavar="TEXT", help="Name it: a second one of that name is not kept for a while.")
 @click.option("--header", "-H", "headers", type=key_value, multiple=True, metavar="K=V", help="Text beside the body.")
 @seconds_option("--delay", "Deliver it so much later.")
@@ -54,6 +62,7 @@ def moment(text: str) -> datetime:
 @click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="Higher ones are received first.")
 @click.option("--reply-to", metavar="QUEUE", help="Where an answer is to go.")
 @click.option("--correlation-id", metavar="TEXT", help="What an answer will carry.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no ids; on a terminal, show how far it is.")
 @json_option
 def command(
     queue: str,
@@ -61,7 +70,10 @@ def command(
     url: str,
     file: Path | None,
     lines: bool,
+    skip: int,
+    id_prefix: str | None,
     headers: tuple[tuple[str, str], ...],
+    quiet: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -69,130 +81,94 @@ def command(
 
     Without BODY, or with -, it is read from the standard input; with --file, from there.
 
-    With --lines, each line is sent as soon as it has come, also from an endless input. The ids are printed step by
-    step; with --json, a line of JSON for each step. A line that is refused ends it: the error names the line, and how
-    many were sent.
+    With --lines, each line is sent as soon as it has come, also from an endless input. The ids are printed as they are
+    kept; with --json, a line of JSON for each step, with the number of its first line. If it ends early, by a line that
+    is refused or an interrupt, the message says how many were sent, and with which --skip to go on.
     """
-    if body is not None and body != "-" and file is not None:
-        raise click.UsageError("BODY and --file both say what to send; give one of them")
-    if lines and options["id"] is not None:
-        raise click.UsageError("--id names one message, and --lines may send many; give one of them")
-    given = {key: value for key, value in options.items() if value is not None}
+    _check(body, file, lines, skip, id_prefix, options["id"])
+    said = {key: value for key, value in options.items() if value is not None}
     if headers:
-        given["headers"] = dict(headers)
-    given_here = None if body is None or body == "-" else body.encode("utf-8", "surrogateescape")
-    if given_here is None and file is not None:
-        given_here = file.read_bytes()
+        said["headers"] = dict(headers)
+    here = None if body is None or body == "-" else body.encode("utf-8", "surrogateescape")
     if lines:
-        complete(_send_lines(url, queue, _lines_of(given_here), given, as_json))
-    else:
-        whole = sys.stdin.buffer.read() if given_here is None else given_here
-        complete(_send_one(url, queue, whole, given, as_json))
+        return complete(_lines(url, Wanted(queue, said, skip, id_prefix), here, file, quiet, as_json))
+    whole = here if here is not None else _whole(file)
+    complete(_send_one(url, queue, Outgoing(whole, **said), quiet, as_json))
     return Exit.DONE
 
 
-async def _send_one(url: str, name: str, body: bytes, options: dict[str, Any], as_json: bool) -> None:
-    from tenure import Outgoing
+def _check(body: str | None, file: Path | None, lines: bool, skip: int, id_prefix: str | None, id_: str | None) -> None:
+    if body is not None and body != "-" and file is not None:
+        raise click.UsageError("BODY and --file both say what to send; give one of them")
+    if lines and id_ is not None:
+        raise click.UsageError("--id names one message, and --lines may send many; try --id-prefix")
+    if not lines and (skip or id_prefix is not None):
+        raise click.UsageError(f"{'--skip' if skip else '--id-prefix'} is about lines; give --lines, too")
+    if (body is None or body == "-") and file is None and sys.stdin is None:
+        raise click.UsageError("the standard input is closed; give BODY or --file")
 
+
+# --- one message -------------------------------------------------------------------------------------------------
+
+
+async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json: bool) -> None:
     async with connect(url) as backend:
-        _say(name, await backend.queue(name).send_batch([Outgoing(body, **options)]), as_json, lines=False)
+        ids = await backend.queue(name).send_batch([message])
+    if quiet:
+        return
+    try:
+        if as_json:
+            say_json({"queue": name, "ids": ids})
+        else:
+            say(ids[0])
+    except OSError as error:
+        code, why = told(error)
+        raise Failure(code, f"message {ids[0]} was sent, but {why}") from error
 
 
-def _say(name: str, ids: list[str], as_json: bool, *, lines: bool) -> None:
-    if as_json:
-        say_json({"queue": name, "ids": ids}, lines=lines)
-    else:
-        for each in ids:
-            say(each)
+def _whole(file: Path | None) -> bytes:
+    if file is None and sys.stdin.isatty():
+        notice(f"reads the message from the terminal; end it with {_END} on a line of its own, or give up with Ctrl-C")
+    try:
+        return sys.stdin.buffer.read() if file is None else file.read_bytes()
+    except OSError as error:
+        raise Failure(Exit.CONFIG, f"{file or 'the standard input'} can't be read: {error.strerror}") from error
 
 
 # --- lines -------------------------------------------------------------------------------------------------------
 
 
-async def _send_lines(
-    url: str, name: str, batches: AsyncIterator[list[bytes]], options: dict[str, Any], as_json: bool
-) -> None:
-    """Send each line as it comes, and tell the ids of each step as soon as they are kept."""
-    from tenure import ConfigError, Outgoing, TenureError
+async def _lines(url: str, wanted: Wanted, body: bytes | None, file: Path | None, quiet: bool, as_json: bool) -> int:
+    if body is not None:
+        source = given(body)
+    elif file is not None:
+        source = opened(_open(file))
+    else:
+        source = standard_input()
+        if source.is_typed:
+            notice(f"reads lines from the terminal, and sends each when it is entered; {_END} ends it")
 
-    sent = 0
-    async with connect(url) as backend:
-        queue = backend.queue(name)
-        async for lines in batches:
-            steps = [lines]
-            while steps:
-                step = steps.pop(0)
-                try:
-                    ids = await queue.send_batch([Outgoing(line, **options) for line in step])
-                except ConfigError as error:
-                    if len(step) == 1:
-                        code, message = told(error)
-                        raise Failure(code, _refused(sent, message)) from error
-                    steps[:0] = [[line] for line in step]  # none of them was sent: go on up to the one that is meant
-                except TenureError as error:
-                    code, message = told(error)
-                    raise Failure(code, _unanswered(sent, len(step), message)) from error
-                else:
-                    sent += len(ids)
-                    _say(name, ids, as_json, lines=True)
-
-
-def _refused(sent: int, why: str) -> str:
-    before = f"the {sent} before it were sent" if sent != 1 else "the one before it was sent"
-    return f"line {sent + 1} was refused: {why}; {before}, nothing after it was"
-
-
-def _unanswered(sent: int, asked: int, why: str) -> str:
-    which = f"line {sent + 1}" if asked == 1 else f"lines {sent + 1} to {sent + asked}"
-    return f"{which} may have been sent or not: {why}; of those before, {sent} were sent, nothing after was"
-
-
-async def _lines_of(given: bytes | None) -> AsyncIterator[list[bytes]]:
-    """Yield the lines, up to ``BATCH`` at a time: of what is *given*, or of the standard input as they come."""
-    if given is not None:
-        lines = given.splitlines()
-        for first in range(0, len(lines), BATCH):
-            yield lines[first : first + BATCH]
-        return
-    rest = b""
-    while chunk := await _read():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for first in range(0, len(lines), BATCH):
-            yield [line.rstrip(b"\r") for line in lines[first : first + BATCH]]
-    if rest:
-        yield [rest.rstrip(b"\r")]
-
-
-async def _read() -> bytes:
-    """Return what the standard input brings next, at once when it does; nothing at its end."""
-    loop = asyncio.get_running_loop()
-    coming: asyncio.Future[bytes] = loop.create_future()
-
-    def tell(chunk: bytes, error: Exception | None) -> None:
-        if coming.done():
-            return
-        if error is None:
-            coming.set_result(chunk)
+    def tell(first: int, ids: list[str]) -> None:
+        if as_json:
+            say_json({"queue": wanted.queue, "line": first, "ids": ids}, lines=True)
         else:
-            coming.set_exception(error)
+            say("\n".join(ids))
 
-    def read() -> None:
-        chunk, failure = b"", None
-        try:
-            chunk = _read_some()
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            loop.call_soon_threadsafe(tell, chunk, failure)
+    def tell_nobody(first: int, ids: list[str]) -> None:
+        pass
 
-    # A daemon: an interrupt must end the program although nothing comes.
-    threading.Thread(target=read, name="tenure-send-stdin", daemon=True).start()
-    return await coming
+    return await send_lines(url, wanted, source, tell_nobody if quiet else tell, _progress(wanted, source, quiet))
 
 
-def _read_some() -> bytes:
+def _open(file: Path) -> int:
     try:
-        number = sys.stdin.fileno()
-    except (AttributeError, OSError):  # it stands for another stream
-        return sys.stdin.buffer.read(CHUNK)
-    return os.read(number, CHUNK)  # not from the buffer, whose lock a daemon must not hold at the program's end
+        return os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise Failure(Exit.CONFIG, f"{file} can't be read: {error.strerror}") from error
+
+
+def _progress(wanted: Wanted, source: Source, quiet: bool) -> Progress:
+    """Return a bar where it disturbs nothing: neither what is typed, nor ids on the same terminal."""
+    if source.is_typed or not sys.stderr.isatty() or (sys.stdout.isatty() and not quiet):
+        return Silent()
+    return Bar(f"send to {clean(wanted.queue)}", source.size)

@@ -656,7 +656,8 @@ def completion(desk: Desk, sends: Sequence[tuple[str, Outgoing]], remember: floa
     if not sends and not remember:
         return COMPLETE
     check_seconds("remember", remember, least=0.0)
-    ready = [(check_name(queue), checked([message], desk.settings.body_max)[0]) for queue, message in sends]
+    body_max, most = desk.settings.body_max, desk.broker.traits.body_max
+    ready = [(check_name(queue), checked([message], body_max, most)[0]) for queue, message in sends]
     return Complete(tuple(ready), float(remember))
 
 

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 from zlib import crc32
 
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, MessageRefused
 from tenure.frozen import FrozenDict
 from tenure.pacing import check_seconds
 
@@ -154,24 +154,27 @@ def outgoing(body: bytes, json: object, options: SendOptions) -> Outgoing:
     return Outgoing.json(json, **options)
 
 
-def checked(messages: Sequence[Outgoing], body_max: int) -> list[Outgoing]:
+def checked(messages: Sequence[Outgoing], body_max: int, most: int = 0) -> list[Outgoing]:
     """Return *messages* fit to be written: bodies as bytes, ``at`` as Unix seconds, headers copied.
 
+    Args:
+        messages: What is to be sent.
+        body_max: The largest body in bytes that the queue takes.
+        most: To how much the store lets that be raised, for the message of the error.
+
     Raises:
-        ConfigError: One of them can't be sent. None is then; the message says which one and why.
+        MessageRefused: One of them can't be sent. None is then; the message says which one and why.
     """
     ready: list[Outgoing] = []
     for index, message in enumerate(messages):
         try:
-            ready.append(_checked(message, body_max))
+            ready.append(_checked(message, body_max, most))
         except ConfigError as error:
-            if len(messages) == 1:
-                raise
-            raise ConfigError(f"message {index} of {len(messages)}: {error}; none of them was sent") from error
+            raise MessageRefused(str(error), index, len(messages)) from error.__cause__
     return ready
 
 
-def _checked(message: Outgoing, body_max: int) -> Outgoing:
+def _checked(message: Outgoing, body_max: int, most: int) -> Outgoing:
     if not isinstance(message, Outgoing):
         raise ConfigError(f"a message must be an Outgoing, not {message!r:.80}; write Outgoing(b'…')")
     body: object = message.body
@@ -182,10 +185,7 @@ def _checked(message: Outgoing, body_max: int) -> Outgoing:
             raise ConfigError(f"body must be bytes, not {type(body).__name__}{advice}")
         changes["body"] = body = bytes(body)
     if len(body) > body_max:
-        raise ConfigError(
-            f"body ({len(body):,} bytes) must not be larger than body_max ({body_max:,} bytes); "
-            f"send a reference to it, or raise body_max"
-        )
+        raise ConfigError(_too_large(len(body), body_max, most))
     if message.headers is not NO_HEADERS:
         changes["headers"] = _headers(message.headers)
     if message.at is not None:
@@ -202,6 +202,15 @@ def _checked(message: Outgoing, body_max: int) -> Outgoing:
     if message.reply_to is not None:
         check_name(message.reply_to, "reply_to", optional=True)
     return replace(message, **changes) if changes else message
+
+
+def _too_large(size: int, body_max: int, most: int) -> str:
+    if body_max >= most:
+        return f"body ({size:,} bytes) must not be larger than {body_max:,} bytes on this store; send a reference to it"
+    return (
+        f"body ({size:,} bytes) must not be larger than body_max ({body_max:,} bytes); send a reference to it, or "
+        "raise that setting of the queue from Python: backend.queue(name, body_max=…)"
+    )
 
 
 def _headers(headers: object) -> Headers:

@@ -50,14 +50,14 @@ class Producer:
         """Send one message; return its id once it is kept."""
         desk = self._desk
         await desk.ready()
-        ready = checked((message,), desk.settings.body_max)
+        ready = checked((message,), desk.settings.body_max, desk.broker.traits.body_max)
         return (await desk.broker.send(desk.name, ready))[0]
 
     async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
         """Send many messages in one step; return their ids once they are kept."""
         desk = self._desk
         await desk.ready()
-        ready = checked(list(messages), desk.settings.body_max)
+        ready = checked(list(messages), desk.settings.body_max, desk.broker.traits.body_max)
         return list(await desk.broker.send(desk.name, ready)) if ready else []
 
 

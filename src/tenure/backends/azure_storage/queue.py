@@ -50,7 +50,7 @@ from tenure.backends.azure_storage.names import DEAD, queue_of, told, untold
 from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, written
 from tenure.bell import Bell
 from tenure.clock import Clock
-from tenure.errors import ConfigError, Unavailable
+from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.lease import NoAnswer
 from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
@@ -280,11 +280,12 @@ class AzureBroker:
         """Keep *messages*, some at a time; return their ids. On an exception, some may be kept."""
         if self._wall is None and any(message.at is not None for message in messages):
             await self._account.ask(partial(self._ask_the_time, queue=queue))
-        texts = [self._text(message) for message in messages]
-        puts = [
-            partial(_put, queue=queue, text=text, delay=self._delay(message))
-            for text, message in zip(texts, messages, strict=True)
-        ]
+        puts = []
+        for index, message in enumerate(messages):
+            try:
+                puts.append(partial(_put, queue=queue, text=self._text(message), delay=self._delay(message)))
+            except ConfigError as error:
+                raise MessageRefused(str(error), index, len(messages)) from error.__cause__
         asked_at = self._clock.now()
         kept = await self._account.ask_all(puts)
         if kept:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from tenure.backends.sqlite.client import translate
 from tenure.backends.sqlite.ledger import QUEUES, Ledger
-from tenure.backends.sqlite.queue import topic_of
+from tenure.backends.sqlite.queue import QUEUE_TRAITS, topic_of
 from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import tell
 from tenure.clock import SystemClock
@@ -137,7 +137,7 @@ class Within:
         """Send *messages* to *queue*, as part of the transaction; return their ids."""
         check_name(queue)
         ledger = self._open()
-        ready = checked(messages, ledger.settings(queue).body_max)
+        ready = checked(messages, ledger.settings(queue).body_max, QUEUE_TRAITS.body_max)
         ids = ledger.send(queue, ready)
         self._close(ledger)
         return ids

@@ -1,0 +1,304 @@
+"""``tenure send --lines``: what is sent of an input that ends early, and what is said of it; and from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tenure
+import tenure.sync
+from tenure.cli import lines as cli_lines
+from tenure.cli import main
+from tenure.cli.lines import Wanted, given, send_lines
+from tenure.cli.progress import Silent
+from tenure.testing import until
+
+Captured = pytest.CaptureFixture[str]
+TENURE = [sys.executable, "-m", "tenure.cli"]
+
+
+@pytest.fixture(autouse=True)
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'work.db'}"
+    monkeypatch.setenv("TENURE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    return url
+
+
+def tell(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    return (code, *capsys.readouterr())
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, last + 1)]
+
+
+def bodies(url: str) -> list[bytes]:
+    with tenure.sync.connect(url) as backend:
+        return [message.body for message in backend.queue("orders").receive(max=2_000)]
+
+
+# --- what stands -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_that_is_refused_and_the_rest_of_the_input(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    with tenure.sync.connect(url) as backend:
+        backend.queue("orders", body_max=5).send(b"first")
+    lines = b"\r\n".join([*numbered(1, 600), b"much too long", *numbered(602, 700), b""])
+    stdin(monkeypatch, lines)
+    code, out, err = tell(capsys, "send", "orders", "--lines", *(["--json"] if as_json else []))
+    assert code == 78
+    assert err.startswith(
+        "tenure: error: 600 sent; line 601 refused: body (13 bytes) must not be larger than body_max (5"
+    )
+    assert err.endswith("; mend it and go on with --skip 600, or leave it out with --skip 601\n")
+    ids = [one for each in out.splitlines() for one in (json.loads(each)["ids"] if as_json else [each])]
+    assert len(set(ids)) == 600
+
+    stdin(monkeypatch, lines)
+    code, out, err = tell(capsys, "send", "orders", "--lines", "--skip", "601", "--json")
+    assert (code, err) == (0, "")
+    assert [json.loads(each)["line"] for each in out.splitlines()] == [602]
+    assert bodies(url) == [b"first", *numbered(1, 600), *numbered(602, 700)]
+
+
+def test_an_input_that_is_shorter_than_what_is_left_out(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin(monkeypatch, b"1\n2\n")
+    said = "tenure: warning: nothing was sent: --skip 3 leaves out all of the input's 2 lines\n"
+    assert tell(capsys, "send", "orders", "--lines", "--skip", "3") == (0, "", said)
+
+
+def test_ids_by_line_make_a_second_run_harmless(url: str, capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a\n\nc")
+    line = ("send", "orders", "--lines", "--id-prefix", "today", "--file", "lines")
+    assert tell(capsys, *line) == (0, "today-1\ntoday-2\ntoday-3\n", "")
+    assert tell(capsys, *line, "--skip", "1") == (0, "today-2\ntoday-3\n", "")
+    assert bodies(url) == [b"a", b"", b"c"]
+
+
+@pytest.mark.parametrize("prefix", [(), ("--id-prefix", "a")])
+def test_a_store_that_does_not_answer(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...]
+) -> None:
+    stdin(monkeypatch, b"one\ntwo\nthree\n")
+    monkeypatch.setenv("TENURE_URL", f"{url}?busy=0.1")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+        with tenure.sync.connect(url) as backend:
+            backend.queue("orders").send(b"first")
+        other.execute("BEGIN IMMEDIATE")
+        code, out, err = tell(capsys, "send", "orders", "--lines", "--skip", "1", *prefix)
+        other.rollback()
+    assert (code, out) == (69, "")
+    assert "; 0 sent; lines 2 to 3 may have been sent or not: " in err
+    if prefix:
+        assert err.endswith(": go on with --skip 1 and the same --id-prefix, which keeps each once\n")
+    else:
+        assert err.endswith(": --skip 1 sends again what was, --skip 3 leaves out what was not\n")
+
+
+@pytest.mark.parametrize("where", ["full", "left"])
+def test_ids_that_can_not_be_written(url: str, where: str) -> None:
+    if where == "full":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    try:
+        send = subprocess.run(
+            [*TENURE, "send", "orders", "--lines"],
+            input=b"\n".join(numbered(1, 700)),
+            stdout=out,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(out)
+    why = "the standard output can't be written: No space left on device"
+    left = "the reader of the standard output has left"
+    assert (
+        send.stderr.decode() == f"tenure: error: {why if where == 'full' else left}; 500 sent; go on with --skip 500\n"
+    )
+    assert send.returncode == (74 if where == "full" else 141)
+    assert bodies(url) == numbered(1, 500)
+
+
+# --- as they come ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lines_of_an_endless_input_are_sent_as_they_come(url: str, number: int) -> None:
+    line = [*TENURE, "send", "orders", "--lines"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as send:
+        assert send.stdin is not None
+        assert send.stdout is not None
+        for some in (b"one\ntwo\nhal", b"f\n"):  # the input stays open
+            send.stdin.write(some)
+            send.stdin.flush()
+            assert all(send.stdout.readline().strip() for _ in range(some.count(b"\n")))
+        send.send_signal(number)
+        _, told = send.communicate(timeout=10)
+    assert (send.returncode, told) == (128 + number, b"tenure: interrupted; 3 sent; go on with --skip 3\n")
+    assert bodies(url) == [b"one", b"two", b"half"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
+    url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    async with tenure.connect(url) as backend:
+        await backend.queue("orders").stats()
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    if not answers:
+        monkeypatch.setattr(cli_lines, "PATIENCE", 0.05)
+    told: list[str] = []
+    sending = asyncio.create_task(
+        send_lines(
+            f"{url}?busy=1", Wanted("orders", {}), given(b"1\n2\n"), lambda first, ids: told.extend(ids), Silent()
+        )
+    )
+    await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
+    sending.cancel()
+    if answers:
+        other.rollback()
+    assert await sending == 130
+    other.close()
+    said = "2 sent; go on with --skip 2\n"
+    unsaid = "0 sent; lines 1 to 2 may have been sent or not: --skip 0 sends again what was, --skip 2 leaves out what "
+    unsaid += "was not\n"
+    assert capsys.readouterr().err == f"tenure: interrupted; {said if answers else unsaid}"
+    assert len(told) == (2 if answers else 0)
+
+
+# --- on a terminal -----------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command with a terminal for the streams that are meant."""
+
+    def __init__(self, line: list[str], streams: str) -> None:
+        self.end, inside = pty.openpty()
+        stdin, stdout, stderr = (
+            inside if name in streams else subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")
+        )
+        self.process = subprocess.Popen(
+            [*TENURE, *line],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=lambda: _controls(inside),
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"},
+        )
+        os.close(inside)
+        self.shown = ""
+
+    def until(self, pattern: str, within: float = 20.0) -> None:
+        """Read until what was shown matches, or the end comes if there is no pattern."""
+        ends_at = time.monotonic() + within
+        while not (pattern and re.search(pattern, self.shown)):
+            assert time.monotonic() < ends_at, self.shown
+            if select.select([self.end], [], [], 0.1)[0]:
+                try:
+                    self.shown += os.read(self.end, 65_536).decode()
+                except OSError:  # the last one to hold the other end has gone
+                    break
+        if not pattern:
+            self.process.wait(within)
+
+    @property
+    def plain(self) -> str:
+        """What was shown, without colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.shown)
+
+    def type(self, keys: bytes) -> None:
+        """Type *keys*."""
+        os.write(self.end, keys)
+
+
+def _controls(terminal: int) -> None:
+    os.setsid()
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+@contextmanager
+def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Terminal]:
+    shown = Terminal(list(line), streams)
+    try:
+        yield shown
+    finally:
+        shown.process.kill()
+        shown.process.wait()
+        os.close(shown.end)
+
+
+def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
+    with terminal("send", "orders") as shown:
+        shown.until(r"tenure: reads the message from the terminal; end it with Ctrl-D on a line of its own")
+        shown.type(b"tea\n\x04")
+        shown.until("")
+        assert shown.process.returncode == 0
+    assert bodies(url) == [b"tea\n"]
+
+
+def test_on_a_terminal_lines_are_sent_when_they_are_entered(url: str) -> None:
+    with terminal("send", "orders", "--lines") as shown:
+        shown.until(r"tenure: reads lines from the terminal, and sends each when it is entered; Ctrl-D ends it")
+        shown.type(b"tea\n")
+        shown.until(r"tea\r\n\w+--1\r\n")
+        shown.type(b"\x03")
+        shown.until("")
+        assert "^C\r\ntenure: interrupted; 1 sent; go on with --skip 1\r\n" in shown.shown
+        assert shown.process.returncode == 130
+
+
+@pytest.mark.parametrize("lines", [(), ("--lines",)])
+def test_one_interrupt_ends_it(lines: tuple[str, ...]) -> None:
+    with terminal("send", "orders", *lines) as shown:
+        shown.until("Ctrl-")
+        shown.type(b"half\x03")
+        shown.until("")
+        assert shown.process.returncode == 130
+
+
+def test_a_bar_shows_how_far_it_is(url: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"\n".join(numbered(1, 1_000)))
+    with terminal("send", "orders", "--lines", "--file", "lines", streams="stderr") as shown:
+        shown.until("")
+        assert re.search(r"send to orders ━━+ 100% 1,000 sent [\d,]+/s 0:00:\d\d", shown.plain)
+    with terminal("send", "orders", "--lines", "--file", "lines", "-q", streams="stdout stderr") as shown:
+        shown.until("1,000 sent")
+
+
+def test_no_bar_is_drawn_among_ids(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"1\n2\n")
+    with terminal("send", "orders", "--lines", "--file", "lines") as shown:
+        shown.until("")
+        assert re.fullmatch(r"\w+--1\r\n\w+--2\r\n", shown.shown)
