@@ -8,6 +8,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -57,7 +58,10 @@ class Diagnosis:
 
 
 class Backend:
-    """A store that coordinates equal instances; made by :func:`tenure.connect`, usable inside ``async with``."""
+    """A store that coordinates equal instances; made by :func:`tenure.connect`.
+
+    It is used inside ``async with``; or between :meth:`open` and :meth:`aclose`, where a block doesn't fit.
+    """
 
     def __init__(
         self,
@@ -82,10 +86,64 @@ class Backend:
         self._queues_made = 0
         self._requests: dict[str, Requests] = {}
         self._hearing = Hearing()
+        self._is_opening = False
+        self._was_open = False
+        self._closing: Future[None] | None = None
+
+    async def open(self) -> Backend:
+        """Open the backend, and return it: for frameworks whose start and end are two functions.
+
+        ``async with`` does the same. It starts what renews leases; the first question connects. After :meth:`aclose`,
+        and in a child by fork of a process that has it open, it can be opened again; elections and queues that were
+        made before stay closed.
+
+        Raises:
+            ConfigError: It is open already.
+
+        Example::
+
+            backend = await tenure.connect("sqlite:///work.db").open()
+            ...
+            await backend.aclose()
+        """
+        if self._keeper is not None and self._keeper.is_forked:
+            self._keeper = self._driver = self._opened = None  # what is open stayed with the parent
+        if self._keeper is not None or self._is_opening:
+            raise ConfigError(
+                f"{self.url} is open already (a block opens it by itself); connect once more for a second connection"
+            )
+        self._is_opening = True
+        try:
+            await self._open()
+        finally:
+            self._is_opening = False
+        return self
+
+    async def aclose(self) -> None:
+        """End every campaign and every consumer, hand back what is held, close the store.
+
+        Handlers are cancelled: await ``queue.drain()`` before, to let them finish. If it is closed already, nothing is
+        done; if it is being closed, this returns when it is.
+        """
+        if self._closing is not None:
+            await asyncio.wait({asyncio.wrap_future(self._closing)})
+        elif self._keeper is None:
+            return
+        elif self._keeper.is_forked:
+            self._keeper = self._driver = self._opened = None  # a child that ends has nothing to close
+        else:
+            closing: Future[None] = Future()
+            self._closing = closing
+            try:
+                await self._close()
+            finally:
+                self._closing = None
+                closing.set_result(None)
 
     async def __aenter__(self) -> Backend:
-        if self._keeper is not None:
-            raise ConfigError(f"{self.url} is open already; connect once more for a second connection")
+        return await self.open()
+
+    async def _open(self) -> None:
         keeper = self._given_keeper or Keeper.enter()
 
         async def open_store() -> tuple[Opened, Driver]:
@@ -98,8 +156,8 @@ class Backend:
             await _leave(keeper, given=self._given_keeper is not None)
             raise
         self._keeper = keeper
+        self._was_open = True
         _open.add(self)
-        return self
 
     if not TYPE_CHECKING:  # so that type checkers go on refusing it
 
@@ -114,10 +172,10 @@ class Backend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End every campaign and every consumer, hand back what is held, close the store."""
-        if self._keeper is not None and self._keeper.is_forked:
-            self._keeper = self._driver = self._opened = None
-            return  # what is open stayed with the parent; a child that ends has nothing to close
+        """End every campaign and every consumer, hand back what is held, close the store. See :meth:`aclose`."""
+        await self.aclose()
+
+    async def _close(self) -> None:
         keeper, driver, opened = self._connected()
         _open.discard(self)
         queues, requests = list(self._queues.values()), list(self._requests.values())
@@ -325,9 +383,18 @@ class Backend:
             return f"{self.url} needs no schema; there is nothing to do"
         return str(await keeper.call(migrate))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}, {self._state}>"
+
+    @property
+    def _state(self) -> str:
+        if self._keeper is None:
+            return "closed" if self._was_open else "not open"
+        return "of the parent process" if self._keeper.is_forked else "open"
+
     def _connected(self) -> tuple[Keeper, Driver, Opened]:
         if self._keeper is None or self._driver is None or self._opened is None:
-            raise ConfigError(f"{self.url} is not open; use it inside 'async with tenure.connect(…) as backend:'")
+            raise ConfigError(not_open(self.url, was_open=self._was_open))
         if self._keeper.is_forked:
             raise ConfigError(self._keeper.of_parent)
         return self._keeper, self._driver, self._opened
@@ -366,24 +433,51 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 
+def not_open(
+    url: Url, *, was_open: bool, block: str = "async with tenure.connect", opening: str = "await open()"
+) -> str:
+    """Say that a backend can't be used now, and what to do about it."""
+    if was_open:
+        return f"{url} was closed; use it before that, or open it again with {opening}"
+    return f"{url} is not open; use it inside '{block}(…) as backend:', or open it with {opening}"
+
+
+def url_given(url: str | None) -> str:
+    """Return *url*, or what the environment names in its place.
+
+    Raises:
+        ConfigError: Neither says anything.
+    """
+    found = os.environ.get("TENURE_URL") if url is None else url
+    if url is None and not found:
+        raise ConfigError(
+            "no store is named: connect() was given no URL, and the environment variable TENURE_URL is "
+            f"{'empty' if found == '' else 'not set'}; set it, or write for example connect('sqlite:///work.db')"
+        )
+    assert found is not None
+    return found
+
+
 def connect(
-    url: str,
+    url: str | None = None,
     *,
     on_event: Callable[[Event], None] | None = None,
 ) -> Backend:
     """Connect to the store at *url*; use it as ``async with tenure.connect(url) as backend:``.
 
+    Where a block doesn't fit, there are ``await backend.open()`` and ``await backend.aclose()``.
+
     Args:
         url: ``sqlite:///path``, ``postgresql://…``, ``redis://…``, ``azure://…``, ``peers://…`` or ``memory:``; options
-            stand in the query and are checked.
+            stand in the query and are checked. Without, the environment variable ``TENURE_URL`` names the store.
         on_event: Called on the caller's loop with everything that happens to its candidates and consumers: an
             ``Event``, of one of the kinds in ``tenure.events``. It must return soon.
 
     Raises:
-        ConfigError: The URL names no backend, or an option is unknown or doesn't fit.
+        ConfigError: The URL names no backend, or an option is unknown or doesn't fit; or there is none.
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
-    return Backend(url, on_event=on_event)
+    return Backend(url_given(url), on_event=on_event)
 
 
 async def _tried(broker: Broker) -> TenureError | None:

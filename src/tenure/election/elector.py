@@ -150,7 +150,8 @@ class Tenancy(Generic[FlagT]):
         )
 
     def __repr__(self) -> str:
-        return f"<Term {self.token} of {self.name!r}, {self.remaining():.3g} s left>"
+        left = self.remaining()
+        return f"<Term {self.token} of {self.name!r}, {f'{left:.3g} s left' if left else 'over'}>"
 
 
 class Term(Tenancy[asyncio.Event]):
@@ -334,6 +335,16 @@ class Election:
             Unavailable: The store could not be asked.
         """
         return await self._keeper.call(lambda: self._driver.store.ask_to_resign(self.name))
+
+    def __repr__(self) -> str:
+        term = None if self._seat is None else self._seat._term
+        if self._seat is None:
+            state = "no candidate"
+        elif term is not None and (left := term.remaining()):
+            state = f"leading in term {term.token}, {left:.3g} s left"
+        else:
+            state = "standing by"
+        return f"<Election {self.name!r}, ttl {self.timing.ttl:g} s, {state}>"
 
     # --- inside ---
 

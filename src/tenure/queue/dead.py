@@ -28,6 +28,9 @@ class DeadLetters:
         self._desk = desk
         self.name: str = dead_letters_of(desk.name)
 
+    def __repr__(self) -> str:
+        return f"<DeadLetters of {self._desk.name!r}>"
+
     async def peek(
         self,
         limit: int = 100,

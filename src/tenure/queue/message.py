@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
@@ -64,6 +64,22 @@ MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"
 UNDECODABLE = "undecodable"
 """Its handler could not read its body as what it was to be."""
+
+
+BODY_SHOWN = 60
+"""So many bytes of a body are shown in the ``repr`` of a message."""
+
+
+def brief(message: Outgoing | Delivery | DeadMessage) -> str:
+    """Return the ``repr`` of *message*: what is not as usual, and the beginning of its body."""
+    shown = []
+    for name in message._fields if isinstance(message, tuple) else [one.name for one in fields(message)]:
+        value = getattr(message, name)
+        if isinstance(value, (bytes, bytearray)) and len(value) > BODY_SHOWN:
+            shown.append(f"{name}={bytes(value[:BODY_SHOWN])!r}… ({len(value):,} bytes)")
+        elif value is not None and value != NO_HEADERS:
+            shown.append(f"{name}={value!r}")
+    return f"{type(message).__name__}({', '.join(shown)})"
 
 
 # --- going in ----------------------------------------------------------------------------------------------------
@@ -123,6 +139,9 @@ class Outgoing:
     priority: int = 0
     reply_to: str | None = None
     correlation_id: str | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @classmethod
     def json(cls, value: object, **options: Unpack[SendOptions]) -> Outgoing:
@@ -465,6 +484,9 @@ class Delivery(NamedTuple):
     death: Death | None = None
     """Set only for what is received from the dead letters."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class SessionLock(NamedTuple):
     """A session locked to us: its messages come to nobody else."""
@@ -497,6 +519,9 @@ class DeadMessage:
     dead_at: float
     error: Failure | None
     history: tuple[Attempt, ...]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, slots=True)

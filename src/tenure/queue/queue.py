@@ -339,6 +339,10 @@ class Queue:
         if self.name in self._requests:
             await self._requests.pop(self.name).close()
 
+    def __repr__(self) -> str:
+        consumers = f", {len(self._at_work)} consuming" if self._at_work else ""
+        return f"<Queue {self.name!r}, lock {self._desk.settings.lock:g} s{consumers}>"
+
 
 def in_words(stats: Stats) -> str:
     """Say how many messages there are, and in which state."""

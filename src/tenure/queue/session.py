@@ -59,6 +59,12 @@ class Session:
         self._interrupted = False
         self.lost = asyncio.Event()
 
+    def __repr__(self) -> str:
+        if self._held is None:
+            return f"<Session {self._asked_for or 'any'!r} of {self._desk.name!r}, not entered>"
+        left = self.remaining()
+        return f"<Session {self.name!r} of {self._desk.name!r}, {f'{left:.3g} s left' if left else 'over'}>"
+
     async def __aenter__(self) -> Session:
         await self._desk.ready()
         held, asked_at = await self._accept()

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Literal
 
 import tenure.backend
+from tenure.backend import not_open, url_given
 from tenure.election.elector import Health
 from tenure.errors import ConfigError
 from tenure.events import Event
@@ -37,7 +38,10 @@ __all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", 
 
 
 class Backend:
-    """A store, connected. See :class:`tenure.Backend`."""
+    """A store, connected. See :class:`tenure.Backend`.
+
+    It is used inside ``with``; or between :meth:`open` and :meth:`close`, where a block doesn't fit.
+    """
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
@@ -48,34 +52,66 @@ class Backend:
         self._pumps: LoopThread | None = None
         self._guard = threading.Lock()
 
-    def __enter__(self) -> Backend:
+    def open(self) -> Backend:
+        """Open the backend, and return it: for frameworks whose start and end are two functions.
+
+        ``with`` does the same. After :meth:`close`, and in a child by fork of a process that has it open, it can be
+        opened again.
+
+        Raises:
+            ConfigError: It is open already.
+
+        Example::
+
+            backend = tenure.sync.connect("sqlite:///work.db").open()
+            atexit.register(backend.close)
+        """
         keeper = Keeper.enter()
         try:
-            keeper.call_blocking(self._behind.__aenter__)
+            keeper.call_blocking(self._behind.open)
         except BaseException:
             keeper.leave()
             raise
+        if self._entered is not None and self._entered.is_forked:
+            self._pumps, self._guard = None, threading.Lock()  # those of the parent
         self._entered = keeper
         if self._on_event is not None:
             self._pump_thread()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        keeper, self._entered = self._keeper, None
+    def close(self) -> None:
+        """End every campaign and every consumer, hand back what is held, close the store.
+
+        Handlers are not waited for: call ``queue.drain()`` before, to let them finish. If it is closed already, or
+        another thread is about to, nothing is done.
+        """
+        with self._guard:
+            keeper, self._entered = self._entered, None
+        if keeper is None:
+            return
         if keeper.is_forked:  # what is open stayed with the parent; a child that ends has nothing to close
             return
         if sys.is_finalizing():  # a generator that was never finished is closed: what is open ends with the process
             return
         try:
-            keeper.call_blocking(lambda: self._behind.__aexit__(kind, error, trace))
+            keeper.call_blocking(self._behind.aclose)
         finally:
             keeper.leave()
             with self._guard:
                 pumps, self._pumps = self._pumps, None
             if pumps is not None:
                 pumps.end()
+
+    def __enter__(self) -> Backend:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
 
     def election(
         self,
@@ -97,6 +133,7 @@ class Backend:
 
         ``health`` is called on a thread of its own.
         """
+        keeper = self._keeper
         election = self._behind.election(
             name,
             ttl=ttl,
@@ -111,7 +148,7 @@ class Backend:
             metadata=metadata,
             label=label,
         )
-        return Election(election, self._keeper)
+        return Election(election, keeper)
 
     def queue(
         self,
@@ -124,6 +161,7 @@ class Backend:
         dead_retention: float | None = None,
     ) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
+        keeper = self._keeper
         queue = self._behind.queue(
             name,
             lock=lock,
@@ -132,7 +170,7 @@ class Backend:
             body_max=body_max,
             dead_retention=dead_retention,
         )
-        return Queue(queue, self._keeper, self._pump_thread)
+        return Queue(queue, keeper, self._pump_thread)
 
     leaders = blocking(tenure.backend.Backend.leaders)
     queues = blocking(tenure.backend.Backend.queues)
@@ -164,14 +202,18 @@ class Backend:
 
     def _require_open(self) -> Keeper:
         if self._entered is None:
-            raise ConfigError(f"{self.url} is not open; use it inside 'with tenure.sync.connect(…) as backend:'")
+            was_open = self._behind._was_open
+            raise ConfigError(not_open(self.url, was_open=was_open, block="with tenure.sync.connect", opening="open()"))
         return self._entered
 
 
-def connect(url: str, *, on_event: Callable[[Event], None] | None = None) -> Backend:
+def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None = None) -> Backend:
     """Connect to the store at *url*; use it as ``with tenure.sync.connect(url) as backend:``.
 
-    See :func:`tenure.connect`. *on_event* is called on a thread of tenure's own, the one on which queues are consumed;
-    if it blocks, consumers wait, and so does leaving the block; no lease or lock is lost by it.
+    Without *url*, the environment variable ``TENURE_URL`` names the store. Where a block doesn't fit, there are
+    ``backend.open()`` and ``backend.close()``. See :func:`tenure.connect`.
+
+    *on_event* is called on a thread of tenure's own, the one on which queues are consumed; if it blocks, consumers
+    wait, and so does leaving the block; no lease or lock is lost by it.
     """
-    return Backend(url, on_event=on_event)
+    return Backend(url_given(url), on_event=on_event)

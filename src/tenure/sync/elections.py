@@ -45,6 +45,9 @@ class Election:
         self._worker: threading.Thread | None = None
         self._labour: Future[Exception | None] | None = None  # of the work of run, while it goes on
 
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
     def run(
         self, work: Work, *, again: bool = False, stop: threading.Event | None = None, sigterm: bool | None = None
     ) -> None:

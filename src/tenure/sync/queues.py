@@ -36,6 +36,9 @@ class Queue:
         self._keeper = keeper
         self._pumps = pumps
 
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
     send = blocking(tenure.queue.queue.Queue.send)
     send_batch = blocking(tenure.queue.queue.Queue.send_batch)
     peek_deferred = blocking(tenure.queue.queue.Queue.peek_deferred)
@@ -113,6 +116,9 @@ class DeadLetters:
         self._behind = letters
         self._keeper = keeper
 
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
     peek = blocking(tenure.queue.dead.DeadLetters.peek)
     redrive = blocking(tenure.queue.dead.DeadLetters.redrive)
     purge = blocking(tenure.queue.dead.DeadLetters.purge)
@@ -132,6 +138,9 @@ class Session:
     def __init__(self, session: tenure.queue.session.Session, keeper: Keeper) -> None:
         self._behind = session
         self._keeper = keeper
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
 
     set_state = blocking(tenure.queue.session.Session.set_state)
     renew = blocking(tenure.queue.session.Session.renew)
