@@ -24,6 +24,7 @@ from tenure.pacing import Timing
 from tenure.queue.desk import BlockingMessage, Received
 from tenure.queue.message import Stats
 from tenure.testing import until
+from tests.consuming import consume_down_to
 
 PATIENCE = 60.0
 """Seconds after which something hangs."""
@@ -72,8 +73,7 @@ def test_plain_functions_run_in_threads() -> None:
                             message.complete()
                 return None
 
-            await queue.consume(handler, concurrency=4, until_empty=True)
-            assert await queue.stats() == Stats(delayed=2, deferred=1, dead=2)
+            await consume_down_to(Stats(delayed=2, deferred=1, dead=2), queue, handler, concurrency=4)
             assert len(threads) == 4
             assert all(name.startswith("tenure-orders") for name in threads)
             assert [one.body for one in await results.receive(5)] == [b"sent"]
@@ -302,8 +302,8 @@ def test_heavy_handlers_run_in_processes() -> None:
                 await queue.send(body, headers={"parent": str(os.getpid())})
             policy = tenure.RetryPolicy(first=600, longest=600)
             note = lambda message, error: failures.append(type(error).__name__)  # noqa: E731
-            await queue.consume(work, run_in="process", concurrency=1, until_empty=True, retry=policy, on_error=note)
-            assert await queue.stats() == Stats(delayed=2, dead=1)
+            left = Stats(delayed=2, dead=1)
+            await consume_down_to(left, queue, work, run_in="process", concurrency=1, retry=policy, on_error=note)
             assert sorted(failures) == ["Reject", "Retry", "ValueError"]
             assert (await queue.dead_letters.peek())[0].description == "x" * 300
             with pytest.raises(tenure.ConfigError, match="another process can import"):

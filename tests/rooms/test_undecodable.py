@@ -12,6 +12,7 @@ import tenure
 from tenure.backend import connect
 from tenure.queue.desk import Received
 from tenure.queue.message import Stats
+from tests.consuming import consume_down_to
 
 ODD = (b"{", b"[]", b'{"number":"7"}')
 
@@ -77,8 +78,7 @@ async def test_a_handler_can_ask_for_a_retry_instead() -> None:
     async with connect("memory:") as backend:
         queue = backend.queue("orders")
         await queue.send(b"{")
-        await queue.consume(handler, until_empty=True)
-        assert await queue.stats() == Stats(delayed=1)
+        await consume_down_to(Stats(delayed=1), queue, handler)
 
 
 async def test_another_message_that_can_not_be_decoded_is_a_failure_like_any_other() -> None:
@@ -92,5 +92,4 @@ async def test_another_message_that_can_not_be_decoded_is_a_failure_like_any_oth
         async def handler(message: Received) -> None:
             answer.json()
 
-        await queue.consume(handler, until_empty=True, retry=tenure.RetryPolicy(first=600, longest=600))
-        assert await queue.stats() == Stats(delayed=1)
+        await consume_down_to(Stats(delayed=1), queue, handler, retry=tenure.RetryPolicy(first=600, longest=600))

@@ -61,7 +61,11 @@ class Order:
     "--retry-jitter", type=float, metavar="SHARE", help="The share of a wait that is random, 0 to 1. [default: 0.2]"
 )
 @seconds_option("--grace", "How long what runs has to finish after INT or TERM. [default: 25]")
-@click.option("--until-empty", is_flag=True, help="End when nothing is ready and nothing runs.")
+@click.option(
+    "--until-empty",
+    is_flag=True,
+    help="End when nothing is ready, nothing runs, and nothing that failed here waits for its retry.",
+)
 @click.option("--verbose", "-v", count=True, help="Tell what happens.")
 @click.option("--quiet", "-q", is_flag=True, help="Tell errors only.")
 def command(

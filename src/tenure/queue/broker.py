@@ -66,6 +66,8 @@ class QueueTraits:
     renewal: Support = "native"
     dead_letters: Support = "native"
     delay: Support = "native"
+    delay_step: float = 0.001
+    """Delays are rounded up to a multiple of it."""
     priorities: Support = "native"
     sessions: Support = "native"
     deferral: Support = "native"

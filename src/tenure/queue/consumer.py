@@ -295,6 +295,7 @@ class Consumer:
 
     async def _receive(self, ask: int, limit: int) -> None:
         desk = self._desk
+        asked_at = desk.clock.now()
         try:
             desk.look_after()
             claim = await desk.broker.receive(desk.name, limit, self._habits.timing.ttl)
@@ -312,7 +313,7 @@ class Consumer:
             else:
                 self._place.answered(bool(claim.deliveries), claim.due_in)
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
-        is_empty = not claim.deliveries and claim.due_in != 0
+        is_empty = not claim.deliveries and claim.due_in != 0 and asked_at >= self._pump.retry_at
         if self._consuming.until_empty and is_empty and not self._pump.outstanding:
             self.drain()
 
@@ -351,6 +352,8 @@ class Consumer:
             error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
             self._spawn(self._complain(Message(delivery, self._desk), error))
         else:
+            if isinstance(verdict, Abandon) and not answer.dead:
+                self._pump.abandoned(self._desk.back_at(verdict.delay))
             self._desk.tell_if_dead(delivery, verdict, answer)
 
     # --- handlers ---
@@ -396,6 +399,8 @@ class Consumer:
         if isinstance(outcome, InboxUnanswered):
             return GIVE_BACK
         await self._complain(message, outcome)
+        if self._consuming.is_to_raise(outcome):
+            self._end_with(outcome)
         if why == "denied":
             return None
         if why in ("unanswered", "stalled", "max_hold") and self._pump.sure_until(delivery) <= self._desk.clock.now():

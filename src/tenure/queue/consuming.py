@@ -11,7 +11,8 @@ from tenure.pacing import Timing, check_seconds
 from tenure.queue.handlers import RunIn
 from tenure.queue.hooks import OnError
 from tenure.queue.machine import Habits
-from tenure.queue.retry import RetryPolicy
+from tenure.queue.processes import NotBegun
+from tenure.queue.retry import Reject, Retry, RetryPolicy
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -28,6 +29,7 @@ class ConsumeOptions(TypedDict, total=False):
     run_in: RunIn
     inbox: float
     until_empty: bool
+    raise_errors: bool
     sigterm: bool | None
     poll_every: float
     wait: float | None
@@ -52,6 +54,7 @@ class Consuming:
     run_in: RunIn = "auto"
     inbox: float = 0.0
     until_empty: bool = False
+    raise_errors: bool = False
     sigterm: bool | None = None
     poll_every: float = 5.0
     wait: float | None = None
@@ -89,6 +92,10 @@ class Consuming:
     def policy(self) -> RetryPolicy:
         """How long failed messages wait."""
         return self.retry or RetryPolicy()
+
+    def is_to_raise(self, error: BaseException) -> bool:
+        """Tell whether *error*, of a handler, is to end consuming: unless it is a verdict, or no handler was begun."""
+        return self.raise_errors and not isinstance(error, (Retry, Reject, NotBegun))
 
     def habits(self, lock: float, *, hints: bool = True) -> Habits:
         """Return how a consumer works whose locks last *lock* seconds.

@@ -230,6 +230,10 @@ class Desk:
         self.tell_if_dead(delivery, verdict, answer)
         return answer.dead
 
+    def back_at(self, delay: float) -> float:
+        """Return when a message is back that was just now abandoned with *delay*, also where that is rounded."""
+        return self.clock.now() + delay + self.broker.traits.delay_step
+
     def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Let the ears know if *verdict*, that stands, was the death of the message."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
@@ -341,6 +345,10 @@ class Unsettled(Protocol):
 
     def settled(self, delivery: Delivery) -> bool:
         """Note that *delivery* is settled, or lost; tell whether that is news."""
+        ...
+
+    def abandoned(self, until: float) -> None:
+        """Note that a message which was settled comes back at *until*."""
         ...
 
 
@@ -515,7 +523,9 @@ class Message(Received):
     async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
         """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
         check_seconds("delay", delay, least=0.0)
-        await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
+        is_dead = await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
+        if self._keeper is not None and not is_dead:
+            self._keeper.abandoned(self._desk.back_at(delay))
 
     async def defer(self) -> None:
         """Put the message aside, to be received again only by its sequence; see ``Queue.receive_deferred``."""
@@ -568,17 +578,18 @@ class Message(Received):
         if self._keeper is not None:
             self._keeper.heard(self._delivery)
 
-    async def _settle(self, verdict: Verdict) -> None:
+    async def _settle(self, verdict: Verdict) -> bool:
         keeper = self._keeper
         if keeper is not None:
             keeper.asks(self._delivery)
         try:
-            await self._desk.settle(self._delivery, verdict)
+            is_dead = await self._desk.settle(self._delivery, verdict)
         except LockLost:
             self._lost()
             raise
         else:
             self._gone()
+            return is_dead
         finally:  # Unavailable: it may be ours yet, and be settled once more
             if keeper is not None:
                 keeper.heard(self._delivery)

@@ -338,6 +338,7 @@ class Pump:
         self._claim_limit = 0
         self._claim_most = NEVER  # not more than this in one claim: the broker could not answer one of twice as many
         self._claim_at = now  # when to claim next, if there is room
+        self.retry_at = -NEVER  # by then, all that was abandoned has come back
         self._nothing = 0  # claims in a row that brought nothing
         self._hinted = False
         self._target = 0  # how many should wait in the buffer
@@ -444,6 +445,10 @@ class Pump:
         hold = self._holds.get(delivery.token)
         if hold is not None:
             hold.asking.discard(delivery.sequence)
+
+    def abandoned(self, until: float) -> None:
+        """Note that a message that was taken comes back at *until*, for all that the broker said."""
+        self.retry_at = max(self.retry_at, until)
 
     def settled(self, delivery: Delivery) -> bool:
         """Note that the broker has settled a message that was taken, or called its lock lost, without our asking.
@@ -552,6 +557,8 @@ class Pump:
             self._claim_at = now
         else:
             self._claim_at = now + self._pause(due_in)
+            if self.retry_at > now:  # the store may not tell, and nobody else may look
+                self._claim_at = min(self._claim_at, self.retry_at)
 
     def _claim_less(self) -> None:
         """Ask for half as many the next time: the answer may have been too much to arrive in time."""

@@ -234,7 +234,11 @@ class Queue:
                 that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
             inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
                 completed without calling the handler.
-            until_empty: End as soon as nothing is ready and nothing runs.
+            until_empty: End as soon as nothing is ready, nothing runs, and nothing that this call has abandoned (its
+                handler failed, or asked for it) still waits to be delivered again. What others have delayed or locked
+                is not waited for.
+            raise_errors: End at the first exception of a handler, and raise it here, as a test wants it; its message is
+                abandoned as ever, and what else runs is cancelled and given back. ``Retry`` and ``Reject`` are none.
             sigterm: Whether SIGTERM ends it gracefully. It does where tenure leads or consumes in the main thread, and
                 nothing else has handled the signal before; with False, never.
             poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for

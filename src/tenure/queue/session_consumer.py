@@ -26,7 +26,7 @@ from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.hooks import complain, is_interrupt
 from tenure.queue.machine import Habits
-from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Abandon, Complete, Delivery, Verdict
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.session import Session
 from tenure.sigterm import sigterm_tells
@@ -55,6 +55,7 @@ class SessionConsumer:
         self._ended: asyncio.Future[None] | None = None
         self._runner: asyncio.Task[object] | None = None
         self._failure: BaseException | None = None
+        self._retry_at = -math.inf  # by then, all that was abandoned has come back
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Consume until :meth:`drain` is called, *stop* is set, or SIGTERM comes; return when all is settled.
@@ -233,13 +234,16 @@ class _Worker:
             while not consumer._stopping.is_set():
                 await consumer._may_go_on.wait()
                 self.session = None
+                asked_at = desk.clock.now()
+                wait = max(0.0, consumer._retry_at - asked_at) if consumer._consuming.until_empty else None
                 try:
-                    async with Session(desk, None, 0.0 if consumer._consuming.until_empty else None, self) as session:
+                    async with Session(desk, None, wait, self) as session:
                         self.session = session
                         desk.has_answered = True
                         await self._serve(session)
                 except TimeoutError:
-                    return  # nothing is waiting, and until_empty was asked for
+                    if asked_at >= consumer._retry_at:
+                        return  # nothing is waiting, and until_empty was asked for
                 except LockLost:
                     continue  # the session is with another by now, or free
                 except Exception as error:
@@ -274,6 +278,8 @@ class _Worker:
         verdict = consumer._success
         if error is not None:
             await consumer._complain(message, error)
+            if consumer._consuming.is_to_raise(error):
+                consumer._end_with(error)
             if isinstance(error, NeverBegins):
                 consumer._end_with(unusable(error))
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
@@ -287,7 +293,9 @@ class _Worker:
         consumer, desk, delivery = self._consumer, self._desk, message.delivery
         lost: LockLost | None = None
         try:
-            await consumer._ask(session, "settle", lambda: desk.settle(delivery, verdict))
+            is_dead = await consumer._ask(session, "settle", lambda: desk.settle(delivery, verdict))
+            if isinstance(verdict, Abandon) and not is_dead:
+                self.abandoned(desk.back_at(verdict.delay))
         except LockLost as error:  # if the session is lost, the next receive says so
             lost = error
         except asyncio.CancelledError:
@@ -436,3 +444,7 @@ class _Worker:
         is_news = not self._is_settled and not self._is_told
         self._is_settled = True
         return is_news
+
+    def abandoned(self, until: float) -> None:
+        """Note that a message comes back at *until*."""
+        self._consumer._retry_at = max(self._consumer._retry_at, until)

@@ -90,6 +90,7 @@ QUEUE_TRAITS = QueueTraits(
     lock_max=604_800.0,
     body_max=45_000,  # 60,000 in base64, and room for a note
     dead_letters="emulated",
+    delay_step=1.0,
     priorities="impossible",
     sessions="impossible",
     deferral="impossible",

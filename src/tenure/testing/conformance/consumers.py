@@ -17,7 +17,7 @@ from tenure.queue.broker import Broker, Claim, QueueSettings, SettingChanges
 from tenure.queue.desk import Desk, Message
 from tenure.queue.message import Outgoing, Stats
 from tenure.queue.queue import Queue
-from tenure.queue.retry import Retry
+from tenure.queue.retry import Retry, RetryPolicy
 from tenure.testing import until
 from tenure.testing.conformance.harness import QueueHarness
 from tenure.testing.conformance.queues import QueueSuite, needs
@@ -161,6 +161,31 @@ class ConsumerSuite(QueueSuite):
         found = await town.queue.stats()
         assert (found.ready + found.dead, found.locked) == (2, 0)
 
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    async def test_until_empty_waits_for_what_failed(self, house: QueueHarness, name: str, sessions: bool) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock, max_deliveries=3)
+        await town.send(["one", "two"], sessions=sessions)
+
+        async def fail_once(message: Message) -> None:
+            if message.delivery_count == 1:
+                raise ValueError("not yet")
+
+        async def are_delayed() -> bool:
+            return (await town.queue.stats()).delayed == 2
+
+        async def pass_time() -> None:
+            if house.is_exact:  # then none passes by itself
+                await until(are_delayed, within=PATIENCE)
+                await house.pass_time(1.0)
+
+        policy = RetryPolicy(first=0.2, jitter=0.0)
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            group.create_task(pass_time())
+            group.create_task(town.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))
+        assert await town.queue.stats() == Stats()
+
     async def test_an_ear_that_misbehaves_costs_nothing(self, house: QueueHarness, name: str) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         town = Town(await house.open(), name, house.lock)
@@ -244,16 +269,16 @@ class _Counting:
 class Town:
     """A queue on a broker, with all of it on the loop that is running."""
 
-    def __init__(self, broker: Broker, name: str, lock: float) -> None:
+    def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:
         self.broker = broker
         self.events: list[Event] = []
-        given: SettingChanges = {"lock": lock, "max_deliveries": 1}
+        given: SettingChanges = {"lock": lock, "max_deliveries": max_deliveries}
         self.desk = Desk(
             name,
             broker,
             Keeper.here(),
             SystemClock(),
-            QueueSettings(lock=lock, max_deliveries=1),
+            QueueSettings(lock=lock, max_deliveries=max_deliveries),
             "me",
             self.events.append,
             given,

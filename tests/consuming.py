@@ -1,0 +1,29 @@
+"""Consume until a queue holds what a test expects."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Unpack
+
+import tenure
+from tenure.queue.consuming import ConsumeOptions
+from tenure.queue.handlers import Handler
+from tenure.queue.message import Stats
+from tenure.testing import until
+
+PATIENCE = 60.0
+"""Seconds after which something hangs."""
+
+
+async def consume_down_to(
+    left: Stats, queue: tenure.Queue, handler: Handler, **options: Unpack[ConsumeOptions]
+) -> None:
+    """Consume until that is what is left: of what is delayed for long, ``until_empty`` would wait for the end."""
+
+    async def is_left() -> bool:
+        return await queue.stats() == left
+
+    consuming = asyncio.create_task(queue.consume(handler, **options))
+    await until(is_left, within=PATIENCE)
+    await queue.drain()
+    await consuming
