@@ -22,6 +22,9 @@ from tests.servers import Postgres, Redis, Server, url_of
 
 TTL = 30.0
 
+QUIET = ("-W", "ignore:This process:DeprecationWarning")
+"""From 3.12 on, Python warns of every fork beside threads, and those who fork here know."""
+
 
 def in_child(function: Callable[[], object]) -> str:
     """Call *function* in a forked child; return what it returned, or raised."""
@@ -149,8 +152,14 @@ with tenure.sync.connect("memory:") as backend:
     {entered}
 print("left")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = forked(program)
     assert (done.stdout, done.stderr) == (f"{code}\nleft\n", "")
+
+
+def forked(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a *program* that forks."""
+    line = [sys.executable, *QUIET, "-c", program]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 def watched() -> set[tuple[str, str]]:
@@ -211,5 +220,5 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = forked(program)
     assert (done.stdout, done.stderr) == ("7\n", "")
