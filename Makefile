@@ -14,7 +14,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test format lint types layers unit wheel coverage bench servers clean
+.PHONY: help demo test quick format lint types layers unit wheel coverage bench servers clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: $(VENV)/.demo ## See it work (ARGS='...')
 
 test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, wheel, tests
 	@$(BIN)/python scripts/stages.py
+
+quick: | $(BIN)/python ## Run the unit, room and CLI tests on every Python of 3.11 to 3.14 that is there (ARGS='-x')
+	@$(BIN)/python scripts/pythons.py $(ARGS)
 
 format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
 	@$(BIN)/ruff check --fix-only .
@@ -57,7 +60,7 @@ servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, Postgr
 	@$(BIN)/python scripts/servers.py
 
 clean: ## Remove everything that make made, .venv too
-	rm -rf $(VENV) .servers dist build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf $(VENV) $(VENV)-3.* .servers dist build htmlcov .coverage .coverage.* coverage.xml
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,6 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_a_consumer_waits_for_a_locked_file(tmp_path: Path) -> None:
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
 
-    with sqlite3.connect(tmp_path / "work.db", isolation_level=None, check_same_thread=False) as other:
+    other = sqlite3.connect(tmp_path / "work.db", isolation_level=None, check_same_thread=False)
+    with closing(other):
         other.execute("BEGIN EXCLUSIVE")
         asyncio.run(main())
 

@@ -23,7 +23,7 @@ from tests.servers import Postgres, Redis, Server, url_of
 TTL = 30.0
 
 QUIET = ("-W", "ignore:This process:DeprecationWarning")
-"""From 3.12 on, Python warns of every fork beside threads, and those who fork here know."""
+"""From 3.12 on, Python warns of a fork beside threads; these programs fork there on purpose."""
 
 
 def in_child(function: Callable[[], object]) -> str:
