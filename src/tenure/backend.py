@@ -98,7 +98,7 @@ class Backend:
         made before stay closed.
 
         Raises:
-            ConfigError: It is open already.
+            ConfigError: It is open already, or no event loop of asyncio in real time runs here.
 
         Example::
 
@@ -144,6 +144,7 @@ class Backend:
         return await self.open()
 
     async def _open(self) -> None:
+        _check_loop(here=self._given_keeper is not None)
         keeper = self._given_keeper or Keeper.enter()
 
         async def open_store() -> tuple[Opened, Driver]:
@@ -501,6 +502,22 @@ async def _tried(broker: Broker) -> TenureError | None:
     except TenureError as error:
         failure = failure or error
     return failure
+
+
+def _check_loop(*, here: bool) -> None:
+    """Refuse where no asyncio loop runs, or one in virtual time, which never waits for the keeper's thread."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            "tenure needs asyncio, and no event loop of asyncio runs here; under Trio, use tenure.sync.connect in a "
+            "thread (trio.to_thread.run_sync)"
+        ) from None
+    if not here and getattr(loop, "is_virtual", False):
+        raise ConfigError(
+            "tenure.connect() needs threads and real time, and this event loop runs in virtual time; "
+            "connect with tenure.testing.connect_here('memory:')"
+        )
 
 
 async def _all_closed(rooms: Sequence[Queue] | Sequence[Requests]) -> None:

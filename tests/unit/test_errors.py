@@ -8,6 +8,7 @@ import pytest
 
 import tenure
 from tenure import errors, registry
+from tenure.testing import loop
 from tenure.url import Url
 
 
@@ -35,6 +36,24 @@ async def test_with_instead_of_async_with_points_to_the_one_for_threads() -> Non
     backend = tenure.connect("memory:")
     with pytest.raises(TypeError, match=r"with tenure\.sync\.connect"), backend:  # type: ignore[attr-defined]
         pass
+
+
+def test_without_asyncio_it_says_what_it_needs() -> None:
+    async def connected() -> None:
+        async with tenure.connect("memory:"):
+            pass
+
+    with pytest.raises(tenure.ConfigError, match=r"needs asyncio.*under Trio, use tenure\.sync\.connect in a thread"):
+        connected().send(None)  # as any other loop would run it
+
+
+def test_in_virtual_time_it_names_what_connects_there() -> None:
+    async def connected() -> None:
+        async with tenure.connect("memory:"):
+            pass
+
+    with pytest.raises(tenure.ConfigError, match=r"runs in virtual time; connect with tenure\.testing\.connect_here"):
+        loop.run(connected())
 
 
 def test_the_nearest_name_is_suggested_if_it_is_near() -> None:

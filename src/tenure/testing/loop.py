@@ -71,6 +71,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         start: The loop's time when it is made.
     """
 
+    is_virtual = True
+    """Tells :func:`tenure.connect`, which would wait for a thread, that there is none to be waited for."""
+
     def __init__(self, seed: int = 0, *, start: float = 0.0) -> None:
         self.unhandled: list[dict[str, Any]] = []
         """What nobody caught: the contexts that asyncio would have logged. A test looks here at its end."""
