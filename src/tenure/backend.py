@@ -23,7 +23,7 @@ from tenure.election.store import LeaseTraits, require_ttl
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.events import Event
 from tenure.keeper import Keeper
-from tenure.lease import Leader
+from tenure.lease import Leader, Vacant
 from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
@@ -331,6 +331,26 @@ class Backend:
 
         async def look() -> dict[str, Leader | None]:
             return {name: leader_of(await driver.store.inspect(name)) for name in await driver.store.names()}
+
+        return await keeper.call(look)
+
+    async def vacancies(self, *names: str) -> dict[str, float | None]:
+        """Return those names that nobody leads now, with the seconds for which at least nobody has led them.
+
+        That is by the store's clock, and None where the store can't tell: on Azure and among peers, on Redis if the
+        last leader did not hand its lease back, and for a name that was never led.
+
+        Args:
+            names: Which names to look at; without any, all that were ever led on this store, sorted.
+
+        Raises:
+            Unavailable: The store could not be asked.
+        """
+        keeper, driver, _ = self._connected()
+
+        async def look() -> dict[str, float | None]:
+            found = [await driver.store.inspect(name) for name in names or await driver.store.names()]
+            return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await keeper.call(look)
 

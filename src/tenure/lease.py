@@ -53,10 +53,15 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Vacant:
-    """Nobody holds the name; ``token`` is the newest ever given out for it, 0 if none was."""
+    """Nobody holds the name; ``token`` is the newest ever given out for it, 0 if none was.
+
+    ``vacant_for`` is for how many seconds at least nobody has held it, by the store's clock when it answered; None
+    where the store can't tell, and if nobody ever has.
+    """
 
     name: str
     token: int = 0
+    vacant_for: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,6 +66,7 @@ def test_status_for_programs(leader: tenure.sync.Term, capsys: Captured) -> None
         "name": "job",
         "leader": leader.holder,
         "token": 1,
+        "vacant_for": None,
         "metadata": {"addr": "10.0.0.1:80", "note": "[bold]\x1b[31m"},
     }
 
@@ -104,6 +106,36 @@ def test_status_of_all_names(url: str, store: None, capsys: Captured) -> None:
         assert [line.split()[0] for line in out.splitlines()] == ["NAME", "a", "b"]
         told = json.loads(tell(capsys, "status", "--json")[1])
         assert [(each["name"], each["token"]) for each in told] == [("a", None), ("b", 1)]
+
+
+def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captured) -> None:
+    with tenure.sync.connect(url) as backend:
+        for name in ("old", "older", "free", "crashed"):
+            with backend.election(name).campaign():
+                pass
+        with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+            file.execute("UPDATE tenure_lease SET expires_at = expires_at - 8 * 86400 WHERE name LIKE 'old%'")
+            file.execute("UPDATE tenure_lease SET holder = 'somebody' WHERE name = 'crashed'")
+        assert backend.vacancies()["old"] == pytest.approx(8 * 86_400, abs=600)
+        assert backend.vacancies("crashed", "never")["crashed"] == pytest.approx(0, abs=600)
+        code, out, err = tell(capsys, "status")
+        assert (code, [line.split()[0] for line in out.splitlines()]) == (3, ["NAME", "crashed", "free"])
+        assert err == "tenure: 2 names not shown, which nobody has led for 7 days; --all shows all\n"
+        code, out, err = tell(capsys, "status", "--all")
+        assert ([line.split()[0] for line in out.splitlines()[1:]], err) == (["crashed", "free", "old", "older"], "")
+        told = {each["name"]: each["vacant_for"] for each in json.loads(tell(capsys, "status", "--json")[1])}
+        assert told["older"] == pytest.approx(8 * 86_400, abs=600)
+        assert set(told) == {"crashed", "free", "old", "older"}
+        assert tell(capsys, "status", "old") == (3, "NAME  LEADER    TOKEN  LEASE LEFT  METADATA\nold   (nobody)\n", "")
+        assert json.loads(tell(capsys, "status", "never", "--json")[1])["vacant_for"] is None
+        with backend.election("old").campaign() as term:
+            assert term.token == 2
+            assert "old" in [line.split()[0] for line in tell(capsys, "status")[1].splitlines()]
+    code, _, err = tell(capsys, "status", "old", "--all")
+    assert (code, err) == (
+        2,
+        "tenure: error: --all says which names to list; leave out NAME, or --all; see: tenure status --help\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,3 +114,15 @@ def test_a_terminal_that_can_not_draw(store: None) -> None:
 def test_no_colours(store: None) -> None:
     with queue_watch(NO_COLOR="1") as terminal:
         assert RED not in terminal.until_shown("orders")
+
+
+def test_status_on_a_terminal(url: str, store: None) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("job", label="a-host-1").campaign() as term:
+        with backend.election("free").campaign():
+            pass
+        with Terminal("status") as terminal:
+            assert terminal.wait() == 0
+    short = f"{term.holder[:13]}…{term.holder[41:]}"
+    assert f"{GREEN}{short}" in terminal.raw
+    assert f"{RED}(nobody)" in terminal.raw
+    assert term.holder not in terminal.raw

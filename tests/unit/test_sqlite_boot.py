@@ -213,3 +213,26 @@ def test_guesses_at_one_boot_agree() -> None:
     assert agreed("booted:1000", ["other", "booted:2000", "booted:1040"]) == "booted:1040"
     assert agreed("booted:1000", ["booted:1061", "booted:939"]) == "booted:1000"
     assert agreed("7c5f… time:[4026531834]", ["booted:1000", "8d6a…"]) == "7c5f… time:[4026531834]"
+
+
+EARLIER, LATER = "0c1d2e3f-0000-4000-8000-00000000000a", "0c1d2e3f-0000-4000-8000-00000000000b"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "vacant_for"),
+    [
+        (EARLIER, LATER, 500.0),
+        (f"{EARLIER} time:[1]", f"{LATER} time:[1]", 500.0),
+        (f"{EARLIER} time:[1]", f"{EARLIER} time:[2]", None),  # both may be alive, and their clocks can't be compared
+        ("booted:1000", "booted:9000", None),  # a guess may be wrong
+    ],
+)
+async def test_what_an_earlier_start_has_released_was_free_since_ours(
+    boot: Boot, before: str, after: str, vacant_for: float | None
+) -> None:
+    store, _ = boot(before, 1_000.0)
+    assert isinstance(await store.release(await claimed(store, "ann#1", 30)), Released)
+    later, _ = boot(after, 500.0)
+    found = await later.inspect("name")
+    assert isinstance(found, Vacant)
+    assert found.vacant_for == vacant_for

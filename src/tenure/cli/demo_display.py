@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tenure.cli.live import Canvas
-from tenure.cli.output import LEADING, QUIET, TITLE, Cell, clean
-from tenure.cli.tables import Column, ellipsis, laid_out
+from tenure.cli.output import LEADING, QUIET, TITLE, Cell, clean, ellipsis
+from tenure.cli.tables import Column, laid_out
 from tenure.demo.scene import Player, Scene, State
 from tenure.demo.summary import Summary
 

@@ -24,10 +24,11 @@ from tenure.cli.output import (
     say,
     say_json,
     seconds,
+    short,
     timestamp,
 )
 from tenure.cli.patience import Patience, tell_silence
-from tenure.cli.tables import Column, laid_out, short
+from tenure.cli.tables import Column, laid_out
 
 COLUMNS = (
     Column("TIME"),

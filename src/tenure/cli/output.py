@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tenure import Leader
 
 NOBODY = "(nobody)"
+
+_HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
 _COLOURS = {"error": "1;31", "warning": "33"}  # red, bold; yellow
 
@@ -110,6 +113,21 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, t
     for row in shown:
         table.add_row(*(Text(cell.text, cell.style) for cell in row))  # Text: a name may look like markup
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def short(holder: str) -> str:
+    """Return *holder* with no more of its random part than tells two candidates of one label apart."""
+    found = _HOLDER.fullmatch(holder)
+    return f"{found['label']}-{found['random'][:4]}{ellipsis()}{found['count'] or ''}" if found else holder
+
+
+def ellipsis() -> str:
+    """Return three dots as standard output can show them."""
+    try:
+        "…".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "..."
+    return "…"
 
 
 def clean(text: str) -> str:

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from tenure import Stats
 from tenure.cli.live import LiveScreen, can_be_live
-from tenure.cli.output import QUIET, TITLE, Cell, clean, say, say_json, seconds, timestamp, warn
+from tenure.cli.output import QUIET, TITLE, Cell, clean, ellipsis, say, say_json, seconds, timestamp, warn
 from tenure.cli.patience import Patience, tell_silence
 from tenure.cli.queue import numbers
-from tenure.cli.tables import Column, cut, ellipsis, laid_out
+from tenure.cli.tables import Column, cut, laid_out
 
 COLUMNS = (
     Column("QUEUE", is_cut=True),

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tenure.cli.output import TITLE, Cell, clean
+from tenure.cli.output import TITLE, Cell, clean, ellipsis
 
 GAP = "  "
 
 LEAST = 8
 """Cells that a column keeps which is cut."""
-
-_HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +43,12 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list
     return [_line(columns, row, widths) for row in [titles, *shown]]
 
 
-def short(holder: str) -> str:
-    """Return *holder* with no more of its random part than tells two candidates of one label apart."""
-    found = _HOLDER.fullmatch(holder)
-    return f"{found['label']}-{found['random'][:4]}{ellipsis()}{found['count'] or ''}" if found else holder
-
-
 def cut(text: str, width: int) -> str:
     """Return *text* in *width* cells at most; what is left out shows as three dots."""
     if cell_len(text) <= width:
         return text
     dots = ellipsis()
     return set_cell_size(text, max(0, width - len(dots))).rstrip() + dots[:width]
-
-
-def ellipsis() -> str:
-    """Return three dots as standard output can show them."""
-    try:
-        "…".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return "..."
-    return "…"
 
 
 def _widths(columns: Sequence[Column], lines: Sequence[Sequence[Cell]], width: int) -> list[int]:

@@ -173,6 +173,7 @@ class Backend:
         return Queue(queue, keeper, self._pump_thread)
 
     leaders = blocking(tenure.backend.Backend.leaders)
+    vacancies = blocking(tenure.backend.Backend.vacancies)
     queues = blocking(tenure.backend.Backend.queues)
     diagnose = blocking(tenure.backend.Backend.diagnose)
     migrate = blocking(tenure.backend.Backend.migrate)

@@ -75,10 +75,11 @@ class MemoryLeases(Client):
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
         with self._memory.lock:
-            claim = self._claim_of(grant, self._clock.now())
+            now = self._clock.now()
+            claim = self._claim_of(grant, now)
             if claim is None:
                 return Lost(grant)
-            claim.holder, claim.metadata, claim.resign_asked = None, NO_METADATA, False
+            claim.holder, claim.expires_at, claim.metadata, claim.resign_asked = None, now, NO_METADATA, False
         self._memory.bell.ring(f"lease:{grant.name}")
         return Released(grant)
 
@@ -90,7 +91,7 @@ class MemoryLeases(Client):
             claim = self._memory.claims.get(name)
             if claim is not None and _is_live(claim, now):
                 return _held(name, claim, now)
-            return Vacant(name, claim.token if claim else 0)
+            return Vacant(name, claim.token, now - claim.expires_at) if claim else Vacant(name)
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""

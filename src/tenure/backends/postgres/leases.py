@@ -113,7 +113,7 @@ class PostgresLeases:
             return Vacant(name, 0)
         token, holder, remaining, metadata = rows[0]
         if holder is None or remaining <= 0:
-            return Vacant(name, token)
+            return Vacant(name, token, max(0.0, -remaining))
         return HeldBy(name, holder, token, remaining, _metadata(metadata))
 
     async def names(self) -> Sequence[str]:

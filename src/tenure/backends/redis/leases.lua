@@ -1,8 +1,9 @@
 -- What is asked of a lease. Each script touches two keys, which lie in one slot of a cluster:
 --   KEYS[1]  the lock: a string that holds its holder, and expires with the lease. redis-py's Lock has the same.
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
---            of the newest term, and mean something only while the lock holds the same holder. layout: the version of
---            this layout of keys, if it is not the first.
+--            of the newest term, and mean something only while the lock holds the same holder. released: the token
+--            that was handed back last, and when (ms since 1970). layout: the version of this layout of keys, if it is
+--            not the first.
 -- A hint that can't be published must not undo what was done: hence pcall.
 -- A question that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
 
@@ -42,15 +43,22 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] or term[1] ~= ARGV[1] or term[2] ~= ARG
     return 0
 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[2], 'holder', '', 'metadata', '', 'resign', '0')
+local now = redis.call('TIME')
+local at = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+redis.call('HSET', KEYS[2], 'holder', '', 'metadata', '', 'resign', '0', 'released', term[2] .. ' ' .. at)
 redis.pcall('PUBLISH', ARGV[3], 'released')
 return 1
 
 -- name: inspect
 local held = redis.call('GET', KEYS[1])
-local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata')
+local term = redis.call('HMGET', KEYS[2], 'holder', 'token', 'metadata', 'released')
 if not held then
-    return {0, term[2] or '0'}
+    local token, at = string.match(term[4] or '', '^(%d+) (%d+)$')
+    if token ~= term[2] then  -- it ran out, or a version handed it back that notes no time
+        return {0, term[2] or '0', ''}
+    end
+    local now = redis.call('TIME')
+    return {0, term[2], now[1] * 1000 + math.floor(now[2] / 1000) - at}
 end
 return {1, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held and term[3] or ''}
 

@@ -91,7 +91,10 @@ class RedisLeases:
         """Tell who holds *name*."""
         require_name(name)
         answer = await self._client.run(self._lua["inspect"], self._keys(name))
-        return _held(name, answer) if answer[0] else Vacant(name, int(answer[1]))
+        if answer[0]:
+            return _held(name, answer)
+        ended = answer[2]
+        return Vacant(name, int(answer[1]), max(0, ended) / 1_000 if ended != b"" else None)
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted."""

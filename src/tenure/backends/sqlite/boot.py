@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from tenure.clock import SystemClock
 
 _GUESSED = "booted:"
+_KERNEL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SAME_WITHIN = 60.0  # seconds by which two guesses at one boot may differ, as wall clocks are set
 
 
@@ -35,6 +37,12 @@ def agreed(mine: str, others: list[str]) -> str:
             if other.startswith(_GUESSED) and abs(_seconds(other) - _seconds(mine)) <= _SAME_WITHIN:
                 return other
     return mine
+
+
+def is_older_start(other: str, mine: str) -> bool:
+    """Whether *other* names an earlier start of this machine's kernel; no guess and no other namespace does."""
+    kernels = [boot.partition(" ")[0] for boot in (other, mine)]
+    return all(_KERNEL.fullmatch(kernel) for kernel in kernels) and kernels[0] != kernels[1]
 
 
 def _seconds(guess: str) -> float:

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from tenure.backends.sqlite.boot import agreed, this_boot
+from tenure.backends.sqlite.boot import agreed, is_older_start, this_boot
 from tenure.backends.sqlite.client import Database, DiskFullError, Part, Worker, statements
 from tenure.backends.sqlite.wake import Wake
 from tenure.clock import Clock
@@ -239,7 +239,7 @@ class SqliteLeases:
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is None or not self._is_live(row, now):
-            return Vacant(name, row.token if row else 0)
+            return Vacant(name, row.token, self._vacant_for(row, now)) if row else Vacant(name)
         return _held(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
 
     # --- time ---
@@ -253,6 +253,12 @@ class SqliteLeases:
 
     def _is_live(self, row: _Row, now: float) -> bool:
         return row.holder is not None and (not self._is_ours(row, now) or now < row.expires_at)
+
+    def _vacant_for(self, row: _Row, now: float) -> float | None:
+        """Return for how many seconds at least nobody has held this name: since an earlier boot, for this whole one."""
+        if self._is_ours(row, now):
+            return max(0.0, now - row.expires_at)
+        return now if is_older_start(row.boot, self._boot) else None
 
     def _is_remembered(self, row: _Row) -> bool:
         return self._foreign.get(row.name, ())[:2] == (row.token, row.renewals)

@@ -9,6 +9,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
+from time import monotonic
 from typing import ClassVar
 
 import pytest
@@ -39,6 +40,7 @@ ODD_NAMES = [
 ]
 BAD_NAMES = ["", "x" * (NAME_MAX + 1), "nul\0inside", "lone\ud800surrogate"]
 LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
+ROUNDED = 0.01  # seconds by which a store may round its times
 LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum with it is rounded
 
 
@@ -262,6 +264,25 @@ class LeaseStoreSuite(LeaseSuite):
         assert await ann.release(grant) == Released(grant)
         assert await bob.inspect(name) == Vacant(name, grant.token)
         assert (await claim(bob, name, "bob#1", house.ttl)).token > grant.token
+
+    async def test_a_vacancy_is_never_said_to_be_longer_than_it_is(self, house: LeaseHarness, name: str) -> None:
+        store, began = await house.open(), monotonic()
+        assert vacant_for(await store.inspect(name)) is None
+        grant = await claim(store, name, "ann#1", house.ttl)
+        assert await store.release(grant) == Released(grant)
+        first = vacant_for(await store.inspect(name))
+        if first is None:
+            pytest.skip("since when a name is vacant is not known to this store")
+        assert 0.0 <= first <= monotonic() - began + ROUNDED
+        await house.pass_time(house.ttl)
+        second = vacant_for(await store.inspect(name))
+        assert second is not None
+        assert house.ttl - ROUNDED <= second - first <= house.ttl + monotonic() - began + ROUNDED
+        began = monotonic()
+        await claim(store, name, "bob#1", house.ttl)  # and crashes
+        await house.pass_time(house.ttl * LATE)
+        crashed = vacant_for(await store.inspect(name))
+        assert crashed is None or crashed <= house.ttl * (LATE - 1) + monotonic() - began + ROUNDED
 
     async def test_what_was_released_is_lost(self, house: LeaseHarness, name: str) -> None:
         store = await house.open()
@@ -551,6 +572,12 @@ async def holder(store: LeaseStore, name: str) -> str | None:
     """Return who holds *name*."""
     answer = await store.inspect(name)
     return answer.holder if isinstance(answer, HeldBy) else None
+
+
+def vacant_for(found: HeldBy | Vacant) -> float | None:
+    """Return for how long nobody has held what is vacant."""
+    assert isinstance(found, Vacant)
+    return found.vacant_for
 
 
 async def holds(store: LeaseStore, name: str, who: str | None) -> bool:
