@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tenure.queue.desk import Received as Received
     from tenure.queue.message import DeadMessage as DeadMessage
     from tenure.queue.message import Failure as Failure
+    from tenure.queue.message import LiveMessage as LiveMessage
     from tenure.queue.message import Outgoing as Outgoing
     from tenure.queue.message import Stats as Stats
     from tenure.queue.message import partition_of as partition_of
@@ -66,7 +67,7 @@ _HOMES = {
     "tenure.queue.consumer": ("Consumer",),
     "tenure.queue.dead": ("DeadLetters",),
     "tenure.queue.desk": ("Message", "Received"),
-    "tenure.queue.message": ("DeadMessage", "Failure", "Outgoing", "Stats", "partition_of"),
+    "tenure.queue.message": ("DeadMessage", "Failure", "LiveMessage", "Outgoing", "Stats", "partition_of"),
     "tenure.queue.queue": ("Queue",),
     "tenure.queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure.queue.session": ("Session",),
@@ -88,6 +89,7 @@ __all__ = [
     "Event",
     "Failure",
     "Leader",
+    "LiveMessage",
     "LockLost",
     "Message",
     "MessageRefused",

@@ -25,6 +25,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LiveSuite,
     LockSuite,
     Lossy,
     LossyBroker,
@@ -247,6 +248,10 @@ class AzureQueueHarness(QueueHarness):
 
 
 class TestAzureQueues(BrokerSuite):
+    harness = AzureQueueHarness
+
+
+class TestAzureLiveMessages(LiveSuite):
     harness = AzureQueueHarness
 
 

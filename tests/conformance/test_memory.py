@@ -18,6 +18,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LiveSuite,
     LockSuite,
     Lossy,
     LossyBroker,
@@ -117,6 +118,10 @@ class MemoryQueueHarness(QueueHarness):
 
 
 class TestMemoryQueues(BrokerSuite):
+    harness = MemoryQueueHarness
+
+
+class TestMemoryLiveMessages(LiveSuite):
     harness = MemoryQueueHarness
 
 

@@ -27,6 +27,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LiveSuite,
     LockSuite,
     QueueHarness,
 )
@@ -300,6 +301,10 @@ class BlackHoledQueueHarness(SeveredQueueHarness):
 
 
 class TestPostgresQueues(BrokerSuite):
+    harness = PostgresQueueHarness
+
+
+class TestPostgresLiveMessages(LiveSuite):
     harness = PostgresQueueHarness
 
 

@@ -21,6 +21,7 @@ from tenure.testing.conformance import (
     LeaseFaultSuite,
     LeaseHarness,
     LeaseStoreSuite,
+    LiveSuite,
     LockSuite,
     QueueHarness,
 )
@@ -148,6 +149,10 @@ class TestRedisLeaseFaults(LeaseFaultSuite):
 
 
 class TestRedisQueues(BrokerSuite):
+    harness = RedisQueueHarness
+
+
+class TestRedisLiveMessages(LiveSuite):
     harness = RedisQueueHarness
 
 

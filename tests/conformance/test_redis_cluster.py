@@ -10,7 +10,14 @@ from tenure.backends import redis
 from tenure.backends.redis.queue import QUEUE_TRAITS
 from tenure.election.store import LeaseStore
 from tenure.queue.broker import Broker
-from tenure.testing.conformance import BrokerSuite, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, QueueHarness
+from tenure.testing.conformance import (
+    BrokerSuite,
+    LeaseFaultSuite,
+    LeaseHarness,
+    LeaseStoreSuite,
+    LiveSuite,
+    QueueHarness,
+)
 from tenure.url import Url
 from tests.servers import Redis, shared
 from tests.servers.redis_cluster import RedisCluster
@@ -84,4 +91,8 @@ class TestClusterLeaseFaults(LeaseFaultSuite):
 
 
 class TestClusterQueues(BrokerSuite):
+    harness = ClusterQueueHarness
+
+
+class TestClusterLiveMessages(LiveSuite):
     harness = ClusterQueueHarness

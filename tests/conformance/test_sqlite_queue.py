@@ -17,6 +17,7 @@ from tenure.testing.conformance import (
     BrokerSuite,
     ConsumerSuite,
     GiveUp,
+    LiveSuite,
     LockSuite,
     LossyBroker,
     QueueHarness,
@@ -58,6 +59,10 @@ class SqliteQueueHarness(QueueHarness):
 
 
 class TestSqliteQueues(BrokerSuite):
+    harness = SqliteQueueHarness
+
+
+class TestSqliteLiveMessages(LiveSuite):
     harness = SqliteQueueHarness
 
 

@@ -1282,6 +1282,58 @@ async def test_a_queue_that_was_deleted_is_made_anew_as_it_was_asked_for(town: T
     assert [message.body for message in await queue.receive(max=2)] == [b"b"]
 
 
+@in_town
+async def test_a_queue_is_looked_into_and_emptied(town: Town) -> None:
+    queue = town.queue()
+    await queue.send_batch(
+        [Outgoing(b"%d" % number, id=f"id-{number}", delay=60.0 * (number % 2)) for number in range(6)]
+    )
+    [held] = await queue.receive(1)
+    shown = await queue.peek()
+    assert [(one.body, one.state) for one in shown] == [
+        *[(b"0", "locked"), (b"1", "delayed"), (b"2", "ready"), (b"3", "delayed"), (b"4", "ready"), (b"5", "delayed")]
+    ]
+    assert isinstance(shown[0], tenure.LiveMessage)
+    assert [one.body for one in await queue.peek(1, states=["delayed"], after=shown[1].sequence)] == [b"3"]
+    assert await queue.purge(ids=["id-1", "id-0"], dry_run=True) == 1
+    assert await queue.purge(states=["delayed"], sequences=[shown[1].sequence, shown[2].sequence]) == 1
+    assert await queue.purge(sent_before=shown[0].enqueued_at) == 0
+    assert await queue.purge() == 4
+    await held.complete()
+    assert await queue.stats() == Stats()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"states": "ready"}, "states must be a collection, not 'ready'; try states=\\['ready'\\]"),
+        (
+            {"states": ["dead"]},
+            "a state must be ready, locked, delayed or deferred, not 'dead'; what is dead is in dead_",
+        ),
+        ({"ids": ["a", ""]}, "an id must not be empty"),
+        ({"sequences": ["1"]}, "a sequence must be a whole number"),
+        ({"session": ""}, "session must not be empty; leave it out"),
+        ({"sent_before": "today"}, "sent_before must be"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused(wrong: dict[str, Any], complaint: str) -> None:
+    @in_town
+    async def test(town: Town) -> None:
+        queue = town.queue()
+        await queue.send(b"stays")
+        for ask in (queue.peek, queue.purge):
+            with pytest.raises(ConfigError, match=complaint):
+                await ask(**wrong)
+        with pytest.raises(ConfigError, match="what is locked can't be purged, as a consumer is at work on it"):
+            await queue.purge(states=["ready", "locked"])
+        with pytest.raises(ConfigError, match="limit must not be more than 10,000"):
+            await queue.peek(10_001)
+        assert (await queue.stats()).ready == 1
+
+    test()
+
+
 def test_reply_queues_are_listed_only_if_something_is_in_them() -> None:
     async def main() -> None:
         async with tenure.connect("memory:") as backend:

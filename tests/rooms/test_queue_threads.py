@@ -50,6 +50,16 @@ def test_send_receive_complete(backend: tenure.sync.Backend) -> None:
     assert backend.queues() == ["orders"]
 
 
+def test_peek_and_purge(backend: tenure.sync.Backend) -> None:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    queue.send(b"two", delay=60)
+    assert [(one.body, one.state) for one in queue.peek(5)] == [(b"one", "ready"), (b"two", "delayed")]
+    assert queue.purge(states=["delayed"], dry_run=True) == 1
+    assert queue.purge() == 2
+    assert queue.stats() == tenure.Stats()
+
+
 def test_a_handler_on_threads(backend: tenure.sync.Backend) -> None:
     queue = backend.queue("orders")
     queue.send_batch([tenure.Outgoing(b"%d" % n) for n in range(50)])

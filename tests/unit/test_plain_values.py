@@ -24,12 +24,13 @@ from tenure.frozen import FrozenDict
 from tenure.queue import message
 from tenure.queue.bodies import decode, encode
 from tenure.queue.desk import Received
-from tenure.queue.message import Attempt, DeadMessage, Delivery, Failure, Outgoing, Stats
+from tenure.queue.message import Attempt, DeadMessage, Delivery, Failure, LiveMessage, Outgoing, Stats
 from tenure.url import Url
 
 FAILURE = Failure("ValueError", "7", "Traceback …")
 HEADERS: FrozenDict[str, message.HeaderValue] = FrozenDict({"a": 1, "b": "c"})
 LEADER = lease.Leader("ann", 7, FrozenDict({"address": "10.0.0.1"}), 3.5)
+LIVE = LiveMessage("orders", 7, "id", b"\xff", HEADERS, "locked", 3, 1.5, 2.5, None, "s", 4, "replies", "c")
 DEAD = DeadMessage(
     *("orders", 7, "id", b"\xff", HEADERS, 3, 1.5, "s", 4, "replies", "c", "odd", "very", 2.5, FAILURE),
     (Attempt(1, 2.0, "abandoned", FAILURE), Attempt(2, 2.5, "expired")),
@@ -54,6 +55,7 @@ EVENTS = [kind for kind in vars(events).values() if isinstance(kind, type) and i
 VALUES: list[Any] = [
     *map(event_of, EVENTS),
     LEADER,
+    LIVE,
     DEAD,
     FAILURE,
     Stats(1, 2, 3, 4, 5, 6.5),
@@ -93,7 +95,7 @@ def test_it_can_be_taken_apart_and_written_as_json(value: Any) -> None:
         encode(value)
 
 
-@pytest.mark.parametrize("value", [LEADER, DEAD, Stats(1), *map(event_of, EVENTS)], ids=ids)
+@pytest.mark.parametrize("value", [LEADER, LIVE, DEAD, Stats(1), *map(event_of, EVENTS)], ids=ids)
 def test_it_comes_back_from_json(value: Any) -> None:
     assert decode(encode(value), type(value)) == value
 

@@ -24,7 +24,7 @@ What every broker keeps to:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
@@ -37,12 +37,14 @@ from tenure.queue.message import (
     Delivery,
     Died,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     check_count,
 )
@@ -77,6 +79,8 @@ class QueueTraits:
     """Whether an idle consumer sees messages in the order of sending."""
     transactions: bool = True
     """Whether ``Complete`` with sends, and a batch to be sent, are one step."""
+    peek: Support = "native"
+    """Whether every live message can be looked at and purged; ``emulated``: only some of those that are ready."""
     exact_stats: bool = True
     hints: bool = True
     """Whether consumers are told of new messages; without, they look now and then."""
@@ -193,6 +197,37 @@ class Selection:
 EVERYTHING = Selection()
 
 
+@dataclass(frozen=True, slots=True)
+class LiveSelection:
+    """Which live messages are meant: those that fit every condition given; all of them if none is."""
+
+    states: frozenset[State] | None = None
+    sequences: frozenset[int] | None = None
+    ids: frozenset[str] | None = None
+    session: str | None = None
+    sent_before: float | None = None
+    """Sent before this moment of the store's wall clock, in Unix seconds."""
+    after: int = 0
+    """Have a sequence higher than this: to go through them page by page."""
+
+    def wants(self, state: State) -> bool:
+        """Whether messages in *state* are meant."""
+        return self.states is None or state in self.states
+
+    def fits(self, sequence: int, named: Callable[[], str], session: str | None, enqueued_at: float) -> bool:
+        """Whether a message is meant, by everything but its state. *named* tells its id."""
+        return (
+            sequence > self.after
+            and (self.sequences is None or sequence in self.sequences)
+            and (self.session is None or session == self.session)
+            and (self.sent_before is None or enqueued_at < self.sent_before)
+            and (self.ids is None or named() in self.ids)
+        )
+
+
+EVERY_LIVE = LiveSelection()
+
+
 class Broker(Protocol):
     """Queues by name. They come into being when first used; *queue* may be any name that ``check_name`` lets pass.
 
@@ -300,6 +335,21 @@ class Broker(Protocol):
         """Count the messages of *queue* as they stand now by the store's clock, in a time that doesn't grow with them.
 
         What has become claimable by time is ready; what is dead by time (``ttl``, last lock ended) is dead.
+        """
+        ...
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages in order of sequence, without locking or counting them.
+
+        Each is shown as it stands by the store's clock; they need not all be of one moment.
+        """
+        ...
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, and tell how many; or how many it would have been.
+
+        Those that are locked stay, and so do those sent after the question. It goes on in portions, so that nobody
+        waits for it for long: what it has removed when it raises is gone. Ids that were sent stay remembered.
         """
         ...
 

@@ -499,6 +499,35 @@ class SessionLock(NamedTuple):
     """What was last stored for this session, when it was accepted."""
 
 
+State = Literal["ready", "locked", "delayed", "deferred"]
+"""Where a live message is; each is in one state. The same names as in :class:`Stats`."""
+
+STATES: frozenset[State] = frozenset(("ready", "locked", "delayed", "deferred"))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveMessage:
+    """A live message, looked at without locking it."""
+
+    queue: str
+    sequence: int
+    id: str
+    body: bytes
+    headers: Headers
+    state: State
+    delivery_count: int
+    """How many times it was handed out; the present time included if it is locked."""
+    enqueued_at: float
+    locked_until: float | None
+    """When its lock ends unless it is renewed; None if it is not locked."""
+    due_at: float | None
+    """When it can be received; None unless it is delayed."""
+    session: str | None
+    priority: int
+    reply_to: str | None
+    correlation_id: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class DeadMessage:
     """A dead letter, looked at without locking it."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Unpack
 
-from tenure.errors import QueueNotEmpty
+from tenure.errors import ConfigError, QueueNotEmpty
 from tenure.pacing import check_seconds
-from tenure.queue.broker import Claim
+from tenure.queue.broker import Claim, LiveSelection
 from tenure.queue.consumer import Consumer
 from tenure.queue.consuming import ConsumeOptions, Consuming
 from tenure.queue.dead import DeadLetters
@@ -20,19 +21,26 @@ from tenure.queue.handlers import CALLING, Handler
 from tenure.queue.message import (
     NO_HEADERS,
     NOT_GIVEN,
+    STATES,
     Headers,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     SendOptions,
+    State,
     Stats,
     check_count,
     check_sequences,
     check_text,
+    names_of,
     outgoing,
 )
 from tenure.queue.producer import Producer, Requests
 from tenure.queue.session import Session
 from tenure.queue.session_consumer import SessionConsumer
+
+PEEK_MAX = 10_000
+"""So many messages are looked at in one call, at most."""
 
 
 class Queue:
@@ -311,6 +319,75 @@ class Queue:
         """Count the messages, each in one place: ``ready, locked, delayed, deferred, dead``; and ``oldest_age``."""
         return await self._desk.broker.stats(self.name)
 
+    async def peek(
+        self,
+        limit: int = 100,
+        *,
+        states: Collection[State] | None = None,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        session: str | None = None,
+        sent_before: float | None = None,
+        after: int = 0,
+    ) -> list[LiveMessage]:
+        """Return up to *limit* live messages in order of their sequence, without locking or counting them.
+
+        All conditions that are given must hold. Those of a queue in Azure Storage are the first 32 that are ready.
+
+        Args:
+            limit: The most to return; 10,000 at most.
+            states: Those in one of these: ``ready``, ``locked``, ``delayed``, ``deferred``. All, if unset.
+            ids, sequences: Those with one of these ids, or sequences.
+            session: Those of this session.
+            sent_before: Those sent before this moment, in Unix seconds.
+            after: Begin behind this sequence.
+
+        Raises:
+            ConfigError: A condition can't be, or the backend can't look for it.
+
+        Example::
+
+            for message in await queue.peek(10, states=["delayed"]):
+                print(message.id, message.due_at)
+        """
+        check_count("limit", limit, most=PEEK_MAX)
+        check_sequences("after", [after])
+        which = replace(_selection(states, ids, sequences, session, sent_before), after=after)
+        return list(await self._desk.broker.peek(self.name, which, limit))
+
+    async def purge(
+        self,
+        *,
+        states: Collection[State] | None = None,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        session: str | None = None,
+        sent_before: float | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove live messages for good, all of them or those chosen; return how many.
+
+        Those that are locked stay with their consumers: to remove these, too, :meth:`delete` the queue by force. So do
+        dead letters, and what is sent meanwhile. Others may use the queue at the same time; it goes on in portions, so
+        that they don't wait for it. The ids that were sent stay remembered.
+
+        Args:
+            states: Those in one of these: ``ready``, ``delayed``, ``deferred``. All three, if unset.
+            ids, sequences, session, sent_before: As for :meth:`peek`.
+            dry_run: Only count them.
+
+        Raises:
+            ConfigError: A condition can't be, or the backend can't look for it. Nothing was removed.
+            Unavailable: There was no answer; some of them may be removed.
+        """
+        which = _selection(states, ids, sequences, session, sent_before)
+        if "locked" in (which.states or ()):
+            raise ConfigError(
+                "what is locked can't be purged, as a consumer is at work on it; leave 'locked' out, or delete the "
+                "queue by force"
+            )
+        return await self._desk.broker.purge_live(self.name, which, dry_run=dry_run)
+
     async def handled(self, *ids: str) -> list[bool]:
         """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
         return list(await self._desk.broker.handled(self.name, _ids(ids)))
@@ -378,6 +455,36 @@ class AtWork:
         else:
             with suppress(RuntimeError):  # that loop is closed, and all on it has ended
                 self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _selection(
+    states: Collection[State] | None,
+    ids: Collection[str] | None,
+    sequences: Collection[int] | None,
+    session: str | None,
+    sent_before: float | None,
+) -> LiveSelection:
+    for name, given in (("states", states), ("ids", ids), ("sequences", sequences)):
+        if isinstance(given, (str, bytes)):
+            raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
+    for state in set(states or ()) - STATES:
+        raise ConfigError(
+            f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; what is dead is in dead_letters"
+        )
+    for one in ids or ():
+        check_text("an id", one)
+    check_sequences("a sequence", sequences or ())
+    if session is not None:
+        check_text("session", session, optional=True)
+    if sent_before is not None:
+        check_seconds("sent_before", sent_before, what="finite Unix seconds")
+    return LiveSelection(
+        states=None if states is None else frozenset(states),
+        sequences=None if sequences is None else frozenset(sequences),
+        ids=None if ids is None else frozenset(name for one in ids for name in names_of(one)),
+        session=session,
+        sent_before=sent_before,
+    )
 
 
 def _ids(ids: Sequence[str]) -> Sequence[str]:

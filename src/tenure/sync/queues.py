@@ -42,6 +42,8 @@ class Queue:
     send = blocking(tenure.queue.queue.Queue.send)
     send_batch = blocking(tenure.queue.queue.Queue.send_batch)
     peek_deferred = blocking(tenure.queue.queue.Queue.peek_deferred)
+    peek = blocking(tenure.queue.queue.Queue.peek)
+    purge = blocking(tenure.queue.queue.Queue.purge)
     stats = blocking(tenure.queue.queue.Queue.stats)
     delete = blocking(tenure.queue.queue.Queue.delete)
     handled = blocking(tenure.queue.queue.Queue.handled)

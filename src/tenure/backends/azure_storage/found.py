@@ -10,8 +10,8 @@ from datetime import datetime
 from azure.storage.queue import QueueMessage
 
 from tenure.backends.azure_storage.note import Note
-from tenure.queue.broker import Selection
-from tenure.queue.message import DEAD_SUFFIX, Attempt, DeadMessage, Death, Delivery, Failure
+from tenure.queue.broker import LiveSelection, Selection
+from tenure.queue.message import DEAD_SUFFIX, Attempt, DeadMessage, Death, Delivery, Failure, LiveMessage
 
 UNKNOWN = "unknown"
 """The reason of a dead letter that somebody else put there."""
@@ -74,7 +74,11 @@ class Found:
     @property
     def is_expired(self) -> bool:
         """Whether its time to live is over."""
-        return self.note.ttl is not None and self.now >= self.enqueued_at + self.note.ttl
+        return self.is_expired_at(self.now)
+
+    def is_expired_at(self, now: float) -> bool:
+        """Whether its time to live is over then."""
+        return self.note.ttl is not None and now >= self.enqueued_at + self.note.ttl
 
 
 def moment_of(moment: datetime | None) -> float:
@@ -182,6 +186,30 @@ def dead_message(queue: str, one: Found) -> DeadMessage:
         death.error,
         death.history,
     )
+
+
+def live_message(queue: str, one: Found) -> LiveMessage:
+    note = one.note
+    return LiveMessage(
+        queue,
+        one.sequence,
+        one.id,
+        one.body,
+        note.headers,
+        "ready",
+        max(0, (one.raw.dequeue_count or 0) - note.uncounted),  # that of a message that nobody has received just now
+        one.enqueued_at,
+        None,
+        None,
+        None,
+        0,
+        note.reply_to,
+        note.correlation_id,
+    )
+
+
+def is_live(one: Found, which: LiveSelection, now: float) -> bool:
+    return not one.is_expired_at(now) and which.fits(one.sequence, lambda: one.id, None, one.enqueued_at)
 
 
 def is_meant(one: Found, which: Selection) -> bool:

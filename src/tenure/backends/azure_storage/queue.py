@@ -41,7 +41,9 @@ from tenure.backends.azure_storage.found import (
     delivery_of,
     filled_up,
     grave_of,
+    is_live,
     is_meant,
+    live_message,
     moment_of,
     settled_down,
     tried,
@@ -52,7 +54,17 @@ from tenure.bell import Bell
 from tenure.clock import Clock
 from tenure.errors import ConfigError, MessageRefused, Unavailable
 from tenure.lease import NoAnswer
-from tenure.queue.broker import EVERYTHING, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import (
+    EVERY_LIVE,
+    EVERYTHING,
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+)
 from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
@@ -70,12 +82,14 @@ from tenure.queue.message import (
     Delivery,
     Died,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     Verdict,
     count_of,
@@ -91,6 +105,7 @@ QUEUE_TRAITS = QueueTraits(
     body_max=45_000,  # 60,000 in base64, and room for a note
     dead_letters="emulated",
     delay_step=1.0,
+    peek="emulated",
     priorities="impossible",
     sessions="impossible",
     deferral="impossible",
@@ -136,6 +151,8 @@ LOOKS = 7
 
 LOOK_AGAIN = 1.0
 """Seconds until the next look while messages are out of sight: one of them may be a dead consumer's."""
+
+_SEEN: frozenset[State] = frozenset({"ready"})
 
 _MISSING = ("QueueNotFound",)
 _GONE = ("MessageNotFound", "PopReceiptMismatch", *_MISSING)
@@ -688,55 +705,92 @@ class AzureBroker:
             text = one.raw.content or ""
             await _put(line, queue=queue, text=fitted(text, one.body, note) or text, delay=0)
 
-        return await self._take_out(queue, which, limit, back)
+        return await self._take_out_dead(queue, which, limit, back)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
 
-        async def drop(line: Line, one: Found) -> None:
-            pass
+        return await self._take_out_dead(queue, which, limit, _drop)
 
-        return await self._take_out(queue, which, limit, drop)
-
-    async def _take_out(
+    async def _take_out_dead(
         self, queue: str, which: Selection, limit: int | None, act: Callable[[Line, Found], Awaitable[None]]
     ) -> int:
-        """Lock all dead letters, a round at a time; act on those that are meant and remove them, unlock the others.
+        def meant(one: Found) -> bool:
+            return is_meant(one, which.at(self._now()))
+
+        count = await self._take_out(dead_letters_of(queue), meant, limit, act)
+        self._bell.ring(queue)
+        return count
+
+    async def _take_out(
+        self,
+        queue: str,
+        is_wanted: Callable[[Found], bool],
+        limit: int | None,
+        act: Callable[[Line, Found], Awaitable[None]],
+    ) -> int:
+        """Lock all of *queue* in sight, a round at a time; act on what is wanted and remove it, unlock the others.
 
         The others stay locked until all were looked at: unlocked before, they would come again in front of the rest.
         """
-        dead, count = dead_letters_of(queue), 0
-        others: dict[str, str] = {}  # id: pop receipt
+        count = 0
+        others: dict[str, Found] = {}
 
         async def unlock(line: Line, one: str) -> None:
-            await said(_client(line, dead).update_message(one, others[one], visibility_timeout=0), *_GONE)
+            found = others[one]
+            text = None if queue.endswith(DEAD_SUFFIX) else _uncounted(found)
+            receipt = str(found.raw.pop_receipt)
+            await said(_client(line, queue).update_message(one, receipt, content=text, visibility_timeout=0), *_GONE)
 
         while True:
             found: list[Found] = []
             while len(found) < ROUND:
-                page = await self._account.ask(partial(self._page, queue=dead, limit=PAGE, seconds=MOVING))
+                page = await self._account.ask(partial(self._page, queue=queue, limit=PAGE, seconds=MOVING))
                 found += page
                 if len(page) < PAGE:
                     break
-            meant = sorted((one for one in found if is_meant(one, which.at(self._now()))), key=lambda one: one.sequence)
+            meant = sorted((one for one in found if is_wanted(one)), key=lambda one: one.sequence)
             taken = meant if limit is None else meant[: limit - count]
             chosen = {one.raw.id for one in taken}
 
             async def move(line: Line, one: Found) -> None:
                 await act(line, one)
-                await said(_client(line, dead).delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
+                await said(_client(line, queue).delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
 
             # Those seen before were so many that their locks have ended.
             is_round = len(found) >= ROUND and not all(one.raw.id in others for one in found)
-            others.update((one.raw.id, str(one.raw.pop_receipt)) for one in found if one.raw.id not in chosen)
+            others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
             await self._account.ask_all([partial(move, one=one) for one in taken])
             count += len(taken)
             if not is_round or count == limit:
                 await self._account.ask_all([partial(unlock, one=one) for one in others])
-                self._bell.ring(queue)
                 return count
 
     # --- looking on ---
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages: of the 32 that Azure lets one look at without locking."""
+        _check_live(which)
+        found = await self._account.ask(partial(_peek, queue=queue))
+        shown = sorted((one for one in found if is_live(one, which, self._now())), key=lambda one: one.sequence)
+        return [live_message(queue, one) for one in shown[:limit]]
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove messages that can be received; a dry run sees no more of them than :meth:`peek`, or counts about."""
+        _check_live(which)
+        if dry_run:
+            count = len(await self.peek(queue, which, PAGE))
+            everything = which in (EVERY_LIVE, LiveSelection(states=_SEEN))
+            return max(count, (await self.stats(queue)).ready) if everything else count
+        await self._account.ask(partial(self._ask_the_time, queue=queue))
+        began = self._now()
+
+        def wanted(one: Found) -> bool:
+            return moment_of(one.raw.inserted_on) <= began and is_live(one, which, self._now())
+
+        count = await self._take_out(queue, wanted, None, _drop)
+        self._bell.ring(queue)
+        return count
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*, about: Azure counts all, and shows 32 of those that can be received."""
@@ -810,6 +864,28 @@ class AzureBroker:
 
 def _impossible(what: str) -> NoReturn:
     raise ConfigError(f"queues in Azure Storage have no {what}; {_INSTEAD}")
+
+
+def _check_live(which: LiveSelection) -> None:
+    """Refuse to look for what Azure doesn't show."""
+    if which.session is not None:
+        _impossible("sessions")
+    if which.states is not None and which.states != _SEEN:
+        unseen = ", ".join(sorted(which.states - _SEEN)) or "none"
+        raise ConfigError(
+            f"queues in Azure Storage show only messages that are ready, not those that are {unseen}; leave the states "
+            f"out, or {_INSTEAD}"
+        )
+
+
+async def _drop(line: Line, one: Found) -> None:
+    """Do nothing to what is removed."""
+
+
+def _uncounted(one: Found) -> str | None:
+    """Return the text that takes our look at a message off its deliveries again, if there is room for it."""
+    note = replace(one.note, uncounted=one.note.uncounted + 1)
+    return fitted(one.raw.content or "", one.body, note)
 
 
 def _check(delivery: Delivery, verdict: Verdict) -> None:

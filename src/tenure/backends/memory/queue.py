@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import math
@@ -16,7 +17,16 @@ from operator import attrgetter
 from tenure.backends.memory.client import Client, Memory
 from tenure.clock import Clock, SystemClock
 from tenure.errors import ConfigError
-from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import (
+    CLAIM_BYTES,
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+)
 from tenure.queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
@@ -26,6 +36,7 @@ from tenure.queue.message import (
     MAX_DELIVERIES,
     SETTLED,
     SETTLED_DEAD,
+    STATES,
     Abandon,
     Attempt,
     Complete,
@@ -40,12 +51,14 @@ from tenure.queue.message import (
     GiveBack,
     Headers,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     count_of,
     dead_letters_of,
@@ -54,6 +67,9 @@ from tenure.queue.message import (
 QUEUE_TRAITS = QueueTraits(lock_min=0.01, lock_max=86_400.0, body_max=2**30, names_dead=True, survives_restart=False)
 
 NEVER = math.inf
+
+PURGED_AT_ONCE = 500
+"""So many live messages are purged in one step."""
 
 DIED_MAX = 1_000
 """So many deaths are remembered to be told of, the newest."""
@@ -67,6 +83,14 @@ class Place(IntEnum):
     LOCKED = 2
     DEFERRED = 3
     GONE = 4
+
+
+_STATES: dict[Place, State] = {
+    Place.READY: "ready",
+    Place.DELAYED: "delayed",
+    Place.LOCKED: "locked",
+    Place.DEFERRED: "deferred",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -512,6 +536,66 @@ class MemoryBroker(Client):
             age,
         )
 
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages."""
+        with self._memory.lock:
+            return [self._live_message(queue, row) for row in self._live(queue, which, limit)]
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, some hundreds in one step."""
+        unlocked = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
+        with self._memory.lock:
+            found = self._live(queue, unlocked, None)
+        if dry_run:
+            return len(found)
+        count = 0
+        for first in range(0, len(found), PURGED_AT_ONCE):
+            with self._memory.lock:
+                count += self._remove(queue, unlocked, found[first : first + PURGED_AT_ONCE])
+            await asyncio.sleep(0)
+        self._ring(queue)  # what was removed may have held up others of its session
+        return count
+
+    def _live(self, name: str, which: LiveSelection, limit: int | None) -> list[Row]:
+        shelf = self._shelf(name, self._clock.now())
+        if shelf is None:
+            return []
+        rows = sorted(shelf.rows.values(), key=attrgetter("sequence"))
+        return list(itertools.islice((row for row in rows if _is_wanted(row, which)), limit))
+
+    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+        """Remove those of *rows* that are still meant."""
+        shelf = self._shelf(name, self._clock.now())
+        if shelf is None:
+            return 0
+        here = [row for row in rows if shelf.rows.get(row.sequence) is row and _is_wanted(row, which)]
+        for row in here:
+            self._move(shelf, row, Place.GONE)
+            if row.session is not None and not row.session.token:
+                self._leave(shelf, row.session)
+        if len(shelf.ready) > 2 * len(shelf.rows):  # else the next claim would pass by all that is gone
+            shelf.ready = [rank for rank in shelf.ready if _is_ready(shelf, _sequence(rank))]
+            heapq.heapify(shelf.ready)
+        return len(here)
+
+    def _live_message(self, queue: str, row: Row) -> LiveMessage:
+        return LiveMessage(
+            queue,
+            row.sequence,
+            row.id,
+            row.body,
+            row.headers,
+            _STATES[row.place],
+            row.delivery_count,
+            row.enqueued_at,
+            row.locked_until + self._wall if row.place is Place.LOCKED else None,
+            row.visible_at + self._wall if row.place is Place.DELAYED else None,
+            row.session.name if row.session else None,
+            row.priority,
+            row.reply_to,
+            row.correlation_id,
+        )
+
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
         with self._memory.lock:
@@ -843,6 +927,11 @@ def _is_meant(row: Row, which: Selection) -> bool:
         and (which.reason is None or row.death.reason == which.reason)
         and (which.dead_before is None or row.death.at < which.dead_before)
     )
+
+
+def _is_wanted(row: Row, which: LiveSelection) -> bool:
+    session = row.session.name if row.session else None
+    return which.wants(_STATES[row.place]) and which.fits(row.sequence, lambda: row.id, session, row.enqueued_at)
 
 
 def _tried(row: Row) -> str:

@@ -259,6 +259,21 @@ def works_with(schema: str) -> str:
     )
 
 
+PLANS = tuple(
+    f"{name} = {value}"
+    for name, value in {
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+    }.items()
+)
+"""With these settings, each statement about queues has one right plan. Left alone, the planner would take another when
+its statistics are of a time when the table was empty, or full: as the tables of queues are, in turns."""
+
+
 @cache
 def statements(file: str, schema: str) -> dict[str, str]:
     """Return the statements of *file* by the name that stands above each."""

@@ -15,6 +15,7 @@ import asyncpg
 
 from tenure.backends.postgres.client import (
     DRIVER_ERRORS,
+    PLANS,
     VERSION,
     Client,
     Connection,
@@ -74,21 +75,6 @@ CREATE TABLE IF NOT EXISTS {schema}.migration (
     by      text NOT NULL DEFAULT current_user
 )
 """
-
-
-# Each statement of the functions has one right plan. Left alone, the planner would take another when its statistics are
-# of a time when the table was empty, or full: as the tables of queues are, in turns.
-_PLANS = " ".join(
-    f"SET {name} = {value}"
-    for name, value in {
-        "plan_cache_mode": "force_generic_plan",
-        "enable_seqscan": "off",
-        "enable_bitmapscan": "off",
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
-        "jit": "off",
-    }.items()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +241,7 @@ def functions(schema: str) -> str:
     """Return the functions' text, with what the code and they must agree on."""
     settings = QueueSettings()
     agreed = {
-        "plans": _PLANS,
+        "plans": " ".join(f"SET {one}" for one in PLANS),
         "lock": settings.lock,
         "max_deliveries": settings.max_deliveries,
         "dedupe_window": settings.dedupe_window,

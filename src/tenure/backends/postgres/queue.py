@@ -15,19 +15,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from tenure.backends.postgres.client import Client, Connection, on_loop, transaction
+from tenure.backends.postgres.client import PLANS, Client, Connection, on_loop, statements, transaction
 from tenure.backends.postgres.sessions import HeldSessions
 from tenure.backends.postgres.wake import Wake
 from tenure.errors import ConfigError, TenureError
 from tenure.frozen import FrozenDict
-from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import (
+    CLAIM_BYTES,
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+)
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
     ID_MARK,
+    INT_MAX,
     LAPSED,
     NO_HEADERS,
     SETTLED,
@@ -46,12 +57,14 @@ from tenure.queue.message import (
     GiveBack,
     Headers,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     Verdict,
 )
@@ -79,6 +92,16 @@ DIED_MAX = 10_000
 
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""
+
+PURGED_AT_ONCE = 1_000
+"""So many live messages are purged in one transaction."""
+
+_STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
+"""By their numbers in the database."""
+
+_LOCKED = 1
+_LANES: tuple[tuple[State, int], ...] = (*(("ready", lane) for lane in range(11)), ("deferred", 11))
+_PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in PLANS)
 
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
 _VERDICTS: dict[type[Verdict], str] = {
@@ -457,6 +480,74 @@ class PostgresBroker:
             return Stats(dead=dead)
         return Stats(ready, locked, delayed, deferred, dead, rows[0][5] or 0.0)
 
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages."""
+        await self._catch_up(queue)
+        rows = await self._planned("peek", queue, *_fitting(which), limit, _states(which))
+        return [_live_message(queue, row) for row in rows]
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, some of one priority or state in each step."""
+        await self._catch_up(queue)
+        [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        which = replace(which, sent_before=now if which.sent_before is None else min(now, which.sent_before))
+        if dry_run:
+            states = [state for state in _states(which) if state != _LOCKED]
+            [[counted]] = await self._planned("count", queue, *_fitting(which), None, states)
+            return int(counted)
+        total = 0
+        for state, lane in _LANES:
+            if which.wants(state):
+                total += await self._purge_lane(queue, which, lane)
+        return total + (await self._purge_delayed(queue, which) if which.wants("delayed") else 0)
+
+    async def _purge_lane(self, queue: str, which: LiveSelection, lane: int) -> int:
+        total = 0
+        while True:
+            count, last = await self._purge("purge_lane", queue, which, lane)
+            total += count
+            if last is None:
+                return total
+            which = replace(which, after=int(last))
+
+    async def _purge_delayed(self, queue: str, which: LiveSelection) -> int:
+        total, due_at = 0, 0.0
+        while True:
+            count, last = await self._purge("purge_delayed", queue, which, due_at)
+            total += count
+            if last is None:
+                return total
+            due_at = last
+
+    async def _purge(self, statement: str, queue: str, which: LiveSelection, behind: float) -> tuple[int, float | None]:
+        """Remove some; return how many, and the last of them, or None if there are no more."""
+        asked = _live(self._schema)
+
+        async def purge(connection: Connection) -> tuple[int, float | None, bool]:
+            async with transaction(connection, self._client.bound()):
+                await connection.execute(_PLANNED)
+                row = await connection.fetchrow(asked[statement], queue, *_fitting(which), PURGED_AT_ONCE, behind)
+                assert row is not None
+                count, last, number, sessions = row
+                if sessions:
+                    await connection.execute(asked["let_go"], number, sessions)
+            return count, last if count == PURGED_AT_ONCE else None, bool(sessions)
+
+        count, last, has_sessions = await self._client.work(purge)
+        if has_sessions:  # what was removed may have held up others
+            self._wake.ring(f"queue:{queue}")
+        return count, last
+
+    async def _planned(self, statement: str, *values: object) -> list[Any]:
+        """Ask one of the statements about live messages."""
+
+        async def ask(connection: Connection) -> list[Any]:
+            async with transaction(connection, self._client.bound()):
+                await connection.execute(_PLANNED)
+                return await connection.fetch(_live(self._schema)[statement], *values)
+
+        return await self._client.work(ask)
+
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
         await self._catch_up(queue)
@@ -730,6 +821,52 @@ def _death(columns: Sequence[Any]) -> Death:
     )
     errors = [attempt.error for attempt in reversed(attempts) if attempt.error is not None]
     return Death(reason, description, at, errors[0] if errors else None, attempts)
+
+
+def _live_message(queue: str, row: Any) -> LiveMessage:
+    one, state, due_at = _delivery(queue, "", row[:11]), row[11], row[12]
+    return LiveMessage(
+        queue,
+        one.sequence,
+        one.id,
+        one.body,
+        one.headers,
+        _STATES[state],
+        one.delivery_count,
+        one.enqueued_at,
+        one.locked_until,
+        due_at,
+        one.session,
+        one.priority,
+        one.reply_to,
+        one.correlation_id,
+    )
+
+
+def _states(which: LiveSelection) -> list[int]:
+    return [number for number, state in enumerate(_STATES) if which.wants(state)]
+
+
+def _fitting(which: LiveSelection) -> tuple[Any, ...]:
+    return (
+        which.after,
+        None if which.sequences is None else sorted(which.sequences),
+        None if which.ids is None else sorted(which.ids),
+        which.session,
+        which.sent_before,
+    )
+
+
+@cache
+def _live(schema: str) -> dict[str, str]:
+    """Return the statements about live messages, with what stands in several of them."""
+    found = statements("live.sql", schema)
+    for part in ("fits", "lanes", "dues"):
+        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
+    agreed = {"{id_mark}": ID_MARK, "{int_max}": str(INT_MAX)}
+    for place, value in agreed.items():
+        found = {name: text.replace(place, value) for name, text in found.items()}
+    return found
 
 
 def _failure(failure: Failure | None) -> str | None:

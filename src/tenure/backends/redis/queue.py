@@ -50,7 +50,7 @@ from tenure.backends.redis.wake import Wake
 from tenure.errors import ConfigError, Unavailable
 from tenure.frozen import FrozenDict
 from tenure.lease import NoAnswer
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import Claim, LiveSelection, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
 from tenure.queue.message import (
     DEAD_SUFFIX,
     ID_MARK,
@@ -58,6 +58,7 @@ from tenure.queue.message import (
     NO_HEADERS,
     SETTLED,
     SETTLED_DEAD,
+    STATES,
     Abandon,
     Attempt,
     Complete,
@@ -72,12 +73,14 @@ from tenure.queue.message import (
     GiveBack,
     Headers,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     Verdict,
     count_of,
@@ -102,6 +105,19 @@ STATS_PARTS_MAX = 300
 SESSION_LOST = 300.0
 """Seconds for which a lost claim of a session is looked for: the length of a session's lock is not told with it."""
 MORE = 2
+LOOKED_AT = 100
+"""So many live messages one script looks at, or purges."""
+SCANNED = 500
+"""So many entries of a sorted set are asked for at once, about."""
+_LETTERS: dict[State, str] = {"ready": "r", "locked": "l", "delayed": "d", "deferred": "f"}
+_STATES = {letter.encode(): state for state, letter in _LETTERS.items()}
+_PLACES: tuple[tuple[State, str], ...] = (
+    ("delayed", "delayed"),
+    ("deferred", "deferred"),
+    ("ready", "waiting"),
+    ("ready", "ready"),
+)
+"""Where messages wait that nobody has; those first that may come to a later one while they are looked for."""
 _GROUPED = {Complete: "C", GiveBack: "G", Defer: "F"}
 
 
@@ -386,6 +402,95 @@ class RedisBroker:
             return Stats(dead=dead)
         return Stats(ready, locked, delayed, deferred, dead, age / 1_000)
 
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages, part by part, so that no script runs for long."""
+        await self.stats(queue)  # does what time has brought
+        if which.sequences is not None:
+            named = sorted(one for one in which.sequences if one > which.after)
+            return (await self._shown(queue, which, named))[:limit]
+        timed = await self._timed(queue, which)
+        wants = (int(which.wants("ready")), int(which.wants("deferred")))
+        found: list[LiveMessage] = []
+        after: int | None = which.after
+        while after is not None and len(found) < limit:
+            asked = min(LOOKED_AT, limit - len(found))
+            waiting = await self._run("waiting", queue, asked, after, *wants)
+            last = waiting[-1] if len(waiting) == asked else None
+            some = {*waiting, *(one for one in timed if one > after and (last is None or one <= last))}
+            found += await self._shown(queue, which, sorted(some))
+            after = last
+        return found[:limit]
+
+    async def _shown(self, queue: str, which: LiveSelection, sequences: Sequence[int]) -> list[LiveMessage]:
+        found: list[LiveMessage] = []
+        while sequences:
+            part, sequences = sequences[:LOOKED_AT], sequences[LOOKED_AT:]
+            _, go_on, told, letters, moments = await self._live("peek", queue, which, part)
+            deliveries = _deliveries(queue, "", 0.0, told)
+            found += (_live_message(*one) for one in zip(deliveries, letters, moments, strict=False))
+            if go_on >= 0:
+                sequences = [*(one for one in part if one > go_on), *sequences]
+        return found
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, part by part, so that no script runs for long."""
+        await self.stats(queue)  # does what time has brought
+        which = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
+        what: Literal["count", "purge"] = "count" if dry_run else "purge"
+        if which.sequences is not None:
+            return await self._purge(what, queue, which, sorted(which.sequences))
+        newest = int(await self._client.command("GET", f"{self._base(queue)}sequence") or 0)
+        total, gone = 0, 1
+        while gone and not (dry_run and total):  # again, as what moves while it is looked for may be missed
+            gone = 0
+            seen: set[int] = set()
+            for state, key in _PLACES:
+                if which.wants(state):
+                    async for page in self._scan(queue, key):
+                        some = {one for one in page if which.after < one <= newest} - seen
+                        gone += await self._purge(what, queue, which, sorted(some))
+                        if dry_run:  # else it is gone
+                            seen |= some
+            total += gone
+        return total
+
+    async def _purge(
+        self, what: Literal["count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+    ) -> int:
+        parts = [sequences[first : first + LOOKED_AT] for first in range(0, len(sequences), LOOKED_AT)]
+        return sum([(await self._live(what, queue, which, part))[0] for part in parts])
+
+    async def _timed(self, queue: str, which: LiveSelection) -> list[int]:
+        """Return the sequences of what stands in the order of its moments: locked or delayed, as far as it is meant."""
+        keys = [
+            key for wanted, key in ((which.wants("locked"), "locked"), (which.wants("delayed"), "delayed")) if wanted
+        ]
+        return [one for key in keys async for page in self._scan(queue, key) for one in page]
+
+    async def _scan(self, queue: str, key: str) -> AsyncIterator[list[int]]:
+        """Go through a sorted set; what stays in it meanwhile is there, perhaps twice."""
+        cursor = -1
+        while cursor:
+            words = ("ZSCAN", f"{self._base(queue)}{key}", max(cursor, 0), "COUNT", SCANNED)
+            cursor, page = await self._client.command(*words)
+            yield [int(sequence) for sequence, _ in page]
+
+    async def _live(
+        self, what: Literal["peek", "count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+    ) -> Answer:
+        states = "".join(letter for state, letter in _LETTERS.items() if which.wants(state))
+        before: Argument = "" if which.sent_before is None else math.ceil(which.sent_before * 1_000)
+        return await self._run(
+            "live",
+            queue,
+            *(what, states, which.session or "", before, f"{queue}{ID_MARK}"),
+            *_set_of(which.ids),
+            *sequences,
+        )
+
+    async def _run(self, script: str, queue: str, *arguments: Argument) -> Answer:
+        return await self._client.run(self._lua[script], [self._base(queue)], *arguments)
+
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
         answer = await self._client.run(self._lua["peek_deferred"], [self._base(queue)], limit, after)
@@ -646,6 +751,26 @@ def _dead_message(queue: str, one: Delivery) -> DeadMessage:
         one.death.at,
         one.death.error,
         one.death.history,
+    )
+
+
+def _live_message(one: Delivery, letter: bytes, moment: int) -> LiveMessage:
+    state = _STATES[letter]
+    return LiveMessage(
+        one.queue,
+        one.sequence,
+        one.id,
+        one.body,
+        one.headers,
+        state,
+        one.delivery_count,
+        one.enqueued_at,
+        moment / 1_000 if state == "locked" else None,
+        moment / 1_000 if state == "delayed" else None,
+        one.session,
+        one.priority,
+        one.reply_to,
+        one.correlation_id,
     )
 
 

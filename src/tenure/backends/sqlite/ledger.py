@@ -13,7 +13,7 @@ from tenure.backends.sqlite.client import Part, statements
 from tenure.backends.sqlite.places import Places
 from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of, unpack
 from tenure.backends.sqlite.view import Hold, Queue
-from tenure.queue.broker import CLAIM_BYTES, Claim, NoSession, QueueSettings, Selection, SettingChanges
+from tenure.queue.broker import CLAIM_BYTES, Claim, LiveSelection, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -447,6 +447,37 @@ class Ledger(Places):
                 self._run(_SQL["delete_messages"], (sequence, sequence))
             self._run(_SQL["delete_deaths"], (dead.number, sequence, sequence))
         return found
+
+    def purge_live(self, name: str, sequences: Sequence[int], which: LiveSelection) -> int:
+        """Remove those of *sequences* that wait in a state that is meant; tell how many."""
+        self._flush()
+        queue = self.find(name)
+        gone = [] if queue is None else [one for one in sequences if self._take_waiting(queue, one, which)]
+        if gone:
+            self._run_many(_SQL["delete_messages"], runs_of(gone))
+        return len(gone)
+
+    def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
+        """Take a message out of where it waits; False if it doesn't, or in another state than those meant."""
+        row = self._run(_SQL["standing"], (sequence,)).fetchone()
+        if row is None:
+            return False
+        _, priority, session, due_at, expires_at, _ = row
+        rank = -priority if session is None else 0
+        if which.wants("ready") and self._take("ready", queue.number, session or "", rank, sequence):
+            queue.ready -= 1
+        elif which.wants("delayed") and self._take("delayed", queue.number, due_at, sequence):
+            queue.delayed -= 1
+        elif which.wants("deferred") and self._take("deferred", queue.number, sequence):
+            queue.deferred -= 1
+        else:
+            return False
+        if expires_at is not None:
+            self._take("expiry", queue.number, expires_at, sequence)
+        if session is not None:  # it may have held up others
+            self._touched[queue.number, session] = None
+            self.rung[queue.name] = None
+        return True
 
     def remember(self, name: str, id_: str, seconds: float) -> None:
         """Note *id_* in the inbox of a queue."""

@@ -28,7 +28,15 @@ from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import Wake
 from tenure.backends.sqlite.writer import Writer
 from tenure.errors import ConfigError
-from tenure.queue.broker import Claim, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure.queue.broker import (
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+)
 from tenure.queue.message import (
     DEAD_SUFFIX,
     GIVE_BACK,
@@ -37,6 +45,7 @@ from tenure.queue.message import (
     Deleted,
     Delivery,
     Lapsed,
+    LiveMessage,
     NotEmpty,
     Outgoing,
     Renewed,
@@ -52,7 +61,7 @@ T = TypeVar("T")
 QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 TAKE_MAX = 500
-"""So many dead letters are redriven or purged in one transaction."""
+"""So many dead letters are redriven in one transaction, or messages purged."""
 
 
 class SqliteBroker:
@@ -154,6 +163,18 @@ class SqliteBroker:
         """Count the messages of *queue*: from counts that are kept, so it takes the same time for any number."""
         return await self._look(queue, lambda ledger: ledger.count(queue))
 
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages."""
+        return await self._look(queue, lambda ledger: ledger.peek(queue, which, limit))
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, some hundreds in one step: those that a reader has found."""
+        found = await self._look(queue, lambda ledger: ledger.unlocked(queue, which))
+        if dry_run:
+            return len(found)
+        parts = [found[first : first + TAKE_MAX] for first in range(0, len(found), TAKE_MAX)]
+        return sum([await self._writer.submit(_purger(queue, part, which)) for part in parts])
+
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
         return await self._look(queue, lambda ledger: ledger.peek_deferred(queue, limit, after))
@@ -235,6 +256,10 @@ def topic_of(queue: str) -> str:
 
 def _dead_taker(queue: str, which: Selection, limit: int, *, redrive: bool) -> Callable[[Ledger], list[int]]:
     return lambda ledger: ledger.take_dead(queue, which, limit, redrive=redrive)
+
+
+def _purger(queue: str, sequences: Sequence[int], which: LiveSelection) -> Callable[[Ledger], int]:
+    return lambda ledger: ledger.purge_live(queue, sequences, which)
 
 
 def _give_back(ledger: Ledger, claim: Claim | Lapsed) -> None:

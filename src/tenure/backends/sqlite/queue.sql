@@ -263,6 +263,53 @@ WHERE death.queue = ? AND death.sequence = ?;
 -- name: deferred
 SELECT sequence FROM tenure_deferred WHERE queue = ? AND sequence > ? ORDER BY sequence LIMIT ?;
 
+-- What a tenure.queue.broker.LiveSelection says of a message, with its sequences and ids in JSON; :prefix is how the ids
+-- begin that we gave. It stands in each of the next five for {fits}.
+-- name: fits
+message.sequence > :after
+  AND (:session IS NULL OR message.session = :session)
+  AND (:sent_before IS NULL OR message.enqueued_at < :sent_before)
+  AND (:sequences IS NULL OR message.sequence IN (SELECT value FROM json_each(:sequences)))
+  AND (:ids IS NULL OR coalesce(message.id, :prefix || message.sequence) IN (SELECT value FROM json_each(:ids)))
+
+-- In each rank, the first are the first entries of the index; in the other places, all are looked at.
+-- name: live_ranked
+SELECT message.sequence
+FROM tenure_ready AS ready CROSS JOIN tenure_message AS message ON message.sequence = ready.sequence
+WHERE ready.queue = :queue AND ready.session = '' AND ready.rank = :rank AND ready.sequence > :after AND {fits}
+ORDER BY ready.sequence LIMIT :limit;
+
+-- name: live_in_sessions
+SELECT message.sequence
+FROM tenure_ready AS ready CROSS JOIN tenure_message AS message ON message.sequence = ready.sequence
+WHERE ready.queue = :queue AND ready.session > '' AND (:session IS NULL OR ready.session = :session) AND {fits}
+ORDER BY ready.sequence LIMIT :limit;
+
+-- name: live_delayed
+SELECT message.sequence
+FROM tenure_delayed AS delayed CROSS JOIN tenure_message AS message ON message.sequence = delayed.sequence
+WHERE delayed.queue = :queue AND {fits}
+ORDER BY delayed.sequence LIMIT :limit;
+
+-- name: live_deferred
+SELECT message.sequence
+FROM tenure_deferred AS deferred CROSS JOIN tenure_message AS message ON message.sequence = deferred.sequence
+WHERE deferred.queue = :queue AND deferred.sequence > :after AND {fits}
+ORDER BY deferred.sequence LIMIT :limit;
+
+-- name: live_held
+SELECT message.sequence
+FROM json_each(:held) AS held CROSS JOIN tenure_message AS message ON message.sequence = held.value
+WHERE {fits}
+ORDER BY message.sequence LIMIT :limit;
+
+-- name: all_holds
+SELECT until, sequences FROM tenure_hold WHERE queue = ?;
+
+-- name: live_message
+SELECT sequence, id, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id
+FROM tenure_message WHERE sequence = ?;
+
 -- name: sent
 INSERT INTO tenure_dedupe (queue, id, sent_at) VALUES (?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET sent_at = excluded.sent_at WHERE sent_at <= ?;

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tenure.frozen import FrozenDict
-from tenure.queue.broker import QueueSettings, Selection
+from tenure.queue.broker import LiveSelection, QueueSettings, Selection
 from tenure.queue.message import (
     HISTORY_MAX,
     NO_HEADERS,
@@ -124,6 +124,17 @@ def conditions_of(which: Selection) -> dict[str, object]:
         "after": which.after,
         "reason": which.reason,
         "dead_before": which.dead_before,
+        "sequences": None if which.sequences is None else json.dumps(sorted(which.sequences)),
+        "ids": None if which.ids is None else json.dumps(sorted(which.ids)),
+    }
+
+
+def live_conditions_of(which: LiveSelection) -> dict[str, object]:
+    """Return *which*, but its states, under the names that the statements about live messages have for it."""
+    return {
+        "after": which.after,
+        "session": which.session,
+        "sent_before": which.sent_before,
         "sequences": None if which.sequences is None else json.dumps(sorted(which.sequences)),
         "ids": None if which.ids is None else json.dumps(sorted(which.ids)),
     }

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tenure.backends.sqlite.client import statements
-from tenure.backends.sqlite.rows import Meta, conditions_of, dead_message_of, headers_of, unpack
+from tenure.backends.sqlite.rows import (
+    Meta,
+    conditions_of,
+    dead_message_of,
+    headers_of,
+    live_conditions_of,
+    unpack,
+)
 from tenure.backends.sqlite.times import FileClock
-from tenure.queue.broker import QueueSettings, Selection
-from tenure.queue.message import ID_MARK, LAPSED, NO_HEADERS, DeadMessage, Delivery, Lapsed, SessionLock, Stats
+from tenure.queue.broker import LiveSelection, QueueSettings, Selection
+from tenure.queue.message import (
+    ID_MARK,
+    LAPSED,
+    NO_HEADERS,
+    PRIORITY_MAX,
+    DeadMessage,
+    Delivery,
+    Lapsed,
+    LiveMessage,
+    SessionLock,
+    State,
+    Stats,
+)
 
 _SQL = statements("queue.sql")
+_LIVE = {name: text.replace("{fits}", _SQL["fits"]) for name, text in _SQL.items() if name.startswith("live_")}
+_WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
+    ("ready", "live_ranked", range(0, -PRIORITY_MAX - 1, -1)),
+    ("ready", "live_in_sessions", (0,)),
+    ("delayed", "live_delayed", (0,)),
+    ("deferred", "live_deferred", (0,)),
+)
+"""Where messages wait: their state, the statement that finds them, the ranks to ask it for."""
 
 
 @dataclass(slots=True)
@@ -109,6 +138,62 @@ class View:
             return [False] * len(ids)
         asked = ((queue.number, id_, self._at.wall) for id_ in ids)
         return [self._run(_SQL["remembered"], one).fetchone() is not None for one in asked]
+
+    def peek(self, name: str, which: LiveSelection, limit: int) -> list[LiveMessage]:
+        """Show live messages."""
+        queue = self.find(name)
+        if queue is None:
+            return []
+        found = [(one, state) for state, some in self._waiting(queue, which, limit) for one in some]
+        ends = self._locked_until(queue) if which.wants("locked") else {}
+        if ends:
+            asked = {**self._asked(queue, which, limit), "held": json.dumps(sorted(ends))}
+            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_held"], asked)]
+        return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
+
+    def unlocked(self, name: str, which: LiveSelection) -> array[int]:
+        """Return the sequences of live messages that are meant and that nobody holds."""
+        queue = self.find(name)
+        found = array("q")
+        for _, some in () if queue is None else self._waiting(queue, which, -1):
+            found.extend(some)
+        return found
+
+    def _waiting(self, queue: Queue, which: LiveSelection, limit: int) -> Iterator[tuple[State, Iterable[int]]]:
+        """Return, place by place, the first of those that are meant and that nobody holds."""
+        asked = self._asked(queue, which, limit)
+        for state, statement, ranks in _WAITING:
+            for rank in ranks if which.wants(state) else ():
+                yield state, (sequence for (sequence,) in self._run(_LIVE[statement], {**asked, "rank": rank}))
+
+    def _asked(self, queue: Queue, which: LiveSelection, limit: int) -> dict[str, object]:
+        return {"queue": queue.number, "prefix": self._prefix, "limit": limit, **live_conditions_of(which)}
+
+    def _locked_until(self, queue: Queue) -> dict[int, float]:
+        """Return, by the wall clock, when the lock of each message ends that somebody holds."""
+        later = self._at.wall - self._at.now
+        holds = self._run(_SQL["all_holds"], (queue.number,)).fetchall()
+        return {sequence: until + later for until, packed in holds for sequence in unpack(packed)}
+
+    def _live_message(self, name: str, sequence: int, state: State, locked_until: float | None) -> LiveMessage:
+        row = self._run(_SQL["live_message"], (sequence,)).fetchone()
+        _, named, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id = row
+        return LiveMessage(
+            name,
+            sequence,
+            named or f"{self._prefix}{sequence}",
+            body,
+            headers_of(headers),
+            state,
+            deliveries + (state == "locked"),
+            enqueued_at,
+            locked_until,
+            due_at if state == "delayed" else None,
+            session,
+            priority,
+            reply_to,
+            correlation_id,
+        )
 
     def peek_deferred(self, name: str, limit: int, after: int) -> list[Delivery]:
         """Show deferred messages that nobody holds."""

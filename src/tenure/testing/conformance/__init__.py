@@ -22,6 +22,10 @@
         harness = MyQueueHarness
 
 
+    class TestMyLiveMessages(LiveSuite):
+        harness = MyQueueHarness
+
+
     class TestMyQueueFaults(BrokerFaultSuite):
         harness = MyQueueHarness
 
@@ -54,6 +58,7 @@ pytest.register_assert_rewrite(
             "lease_faults",
             "lease_cost",
             "queues",
+            "live",
             "queue_faults",
             "queue_cost",
             "locks",
@@ -76,6 +81,7 @@ from tenure.testing.conformance.harness import (  # noqa: E402
 from tenure.testing.conformance.lease_cost import LeaseCostSuite  # noqa: E402
 from tenure.testing.conformance.lease_faults import LeaseFaultSuite  # noqa: E402
 from tenure.testing.conformance.leases import LeaseStoreSuite  # noqa: E402
+from tenure.testing.conformance.live import LiveSuite  # noqa: E402
 from tenure.testing.conformance.locks import LockSuite  # noqa: E402
 from tenure.testing.conformance.queue_cost import BrokerCostSuite  # noqa: E402
 from tenure.testing.conformance.queue_faults import BrokerFaultSuite  # noqa: E402
@@ -95,6 +101,7 @@ __all__ = [
     "LeaseHarness",
     "LeaseStoreSuite",
     "LeaseStrainSuite",
+    "LiveSuite",
     "LockSuite",
     "Lossy",
     "LossyBroker",

@@ -24,9 +24,11 @@ from tenure.keeper import Keeper
 from tenure.lease import NoAnswer
 from tenure.queue.broker import (
     CLAIM_BYTES,
+    EVERY_LIVE,
     EVERYTHING,
     Broker,
     Claim,
+    LiveSelection,
     NoSession,
     QueueSettings,
     Selection,
@@ -55,6 +57,7 @@ from tenure.queue.message import (
     SessionLock,
     Settled,
     Settlement,
+    State,
     Stats,
     Verdict,
     dead_letters_of,
@@ -1313,7 +1316,7 @@ class Program:
         """Take so many steps, and compare after each."""
         await self.broker.declare(self.name, {"lock": self.house.lock, "max_deliveries": 3})
         operations = [self.send, self.send, self.receive, self.receive, self.settle, self.settle, self.settle]
-        operations += [self.renew, self.pass_time, self.settle_old, self.redrive]
+        operations += [self.renew, self.pass_time, self.settle_old, self.redrive, self.purge]
         for _ in range(steps):
             await self.dice.choice(operations)()
             await self.compare()
@@ -1333,7 +1336,8 @@ class Program:
         sent = []
         for delay in delays:
             self.number += 1
-            one = Outgoing(b"%d" % self.number, delay=delay, priority=self.dice.randint(0, highest))
+            named = f"{self.name}-{self.number}"
+            one = Outgoing(b"%d" % self.number, id=named, delay=delay, priority=self.dice.randint(0, highest))
             sent.append(one)
             place = "delayed" if delay else "ready"
             self.messages[self.number] = Kept(self.number, one.priority, place, until=self.now + delay)
@@ -1414,8 +1418,26 @@ class Program:
         for number in dead:
             self.messages[number].place, self.messages[number].count = "ready", 0
 
+    async def purge(self) -> None:
+        """Remove some that nobody has."""
+        states: list[State] = ["ready", "delayed", "deferred"]
+        chosen = frozenset(self.dice.sample(states, self.dice.randint(0, 2)))
+        picked = self.dice.sample(sorted(self.messages), min(3, len(self.messages)))
+        ids = frozenset(f"{self.name}-{number}" for number in picked)
+        gone = [number for number in picked if self.messages[number].place in chosen]
+        which = LiveSelection(states=chosen, ids=ids)
+        assert await self.pick().purge_live(self.name, which, dry_run=True) == len(gone)
+        assert await self.pick().purge_live(self.name, which) == len(gone)
+        for number in gone:
+            del self.messages[number]
+
     async def compare(self) -> None:
-        """Compare the statistics, to the last message."""
+        """Compare the statistics, and what is shown, to the last message."""
+        shown = [
+            (int(one.body), one.state, one.delivery_count) for one in await self.pick().peek(self.name, EVERY_LIVE, 999)
+        ]
+        alive = sorted(self.messages.items())
+        assert shown == [(number, one.place, one.count) for number, one in alive if one.place != "dead"]
         stats = await self.pick().stats(self.name)
         places = Counter(one.place for one in self.messages.values())
         expected = Stats(*(places[place] for place in ("ready", "locked", "delayed", "deferred", "dead")))

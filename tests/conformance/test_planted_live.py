@@ -1,0 +1,169 @@
+"""The suite of live messages must find bugs that are planted: a check that can't fail proves nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Row
+from tenure.queue.broker import EVERYTHING, Broker, LiveSelection
+from tenure.queue.message import LiveMessage
+from tenure.testing.conformance import LiveSuite, LossyBroker
+from tests.conformance.test_memory import MemoryQueueHarness
+from tests.conformance.test_planted import calls
+
+
+class PeekCounts(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        for row in self._live(queue, which, limit):
+            row.delivery_count += 1
+        return await super().peek(queue, which, limit)
+
+
+class PeekLocks(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        shown = await super().peek(queue, which, limit)
+        await self.receive(queue, limit, 1.0)
+        return shown
+
+
+class PeekSeesNoLocks(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        return [one for one in await super().peek(queue, which, limit) if one.state != "locked"]
+
+
+class PeekIgnoresTime(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        home = self._memory.queues.get(queue)
+        alarms = home.live.alarms if home else []
+        held, alarms[:] = list(alarms), []
+        shown = await super().peek(queue, which, limit)
+        alarms[:] = held
+        return shown
+
+
+class PeekShowsThePreferredFirst(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        shown = await super().peek(queue, which, 10_000)
+        return sorted(shown, key=lambda one: (-one.priority, one.sequence))[:limit]
+
+
+class PeekStartsAnew(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        return await super().peek(queue, replace(which, after=0), limit)
+
+
+class PeekForgetsTheLimit(MemoryBroker):
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        return await super().peek(queue, which, 10_000)
+
+
+class PurgesWhatIsLocked(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        with self._memory.lock:
+            return self._remove(queue, which, self._live(queue, which, None))
+
+
+class PurgesTheDead(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        await self.purge(queue, EVERYTHING, None)
+        return await super().purge_live(queue, which, dry_run=dry_run)
+
+
+class DryRunsPurge(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return await super().purge_live(queue, which)
+
+
+class PurgesWhatWasClaimedMeanwhile(MemoryBroker):
+    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+        return super()._remove(name, replace(which, states=None), rows)
+
+
+class CountsWhatItHasFound(MemoryBroker):
+    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+        super()._remove(name, which, rows)
+        return len(rows)
+
+
+class PurgesAnyState(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return await super().purge_live(queue, replace(which, states=None), dry_run=dry_run)
+
+
+class PurgesAnyId(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return await super().purge_live(queue, replace(which, ids=None), dry_run=dry_run)
+
+
+class ForgetsIdsThatItPurges(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        count = await super().purge_live(queue, which, dry_run=dry_run)
+        if count:
+            self._queue(queue).sent = Ids()
+        return count
+
+
+class ForgetsSessionsThatItPurges(MemoryBroker):
+    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+        count = super()._remove(name, which, rows)
+        for row in rows:
+            if row.session is not None:
+                row.session.state = None
+        return count
+
+
+class LeavesSessionsHeldUp(MemoryBroker):
+    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+        held_up = [row.session for row in rows if row.session is not None and row.place is Place.DELAYED]
+        count = super()._remove(name, which, rows)
+        for session in held_up:
+            session.retrying.add(0)
+        return count
+
+
+class TellsNobodyOfAPurge(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        self._ring, ring = lambda name: None, self._ring  # type: ignore[method-assign]
+        try:
+            return await super().purge_live(queue, which, dry_run=dry_run)
+        finally:
+            self._ring = ring  # type: ignore[method-assign]
+
+
+PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]
+
+
+async def findings(plant: type[MemoryBroker]) -> set[str]:
+    """Run the suite against *plant*, and return the tests that fail."""
+
+    class Planted(MemoryQueueHarness):
+        patience = 0.2
+
+        async def open(self) -> Broker:
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+    failed = set()
+    for name, arguments in calls(LiveSuite):  # type: ignore[arg-type]
+        house = Planted()
+        try:
+            await getattr(LiveSuite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
+        except pytest.skip.Exception:
+            pass
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+        finally:
+            await house.close()
+    return failed
+
+
+async def test_without_a_plant_nothing_is_found() -> None:
+    assert await findings(MemoryBroker) == set()
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_bug_is_found(plant: type[MemoryBroker]) -> None:
+    assert await findings(plant), f"no test fails on {plant.__name__}"
