@@ -62,6 +62,17 @@ def test_a_store_of_its_own(memory_url, nth):
 
 def test_without_a_seed():
     pass
+
+def test_a_queue_for_whatever_loop(memory_queue, memory_queue_for_threads):
+    asyncio.run(memory_queue.send(b"x"))
+    assert memory_queue_for_threads.stats().ready == 1
+    handled = []
+    asyncio.run(memory_queue.consume(lambda message: handled.append(message.body), until_empty=True))
+    assert handled == [b"x"]
+
+def test_the_next_test_has_another_queue(memory_queue, memory_backend):
+    assert asyncio.run(memory_queue.stats()).ready == 0
+    assert "open" in repr(memory_backend)
 """
 
 
@@ -75,7 +86,13 @@ def pytest_run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_every_test_that_depends_on_a_seed_runs_with_each(tmp_path: Path) -> None:
     done = pytest_run(tmp_path, "--seeds", "3")
     assert done.returncode == 0, done.stdout
-    for name, times in [("time_is_virtual", 3), ("a_seed_of", 3), ("seeds_given", 2), ("without_a_seed", 1)]:
+    for name, times in [
+        ("time_is_virtual", 3),
+        ("a_seed_of", 3),
+        ("seeds_given", 2),
+        ("without_a_seed", 1),
+        ("a_queue", 1),
+    ]:
         assert sum(f"::test_{name}" in line for line in done.stdout.splitlines()) == times, done.stdout
     again = pytest_run(tmp_path, "--seeds", "2-3", "-k", "a_seed_of_ones_own")
     assert "test_a_seed_of_ones_own[2] PASSED" in again.stdout

@@ -1,6 +1,7 @@
 """What users and authors of backends test with: a simulator, a loop in virtual time, suites for stores.
 
-Here are the small things: a clock to turn by hand, a wait that is no sleep, and a store on a loop in virtual time.
+Here are the small things: messages to call a handler with, a clock to turn by hand, a wait that is no sleep, and a
+store on a loop in virtual time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ from collections.abc import Awaitable, Callable
 from tenure.backend import Backend
 from tenure.events import Event
 from tenure.keeper import Keeper
+from tenure.queue.message import Abandon as Abandon
+from tenure.queue.message import Complete as Complete
+from tenure.queue.message import DeadLetter as DeadLetter
+from tenure.queue.message import Defer as Defer
+from tenure.queue.message import GiveBack as GiveBack
 from tenure.testing.loop import VirtualClock
+from tenure.testing.messages import NotedBlockingMessage as NotedBlockingMessage
+from tenure.testing.messages import NotedMessage as NotedMessage
+from tenure.testing.messages import message as message
+from tenure.testing.messages import message_for_process as message_for_process
+from tenure.testing.messages import message_for_threads as message_for_threads
 
 
 class ManualClock:

@@ -1,4 +1,4 @@
-"""A pytest plug-in: tests in virtual time, once for each of many seeds.
+"""A pytest plug-in: a queue to test handlers with; tests in virtual time, once for each of many seeds.
 
 Name it in your ``conftest.py``, and then ask for its fixtures::
 
@@ -22,13 +22,17 @@ stands in the test's name.
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
 
+import tenure.sync
+from tenure.backend import Backend
+from tenure.keeper import Keeper
+from tenure.queue.queue import Queue
 from tenure.testing.loop import run
 
 T = TypeVar("T")
@@ -103,3 +107,28 @@ def in_virtual_time(seed: int) -> Callable[[Coroutine[Any, Any, T]], T]:
 def memory_url() -> str:
     """Return the URL of a store in memory that no other test uses; whoever connects to it in this process shares it."""
     return f"memory:{uuid4().hex}"
+
+
+@pytest.fixture
+def memory_backend(memory_url: str) -> Iterator[Backend]:
+    """Yield a backend in memory that no other test uses, open, for whatever loop; not for virtual time."""
+    keeper = Keeper.enter()
+    try:
+        backend = keeper.call_blocking(Backend(memory_url).open)
+        yield backend
+        keeper.call_blocking(backend.aclose)
+    finally:
+        keeper.leave()
+
+
+@pytest.fixture
+def memory_queue(memory_backend: Backend) -> Queue:
+    """Return the queue ``orders`` of ``memory_backend``, empty: send to it, and consume until it is empty."""
+    return memory_backend.queue("orders")
+
+
+@pytest.fixture
+def memory_queue_for_threads(memory_backend: Backend) -> Iterator[tenure.sync.Queue]:
+    """Yield the same queue as ``memory_queue`` does, as ``tenure.sync`` has it."""
+    with tenure.sync.connect(memory_backend.url.written) as backend:
+        yield backend.queue("orders")
