@@ -7,8 +7,9 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -86,19 +87,15 @@ class Backend:
         self._queues_made = 0
         self._requests: dict[str, Requests] = {}
         self._hearing = Hearing()
-        self._is_opening = False
         self._was_open = False
-        self._closing: Future[None] | None = None
+        self._turn: Future[None] | None = None  # done when it has been opened, or closed; None while neither goes on
 
     async def open(self) -> Backend:
-        """Open the backend, and return it: for frameworks whose start and end are two functions.
+        """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
 
         ``async with`` does the same. It starts what renews leases; the first question connects. After :meth:`aclose`,
-        and in a child by fork of a process that has it open, it can be opened again; elections and queues that were
-        made before stay closed.
-
-        Raises:
-            ConfigError: It is open already, or no event loop of asyncio in real time runs here.
+        and in a child by fork of a process that has it open, it is opened anew; elections and queues that were made
+        before stay closed.
 
         Example::
 
@@ -106,42 +103,44 @@ class Backend:
             ...
             await backend.aclose()
         """
-        if self._keeper is not None and self._keeper.is_forked:
-            self._keeper = self._driver = self._opened = None  # what is open stayed with the parent
-        if self._keeper is not None or self._is_opening:
-            raise ConfigError(
-                f"{self.url} is open already (a block opens it by itself); connect once more for a second connection"
-            )
-        self._is_opening = True
-        try:
-            await self._open()
-        finally:
-            self._is_opening = False
+        async with self._in_turn():
+            if self._keeper is None:
+                await self._open()
         return self
 
     async def aclose(self) -> None:
-        """End every campaign and every consumer, hand back what is held, close the store.
+        """Close the backend unless it is closed: end campaigns and consumers, hand back what is held, close the store.
 
-        Handlers are cancelled: await ``queue.drain()`` before, to let them finish. If it is closed already, nothing is
-        done; if it is being closed, this returns when it is.
+        Handlers are cancelled; await ``queue.drain()`` before, to let them finish.
         """
-        if self._closing is not None:
-            await asyncio.wait({asyncio.wrap_future(self._closing)})
-        elif self._keeper is None:
-            return
-        elif self._keeper.is_forked:
-            self._keeper = self._driver = self._opened = None  # a child that ends has nothing to close
-        else:
-            closing: Future[None] = Future()
-            self._closing = closing
-            try:
+        async with self._in_turn():
+            if self._keeper is not None:
                 await self._close()
-            finally:
-                self._closing = None
-                closing.set_result(None)
 
     async def __aenter__(self) -> Backend:
-        return await self.open()
+        async with self._in_turn():
+            if self._keeper is not None:
+                raise ConfigError(
+                    f"{self.url} is open already (a block opens it by itself); "
+                    "connect once more for a second connection"
+                )
+            await self._open()
+        return self
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Open and close one after the other, on whatever loops."""
+        if self._keeper is not None and self._keeper.is_forked:
+            self._keeper = self._driver = self._opened = self._turn = None  # what is open stayed with the parent
+        while self._turn is not None:
+            await asyncio.wait({asyncio.wrap_future(self._turn)})
+        turn: Future[None] = Future()
+        self._turn = turn
+        try:
+            yield
+        finally:
+            self._turn = None
+            turn.set_result(None)
 
     async def _open(self) -> None:
         _check_loop(here=self._given_keeper is not None)

@@ -19,8 +19,9 @@ async def test_a_backend_is_opened_and_closed_and_opened_again() -> None:
     assert await backend.open() is backend
     queue = backend.queue("orders")
     await queue.send(b"x")
-    with pytest.raises(tenure.ConfigError, match="memory: is open already"):
-        await backend.open()
+    assert await backend.open() is backend
+    with pytest.raises(tenure.ConfigError, match=r"memory: is open already \(a block opens it by itself\)"):
+        await backend.__aenter__()
     await asyncio.gather(backend.aclose(), backend.aclose())
     await backend.aclose()
     with pytest.raises(tenure.ConfigError, match=r"memory: was closed; .* open it again with await open\(\)"):
@@ -32,10 +33,12 @@ async def test_a_backend_is_opened_and_closed_and_opened_again() -> None:
         await backend.aclose()  # and the end of the block has nothing to do
 
 
-async def test_who_opens_it_twice_at_once_is_refused_once() -> None:
+async def test_what_is_opened_and_closed_at_once_is_so_one_after_the_other() -> None:
     backend = tenure.connect("memory:")
-    outcomes = await asyncio.gather(backend.open(), backend.open(), return_exceptions=True)
-    assert [type(one) for one in outcomes] == [tenure.Backend, tenure.ConfigError]
+    await asyncio.gather(backend.open(), backend.open())
+    await backend.queue("orders").send(b"x")
+    await asyncio.gather(backend.aclose(), backend.open(), backend.aclose(), backend.open())
+    assert (await backend.queue("orders").stats()).ready == 0
     await backend.aclose()
 
 
@@ -78,9 +81,10 @@ def test_loops_may_come_and_go_between_opening_and_closing() -> None:
 def test_for_threads_it_is_open_and_close(tmp_path: Path) -> None:
     backend = tenure.sync.connect(f"sqlite:///{tmp_path}/work.db").open()
     backend.queue("orders").send(b"x")
-    with pytest.raises(tenure.ConfigError, match="is open already"):
-        backend.open()
-    closing = [threading.Thread(target=backend.close) for _ in range(4)]
+    with pytest.raises(tenure.ConfigError, match="is open already"), backend:
+        pass
+    calls = [backend.open, backend.close, backend.open, backend.close] * 3
+    closing = [threading.Thread(target=call) for call in calls]
     for one in closing:
         one.start()
     for one in closing:
@@ -159,3 +163,21 @@ async def test_what_is_printed_tells_the_state_and_no_secret() -> None:
         assert len(repr(letter)) < 500
     assert repr(backend) == "<Backend memory:, closed>"
     assert len(repr(tenure.Outgoing(b"x" * 2**20))) < 200
+
+
+def test_a_hook_that_closes_what_is_being_closed_does_not_wait_for_itself() -> None:
+    closing = threading.Event()
+
+    def hear(event: tenure.Event) -> None:
+        if closing.is_set():
+            backend.close()
+
+    backend = tenure.sync.connect("memory:", on_event=hear).open()
+    work = threading.Thread(target=lambda: backend.election("report").run(lambda term: term.lost.wait()))
+    work.start()
+    while backend.election("report").leader() is None:
+        pass
+    closing.set()
+    backend.close()
+    work.join()
+    assert "closed" in repr(backend)

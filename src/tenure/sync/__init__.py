@@ -13,12 +13,14 @@ more loop, a backend's own, where hooks and handlers may block without delaying 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal
+from weakref import WeakSet
 
 import tenure.backend
 from tenure.backend import not_open, url_given
@@ -50,46 +52,63 @@ class Backend:
         self.url: Url = self._behind.url
         self._entered: Keeper | None = None
         self._pumps: LoopThread | None = None
+        self._new_locks()
+        _made.add(self)
+
+    def _new_locks(self) -> None:
         self._guard = threading.Lock()
+        self._turn = threading.Lock()  # while it is opened or closed
 
     def open(self) -> Backend:
-        """Open the backend, and return it: for frameworks whose start and end are two functions.
+        """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
 
-        ``with`` does the same. After :meth:`close`, and in a child by fork of a process that has it open, it can be
-        opened again.
-
-        Raises:
-            ConfigError: It is open already.
+        ``with`` does the same. After :meth:`close`, and in a child by fork of a process that has it open, it is opened
+        anew; elections and queues that were made before stay closed. Any number of threads may call it.
 
         Example::
 
             backend = tenure.sync.connect("sqlite:///work.db").open()
             atexit.register(backend.close)
         """
-        keeper = Keeper.enter()
-        try:
-            keeper.call_blocking(self._behind.open)
-        except BaseException:
-            keeper.leave()
-            raise
-        if self._entered is not None and self._entered.is_forked:
-            self._pumps, self._guard = None, threading.Lock()  # those of the parent
-        self._entered = keeper
-        if self._on_event is not None:
-            self._pump_thread()
+        with self._turn:
+            if self._entered is None or self._entered.is_forked:
+                self._open()
         return self
 
     def close(self) -> None:
-        """End every campaign and every consumer, hand back what is held, close the store.
+        """Close the backend unless it is closed: end campaigns and consumers, hand back what is held, close the store.
 
-        Handlers are not waited for: call ``queue.drain()`` before, to let them finish. If it is closed already, or
-        another thread is about to, nothing is done.
+        Handlers are not waited for: call ``queue.drain()`` before, to let them finish.
         """
-        with self._guard:
-            keeper, self._entered = self._entered, None
-        if keeper is None:
-            return
-        if keeper.is_forked:  # what is open stayed with the parent; a child that ends has nothing to close
+        pumps = self._pumps
+        # A hook that closes what is being closed can't wait for that: what closes it waits for the hook.
+        if self._turn.acquire(blocking=pumps is None or not pumps.is_current):
+            try:
+                self._close()
+            finally:
+                self._turn.release()
+
+    def __enter__(self) -> Backend:
+        with self._turn:
+            self._open()
+        return self
+
+    def _open(self) -> None:
+        keeper = Keeper.enter()
+        try:
+            keeper.call_blocking(self._behind.__aenter__)
+        except BaseException:
+            keeper.leave()
+            raise
+        if self._entered is not None:  # by our parent, whose thread for pumps stays there
+            self._pumps = None
+        self._entered = keeper
+        if self._on_event is not None:
+            self._pump_thread()
+
+    def _close(self) -> None:
+        keeper, self._entered = self._entered, None
+        if keeper is None or keeper.is_forked:  # a child that ends has nothing to close
             return
         if sys.is_finalizing():  # a generator that was never finished is closed: what is open ends with the process
             return
@@ -101,9 +120,6 @@ class Backend:
                 pumps, self._pumps = self._pumps, None
             if pumps is not None:
                 pumps.end()
-
-    def __enter__(self) -> Backend:
-        return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -206,6 +222,18 @@ class Backend:
             was_open = self._behind._was_open
             raise ConfigError(not_open(self.url, was_open=was_open, block="with tenure.sync.connect", opening="open()"))
         return self._entered
+
+
+_made: WeakSet[Backend] = WeakSet()
+
+
+def _note_fork() -> None:
+    for backend in list(_made):
+        backend._new_locks()  # threads of the parent had them, perhaps
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None = None) -> Backend:
