@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -126,3 +127,12 @@ def test_status_on_a_terminal(url: str, store: None) -> None:
     assert f"{GREEN}{short}" in terminal.raw
     assert f"{RED}(nobody)" in terminal.raw
     assert term.holder not in terminal.raw
+
+
+def test_dead_letters_on_a_terminal(store: None) -> None:
+    with Terminal("dead", "list", "orders") as terminal:
+        assert terminal.wait() == 0
+    lines = lines_of(terminal.raw)
+    assert lines[0].split() == ["SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"]
+    assert re.search(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", lines[1])  # in one piece
+    assert max(map(len, lines)) <= 80

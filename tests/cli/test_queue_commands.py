@@ -283,4 +283,4 @@ def test_bodies_and_times_for_programs(
     told = {line[:15].rstrip(): line[16:] for line in out.splitlines()}
     assert told.get("body") == shown
     assert told["died"] == letter["dead_at"]
-    assert letter["dead_at"] in tell(capsys, "dead", "list", "orders")[1]
+    assert f"{letter['dead_at'][:19]}+00:00" in tell(capsys, "dead", "list", "orders")[1]

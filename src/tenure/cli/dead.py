@@ -54,10 +54,9 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
         say_json([_record(letter) for letter in letters])
     elif letters:
         rows = [
-            (str(one.sequence), one.id, one.reason, str(one.delivery_count), timestamp(one.dead_at), _last(one))
-            for one in letters
+            (str(one.sequence), one.id, one.reason, str(one.delivery_count), _died(one), _last(one)) for one in letters
         ]
-        say_table(("SEQUENCE", "ID", "REASON", "DELIVERIES", "DIED", "WHY"), rows)
+        say_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, whole=("SEQ", "TRIES", "DIED"))
     return Exit.DONE
 
 
@@ -151,6 +150,10 @@ def _given(chosen: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _died(letter: DeadMessage) -> str:
+    return timestamp(letter.dead_at, "seconds")  # a list is scanned; `show` has all of it
+
+
 def _last(letter: DeadMessage) -> str:
     if letter.description:
         return letter.description
@@ -160,8 +163,9 @@ def _last(letter: DeadMessage) -> str:
 def _record(letter: DeadMessage) -> dict[str, Any]:
     import dataclasses
 
-    fields = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
-    fields |= body_fields(letter.body)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(letter):
+        fields |= body_fields(letter.body) if field.name == "body" else {field.name: getattr(letter, field.name)}
     fields["headers"] = dict(letter.headers)
     fields["enqueued_at"], fields["dead_at"] = timestamp(letter.enqueued_at), timestamp(letter.dead_at)
     fields["error"] = dataclasses.asdict(letter.error) if letter.error else None

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tenure.cli.live import Canvas
-from tenure.cli.output import LEADING, QUIET, TITLE, Cell, clean, ellipsis
+from tenure.cli.output import ALARM, LEADING, QUIET, TITLE, Cell, clean, ellipsis
 from tenure.cli.tables import Column, laid_out
 from tenure.demo.scene import Player, Scene, State
 from tenure.demo.summary import Summary
@@ -21,7 +21,7 @@ BAR, BAR_LEAST = 40, 10
 TITLES = 14
 """Characters of a title in the summary."""
 
-PROBLEM, WELL = "bold red", "bold green"
+PROBLEM, WELL = ALARM, LEADING
 
 COLUMNS = (
     Column("instance"),
@@ -34,10 +34,10 @@ COLUMNS = (
 _STYLES: dict[State, str] = {
     "starting": "dim",
     "standing by": "",
-    "leading": "bold green",
-    "killed": "bold red",
+    "leading": LEADING,
+    "killed": ALARM,
     "ended": "dim",
-    "failed": "bold red",
+    "failed": ALARM,
 }
 
 

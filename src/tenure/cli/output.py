@@ -8,10 +8,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tenure import Leader
@@ -91,8 +91,17 @@ ALARM, LEADING, QUIET, TITLE = "red", "green", "dim", "bold"
 """Styles: named colours, which a terminal shows in shades that can be read on its background."""
 
 
-def say_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, titles: bool = True) -> None:
-    """Draw a table for people. Into a pipe goes a plain one, in which no line is cut or wrapped."""
+def say_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    *,
+    titles: bool = True,
+    whole: Container[str] = (),
+) -> None:
+    """Draw a table for people; on a terminal, all but the *whole* columns are wrapped where there is too little room.
+
+    Into a pipe goes a plain one, in which no line is cut or wrapped.
+    """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
     if not sys.stdout.isatty():
@@ -102,14 +111,13 @@ def say_table(columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], *, t
         for line in lines:
             say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, show_header=titles, show_edge=False, pad_edge=False)
+    table = Table(box=None, show_header=titles, header_style=TITLE, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in shown:
         table.add_row(*(Text(cell.text, cell.style) for cell in row))  # Text: a name may look like markup
     Console(file=sys.stdout, highlight=False).print(table)
@@ -160,13 +168,13 @@ def record(name: str, leader: Leader | None) -> dict[str, Any]:
     }
 
 
-def timestamp(moment: float | None = None) -> str:
-    """Write a moment (Unix seconds; now, if none is given) as every command does: ISO 8601 in UTC, with milliseconds.
+def timestamp(moment: float | None = None, timespec: Literal["milliseconds", "seconds"] = "milliseconds") -> str:
+    """Write a moment (Unix seconds; now, if none is given) as every command does: ISO 8601 in UTC.
 
     Nothing is ever decided by it.
     """
     when = datetime.now(UTC) if moment is None else datetime.fromtimestamp(moment, UTC)
-    return when.isoformat(timespec="milliseconds")
+    return when.isoformat(timespec=timespec)
 
 
 def body_fields(body: bytes) -> dict[str, str]:
