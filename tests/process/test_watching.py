@@ -89,6 +89,7 @@ def test_how_long_they_wait(start: Start) -> None:
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (69, "")
         assert [line.split()[1] for line in err.splitlines()] == ["warning:", "error:"]
+        assert err.endswith("; given up after --wait 0.3 s\n")
     assert time.monotonic() - began > 0.3
 
 
@@ -105,3 +106,11 @@ def test_a_store_that_falls_silent_is_seen_on_a_terminal(arguments: list[str]) -
         terminal.type(b"\x03")
         assert terminal.wait() == 0
         assert terminal.is_as_before()
+
+
+def test_a_server_that_takes_no_notice_is_not_waited_for_longer(start: Start) -> None:
+    with private(Redis) as server:
+        server.pause()
+        out, err = start(server.url, *QUEUE, "--wait", "300ms").communicate(timeout=60)
+        server.resume()
+    assert (out, err) == ("", "tenure: error: the store did not answer; given up after --wait 0.3 s\n")

@@ -14,7 +14,11 @@ COLUMNS = (Column("NAME", is_cut=True), Column("COUNT", numbers=True), Column("N
 
 
 def test_columns_stand_below_one_another() -> None:
-    rows = [("orders", "12", "x"), ("名前", Cell("7", "red"), ""), ("a\tb", "1234567", "y")]
+    rows: list[tuple[str | Cell, ...]] = [
+        ("orders", "12", "x"),
+        ("名前", Cell("7", "red"), ""),
+        ("a\tb", "1234567", "y"),
+    ]
     assert [line.plain for line in laid_out(COLUMNS, rows, 80)] == [
         "NAME      COUNT  NOTE",
         "orders       12  x",

@@ -62,9 +62,11 @@ class Patience:
             try:
                 answer = await self._try(question, give_up_at - loop.time())
             except TenureError as error:
-                gives_up = loop.time() >= give_up_at
-                if gives_up or not (self._has_answered or isinstance(error, Unavailable)):
+                is_late = loop.time() >= give_up_at
+                if not (self._has_answered or isinstance(error, Unavailable)) or (is_late and not self._wait):
                     raise
+                if is_late:
+                    raise Unavailable(f"{error}; given up after --wait {self._wait:g} s") from error
                 self._note(str(error))
                 await asyncio.sleep(max(0.0, min(PAUSE, give_up_at - loop.time())))
             else:
@@ -79,8 +81,7 @@ class Patience:
             async with asyncio.timeout(left):
                 return await question()
         except TimeoutError as error:
-            last = f"; last: {self._trouble}" if self._trouble else ""
-            raise Unavailable(f"the store did not answer within --wait {self._wait:g} s{last}") from error
+            raise Unavailable(self._trouble or "the store did not answer") from error
 
     def _note(self, trouble: str) -> None:
         if bool(trouble) != bool(self._trouble):
