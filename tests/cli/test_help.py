@@ -18,7 +18,7 @@ import pytest
 import tenure.sync
 from tenure.cli import main
 from tenure.cli.examples import EXAMPLES, Examples
-from tenure.cli.group import group
+from tenure.cli.group import Branching, group
 
 Captured = pytest.CaptureFixture[str]
 
@@ -69,6 +69,9 @@ def commands(path: str = "", command: click.Command = group) -> Iterator[tuple[s
             child = command.get_command(context, name)
             assert child is not None
             yield from commands(f"{path} {name}".strip(), child)
+    if isinstance(command, Branching):
+        for name, child in command.branches.items():
+            yield f"{path} {name}", child
 
 
 COMMANDS = dict(commands())

@@ -215,21 +215,117 @@ def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Ca
 
 def test_delete_a_queue(url: str, capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x")
-    assert tell(capsys, "queue", "ordres", "--delete")[0] == 3
-    code, out, err = tell(capsys, "queue", "orders", "--delete")
+    assert tell(capsys, "queue", "delete", "ordres")[0] == 3
+    code, out, err = tell(capsys, "queue", "delete", "orders")
     assert (code, out) == (1, "")
     assert err == (
         "tenure: error: could not delete 'orders': it holds 1 ready; consume, redrive or purge them, or delete it "
         "by force (--force)\n"
     )
-    assert tell(capsys, "queue", "orders", "--delete", "--force") == (0, "deleted orders; it held 1 ready\n", "")
+    assert tell(capsys, "queue", "delete", "orders", "--force") == (0, "deleted orders; it held 1 ready\n", "")
     assert tell(capsys, "queue", "--json")[1] == "[]\n"
     with tenure.sync.connect(url) as backend:
         backend.queue("orders").send(b"x")
         backend.queue("orders").receive()[0].complete()
-    assert json.loads(tell(capsys, "queue", "orders", "--delete", "--json")[1])["deleted"]["ready"] == 0
-    assert tell(capsys, "queue", "--delete")[0] == 2
-    assert tell(capsys, "queue", "orders", "--force")[0] == 2
+    assert json.loads(tell(capsys, "queue", "delete", "orders", "--json")[1])["deleted"]["ready"] == 0
+
+
+@pytest.fixture
+def filled(url: str) -> dict[str, int]:
+    """Fill a queue; return the sequences of its messages by id."""
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders")
+        queue.send(b"\xff\x00", id="bytes", headers={"kind": "x"}, priority=2)
+        queue.receive()
+        queue.send("ä\x1b[31m".encode() * 30, id="text")
+        queue.send(b"later", id="later", delay=3_600)
+        return {one.id: one.sequence for one in queue.peek()}
+
+
+def test_peek_shows_what_is_there(filled: dict[str, int], capsys: Captured) -> None:
+    code, out, err = tell(capsys, "queue", "peek", "orders")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    titles, *rows = [line.split() for line in out.splitlines()]
+    assert titles == ["SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS", "IN", "BODY"]
+    assert [row[:4] for row in rows] == [
+        [str(filled["bytes"]), "bytes", "locked", "1"],
+        [str(filled["text"]), "text", "ready", "0"],
+        [str(filled["later"]), "later", "delayed", "0"],
+    ]
+    assert rows[0][-4:] == ["/wA=", "(base64,", "2", "bytes)"]
+    assert rows[1][-1].endswith("…")
+    locked, ready, delayed = json.loads(tell(capsys, "queue", "peek", "orders", "--json")[1])
+    assert (locked["body"], locked["body_encoding"], ready["body_encoding"]) == ("/wA=", "base64", "utf-8")
+    assert (locked["headers"], locked["priority"], locked["state"]) == ({"kind": "x"}, 2, "locked")
+    assert locked["locked_until"] > locked["enqueued_at"]
+    assert locked["locked_until"].endswith("+00:00")
+    assert (ready["locked_until"], ready["due_at"], locked["due_at"]) == (None, None, None)
+    assert delayed["due_at"] > delayed["enqueued_at"]
+    assert set(locked) == {
+        *("queue", "sequence", "id", "body", "body_encoding", "headers", "state", "delivery_count", "enqueued_at"),
+        *("locked_until", "due_at", "session", "priority", "reply_to", "correlation_id"),
+    }
+    for chosen, ids in (
+        ("--state ready --state delayed", ["text", "later"]),
+        (f"--after {filled['bytes']} --limit 1", ["text"]),
+        (f"--id later --sequence {filled['later']}", ["later"]),
+        ("--older-than 1h", []),
+        ("--session s", []),
+    ):
+        found = json.loads(tell(capsys, "queue", "peek", "orders", "--json", *chosen.split())[1])
+        assert [one["id"] for one in found] == ids
+    assert tell(capsys, "queue", "peek", "orders", "--older-than", "1h") == (0, "", "")
+
+
+def test_purge_removes_what_is_chosen(filled: dict[str, int], capsys: Captured) -> None:
+    purge = ("queue", "purge", "orders")
+    assert tell(capsys, *purge, "--all", "--dry-run") == (0, "2 would be removed\n", "")
+    assert tell(capsys, *purge, "--older-than", "1h") == (0, "0 removed\n", "")
+    assert json.loads(tell(capsys, *purge, "--id", "text", "--dry-run", "--json")[1]) == {
+        "queue": "orders", "purged": 0, "would_be": 1,
+    }  # fmt: skip
+    assert tell(capsys, *purge, "--state", "delayed") == (0, "1 removed\n", "")
+    assert json.loads(tell(capsys, *purge, "--all", "--json")[1]) == {"queue": "orders", "purged": 1, "would_be": 1}
+    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["locked"] == 1
+
+
+def test_queues_that_are_called_like_commands(url: str, capsys: Captured) -> None:
+    for word in ("peek", "purge", "delete"):
+        tell(capsys, "send", word, "x")
+        assert tell(capsys, "queue", "--", word)[1].splitlines()[1].split()[:2] == [word, "1"]
+        assert tell(capsys, "queue", "--json", "--", word)[0] == 0
+        assert tell(capsys, "queue", "peek", word)[1].splitlines()[1].split()[2] == "ready"
+        code, _, err = tell(capsys, "queue", word)
+        assert code == 2
+        assert f"say which queue: tenure queue {word} NAME (a queue that is called '{word}'" in err
+        assert f"tenure queue -- {word}); see: tenure queue {word} --help" in err
+    assert tell(capsys, "queue", "delete", "peek", "--force")[0] == 0
+    assert tell(capsys, "queue", "purge", "purge", "--all")[1] == "1 removed\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("peek ordres", 3, "no queue 'ordres' was ever used on this store; did you mean 'orders'"),
+        ("peek orders --state dead", 2, "'dead' is not one of"),
+        ("peek orders --limit 0", 2, "0 is not in the range"),
+        ("peek orders --id", 2, "Option '--id' requires an argument; see: tenure queue peek --help"),
+        ("purge orders", 2, "nothing says which ones to remove; choose with --state, --id, --sequence, --session or"),
+        ("purge orders --all --id a", 2, "--all removes all, and --state, --id, --sequence, --session or --older-than"),
+        ("purge orders --state locked", 2, "'locked' is not one of"),
+        ("purge orders --older-than soon", 2, "'soon' is not a duration"),
+        ("purge ordres --all", 3, "no queue 'ordres' was ever used on this store"),
+        ("delete", 2, "say which queue: tenure queue delete NAME"),
+        ("delete orders --watch", 2, "No such option"),
+        ("orders --delete", 2, "No such option"),
+    ],
+)
+def test_wrong_input_to_the_commands_of_a_queue(capsys: Captured, line: str, code: int, message: str) -> None:
+    tell(capsys, "send", "orders", "x")
+    answer, out, err = tell(capsys, "queue", *line.split())
+    assert (answer, out) == (code, "")
+    assert message in err
 
 
 def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> None:

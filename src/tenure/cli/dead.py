@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.group import HelpfulGroup, complete, connect_to_look, duration, json_option, never_used, on_option
+from tenure.cli.group import HelpfulGroup, asked_of, complete, duration, json_option, on_option
 from tenure.cli.output import body_fields, body_text, clean, say, say_json, say_table, timestamp
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _which(function: AnyFunction) -> AnyFunction:
 @json_option
 def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> int:
     """List the dead letters of QUEUE, oldest first."""
-    letters = complete(_on(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
+    letters = complete(asked_of(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
     if as_json:
         say_json([_record(letter) for letter in letters])
     elif letters:
@@ -68,7 +68,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
 @click.option("--body", "only_body", is_flag=True, help="Write the body alone, byte for byte.")
 def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) -> int:
     """Show all about one dead letter of QUEUE. LETTER is its sequence, or its id."""
-    found = complete(_on(url, queue, lambda it: _find(it, letter)))
+    found = complete(asked_of(url, queue, lambda it: _find(it, letter)))
     if found is None:
         raise Failure(Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {queue}")
     if only_body:
@@ -90,7 +90,7 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
 def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any) -> int:
     """Put dead letters back into QUEUE: those chosen, or all. They are delivered anew."""
     count = complete(
-        _on(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, **_given(chosen)))
+        asked_of(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, **_given(chosen)))
     )
     if as_json:
         say_json({"queue": queue, "redriven": 0 if dry_run else count, "would_be": count})
@@ -116,23 +116,12 @@ def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, *
         raise click.UsageError(
             "--all removes all, and --id, --sequence, --reason or --older-than choose some; give one of them"
         )
-    count = complete(_on(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
+    count = complete(asked_of(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
     if as_json:
         say_json({"queue": queue, "purged": count})
     else:
         say(f"{count} removed")
     return Exit.DONE
-
-
-T = TypeVar("T")
-
-
-async def _on(url: str, name: str, do: Callable[[Queue], Any]) -> Any:
-    async with connect_to_look(url) as backend:
-        found = await do(backend.queue(name))
-        if not found and (unused := await never_used(backend, name)):
-            raise Failure(Exit.VACANT, unused)
-        return found
 
 
 async def _find(queue: Queue, letter: str) -> DeadMessage | None:

@@ -76,6 +76,24 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Count those of one, every ten seconds.",
              "tenure queue orders --watch --every 10s"),
         ),
+        "queue peek": (
+            ("Show the ten oldest messages; nothing is locked.",
+             "tenure queue peek orders --limit 10"),
+            ("Tell a program which are with a consumer, and until when.",
+             "tenure queue peek orders --state locked --json"),
+        ),
+        "queue purge": (
+            ("See how many would be removed.",
+             "tenure queue purge orders --all --dry-run"),
+            ("Remove what has waited for more than a week.",
+             "tenure queue purge orders --state ready --older-than 7d"),
+        ),
+        "queue delete": (
+            ("Delete it with all that is in it.",
+             "tenure queue delete orders --force"),
+            ("Tell a program what was in it.",
+             "tenure queue delete orders --force --json"),
+        ),
         "dead": (
             ("See what died, and why.",
              "tenure dead list orders"),

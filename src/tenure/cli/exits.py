@@ -17,7 +17,7 @@ class Exit(IntEnum):
         return member
 
     DONE = 0, "done; status: somebody leads; work: told to end by INT or TERM, or nothing was left"
-    BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: something to mend; queue --delete: not empty"
+    BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: something to mend; queue delete: not empty"
     USAGE = 2, "the command line can't be understood"
     VACANT = 3, "status, resign: nobody leads that name; queue, dead: no such queue; dead show: no such letter"
     UNAVAILABLE = 69, "the store did not answer"

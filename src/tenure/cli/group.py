@@ -23,7 +23,9 @@ from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
 
 if TYPE_CHECKING:
-    from tenure import Backend
+    from click.shell_completion import CompletionItem
+
+    from tenure import Backend, Queue
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -36,7 +38,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
         "send": "Put messages into a queue.",
         "work": "Run a command for every message of a queue.",
-        "queue": "Count the messages of a queue, or of all.",
+        "queue": "Count the messages of a queue, or of all; look into one, purge or delete it.",
         "dead": "Look at dead letters, put them back, or remove them.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
         "demo": "Watch an election, competing consumers, and two crashes.",
@@ -156,6 +158,28 @@ class HelpfulGroup(Command, click.Group):
             raise
 
 
+class Branching(Command):
+    """A command that does something by itself; but if its first word names another, that one is called instead.
+
+    So an argument that is such a word is given behind ``--``.
+    """
+
+    def __init__(self, *args: Any, branches: Sequence[click.Command] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.branches: dict[str, click.Command] = {str(one.name): one for one in branches}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in self.branches.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name) for name in self.branches if incomplete and name.startswith(incomplete)]
+        return [*found, *super().shell_complete(ctx, incomplete)]
+
+
 class _Group(HelpfulGroup):
     """Commands that are imported when they are asked for."""
 
@@ -163,16 +187,21 @@ class _Group(HelpfulGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        name, _, branch = cmd_name.partition(" ")
+        if name not in COMMANDS:
             return None
-        return cast("click.Command", import_module(f"tenure.cli.{cmd_name}").command)
+        command = cast("click.Command", import_module(f"tenure.cli.{name}").command)
+        return command.branches[branch] if branch and isinstance(command, Branching) else command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, Branching) and rest and rest[0] in command.branches:
+            return f"{name} {rest[0]}", command.branches[rest[0]], rest[1:]
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -276,6 +305,15 @@ def connect_to_look(url: str) -> Backend:
         # Not added to what was written, which errors quote.
         backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
     return backend
+
+
+async def asked_of(url: str, name: str, do: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
+    """Return what is found in a queue; if that is nothing, and nobody has ever used the queue, say so."""
+    async with connect_to_look(url) as backend:
+        found = await do(backend.queue(name))
+        if not found and (unused := await never_used(backend, name)):
+            raise Failure(Exit.VACANT, unused)
+        return found
 
 
 async def never_used(backend: Backend, name: str) -> str:
