@@ -458,7 +458,7 @@ def not_open(
 ) -> str:
     """Say that a backend can't be used now, and what to do about it."""
     if was_open:
-        return f"{url} was closed; use it before that, or open it again with {opening}"
+        return f"{url} was closed; open it again with {opening}, and make queues and elections anew"
     return f"{url} is not open; use it inside '{block}(…) as backend:', or open it with {opening}"
 
 

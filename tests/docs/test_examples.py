@@ -15,10 +15,16 @@ from tests.servers import Postgres, url_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = {"azure_worker"}  # these need a server, and are run beside the other tests of it
+WEB = {"web_fastapi", "web_flask"}  # and these a framework: see test_frameworks.py
 TESTS = sorted((ROOT / "examples").glob("test_*.py"))  # run by pytest
-EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED and one not in TESTS)
+EXAMPLES = sorted(one for one in (ROOT / "examples").glob("*.py") if one.stem not in SERVED | WEB and one not in TESTS)
 WHOLE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/postgresql.md", "docs/sqlite.md")
-TOURS = ("docs/elections.md", "docs/queues.md", "docs/testing.md")  # they show pieces of the examples
+TOURS = (
+    "docs/elections.md",
+    "docs/frameworks.md",
+    "docs/queues.md",
+    "docs/testing.md",
+)  # they show pieces of the examples
 DOCUMENTS = WHOLE + TOURS
 
 SAYS = {
@@ -115,7 +121,7 @@ def test_python_in_the_documents_is_an_example(document: str) -> None:
 
 @pytest.mark.parametrize("document", TOURS)
 def test_python_in_the_tours_is_a_piece_of_an_example(document: str) -> None:
-    sources = ["\n" + example.read_text() for example in (*EXAMPLES, *TESTS)]
+    sources = ["\n" + one.read_text() for one in (ROOT / "examples").glob("*.py")]
     blocks = python_in(document)
     assert blocks
     for block in blocks:

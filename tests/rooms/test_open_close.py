@@ -24,7 +24,7 @@ async def test_a_backend_is_opened_and_closed_and_opened_again() -> None:
         await backend.__aenter__()
     await asyncio.gather(backend.aclose(), backend.aclose())
     await backend.aclose()
-    with pytest.raises(tenure.ConfigError, match=r"memory: was closed; .* open it again with await open\(\)"):
+    with pytest.raises(tenure.ConfigError, match=r"memory: was closed; open it again with await open\(\)"):
         backend.queue("orders")
     with pytest.raises(tenure.ConfigError, match="this backend was closed"):
         await queue.send(b"y")
@@ -90,7 +90,7 @@ def test_for_threads_it_is_open_and_close(tmp_path: Path) -> None:
     for one in closing:
         one.join()
     backend.close()
-    with pytest.raises(tenure.ConfigError, match=r"was closed; .* open it again with open\(\)"):
+    with pytest.raises(tenure.ConfigError, match=r"was closed; open it again with open\(\)"):
         backend.queue("orders")
     with backend:
         assert backend.queue("orders").stats().ready == 1
