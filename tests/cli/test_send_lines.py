@@ -101,6 +101,13 @@ def test_ids_by_line_make_a_second_run_harmless(url: str, capsys: Captured, tmp_
     assert bodies(url) == [b"a", b"", b"c"]
 
 
+def test_ids_by_line_where_ids_are_not_remembered(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin(monkeypatch, b"1\n")
+    monkeypatch.setenv("TENURE_URL", "azurite://127.0.0.1:9")  # it is not asked
+    said = "tenure: error: --id-prefix is to keep each line once, and this store does not remember ids; leave it out\n"
+    assert tell(capsys, "send", "orders", "--lines", "--id-prefix", "a") == (78, "", said)
+
+
 @pytest.mark.parametrize("prefix", [(), ("--id-prefix", "a")])
 def test_a_store_that_does_not_answer(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...]
@@ -261,7 +268,7 @@ def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Termi
 
 def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
     with terminal("send", "orders") as shown:
-        shown.until(r"tenure: reads the message from the terminal; end it with Ctrl-D on a line of its own")
+        shown.until(r"tenure: reads the message from the terminal; Ctrl-D on a line of its own ends it")
         shown.type(b"tea\n\x04")
         shown.until("")
         assert shown.process.returncode == 0
@@ -270,7 +277,7 @@ def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
 
 def test_on_a_terminal_lines_are_sent_when_they_are_entered(url: str) -> None:
     with terminal("send", "orders", "--lines") as shown:
-        shown.until(r"tenure: reads lines from the terminal, and sends each when it is entered; Ctrl-D ends it")
+        shown.until(r"tenure: reads lines from the terminal, sends each as it is entered; Ctrl-D ends it")
         shown.type(b"tea\n")
         shown.until(r"tea\r\n\w+--1\r\n")
         shown.type(b"\x03")

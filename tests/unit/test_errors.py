@@ -8,6 +8,7 @@ import pytest
 
 import tenure
 from tenure import errors, registry
+from tenure.queue.message import checked
 from tenure.testing import loop
 from tenure.url import Url
 
@@ -54,6 +55,14 @@ def test_in_virtual_time_it_names_what_connects_there() -> None:
 
     with pytest.raises(tenure.ConfigError, match=r"runs in virtual time; connect with tenure\.testing\.connect_here"):
         loop.run(connected())
+
+
+def test_a_body_that_is_too_large_is_told_by_how_much_it_may_be_raised() -> None:
+    with pytest.raises(tenure.MessageRefused, match=r"raise that setting of the queue from Python: backend\.queue\("):
+        checked([tenure.Outgoing(b"12")], 1, 2)
+    with pytest.raises(tenure.MessageRefused, match=r"^message 1 of 2: body \(2 bytes\).* this store.* none") as caught:
+        checked([tenure.Outgoing(b"1"), tenure.Outgoing(b"12")], 1, 1)
+    assert (caught.value.index, caught.value.reason.partition(";")[2]) == (1, " send a reference to it")
 
 
 def test_the_nearest_name_is_suggested_if_it_is_near() -> None:

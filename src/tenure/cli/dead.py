@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -70,7 +71,9 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
     """Show all about one dead letter of QUEUE. LETTER is its sequence, or its id."""
     found = complete(asked_of(url, queue, lambda it: _find(it, letter)))
     if found is None:
-        raise Failure(Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {queue}")
+        raise Failure(
+            Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {shlex.quote(queue)}"
+        )
     if only_body:
         sys.stdout.buffer.write(found.body)
     elif as_json:

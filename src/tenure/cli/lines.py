@@ -111,15 +111,20 @@ async def send_lines(url: str, wanted: Wanted, source: Source, tell: Tell, progr
     standing = Standing(wanted)
     try:
         async with connect(url) as backend:
-            sender = _Sender(backend.queue(wanted.queue), standing, tell, progress)
+            queue = backend.queue(wanted.queue)
+            if wanted.id_prefix is not None and queue.traits.dedupe == "impossible":
+                raise ConfigError(
+                    "--id-prefix is to keep each line once, and this store does not remember ids; leave it out"
+                )
+            sender = _Sender(queue, standing, tell, progress)
             try:
                 with progress:
                     async for lines in _batches(source.read):
                         await sender.send(lines)
             except asyncio.CancelledError:  # said before the store is closed, which may take a while
-                return _interrupted(standing, heard)
+                return _interrupted(standing, heard, progress)
     except asyncio.CancelledError:
-        return _interrupted(standing, heard)
+        return _interrupted(standing, heard, progress)
     except _Unreadable as error:
         raise Failure(Exit.CONFIG, f"the input can't be read: {error}; {standing}") from error
     if standing.skipped < wanted.skip:
@@ -127,8 +132,8 @@ async def send_lines(url: str, wanted: Wanted, source: Source, tell: Tell, progr
     return Exit.DONE
 
 
-def _interrupted(standing: Standing, heard: list[int]) -> int:
-    if not heard:
+def _interrupted(standing: Standing, heard: list[int], progress: Progress) -> int:
+    if not heard and not progress.is_shown:
         end_line()  # of the terminal's ^C
     notice(f"interrupted; {standing}")
     return Exit.SIGNAL + (heard[0] if heard else signal.SIGINT)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 class Progress(Protocol):
     """Is told of what was sent."""
 
+    is_shown: bool
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -25,6 +27,8 @@ class Progress(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    is_shown = False
 
     def __enter__(self) -> Self:
         return self
@@ -46,6 +50,8 @@ class Bar:
         what: What is going on.
         size: How many bytes the input has; None if nobody knows, as of a pipe.
     """
+
+    is_shown = True
 
     def __init__(self, what: str, size: int | None) -> None:
         from rich import progress

@@ -46,7 +46,7 @@ def moment(text: str) -> datetime:
     "--id-prefix",
     metavar="TEXT",
     help="With --lines: name line 17 TEXT-17. To run it again within the queue's dedupe window (600 s, unless set "
-    "otherwise) keeps no line twice; not on Azure, which remembers no ids.",
+    "otherwise) keeps no line twice. Not on Azure, which remembers no ids.",
 )
 @click.option("--id", metavar="TEXT", help="Name it: a second one of that name is not kept for a while.")
 @click.option("--header", "-H", "headers", type=key_value, multiple=True, metavar="K=V", help="Text beside the body.")
@@ -128,7 +128,7 @@ async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json
 
 def _whole(file: Path | None) -> bytes:
     if file is None and sys.stdin.isatty():
-        notice(f"reads the message from the terminal; end it with {_END} on a line of its own, or give up with Ctrl-C")
+        notice(f"reads the message from the terminal; {_END} on a line of its own ends it")
     try:
         return sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
@@ -146,7 +146,7 @@ async def _lines(url: str, wanted: Wanted, body: bytes | None, file: Path | None
     else:
         source = standard_input()
         if source.is_typed:
-            notice(f"reads lines from the terminal, and sends each when it is entered; {_END} ends it")
+            notice(f"reads lines from the terminal, sends each as it is entered; {_END} ends it")
 
     def tell(first: int, ids: list[str]) -> None:
         if as_json:

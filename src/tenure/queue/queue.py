@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from tenure.errors import ConfigError, QueueNotEmpty
 from tenure.pacing import check_seconds
-from tenure.queue.broker import Claim, LiveSelection
+from tenure.queue.broker import Claim, LiveSelection, QueueTraits
 from tenure.queue.consumer import Consumer
 from tenure.queue.consuming import ConsumeOptions, Consuming
 from tenure.queue.dead import DeadLetters
@@ -62,6 +62,11 @@ class Queue:
         self._producer = Producer(desk)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
         self._at_work: list[AtWork] = []
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What queues on this store can do: each is native, emulated or impossible."""
+        return self._desk.broker.traits
 
     # --- sending ---
 

@@ -31,6 +31,7 @@ class Queue:
 
     def __init__(self, queue: tenure.queue.queue.Queue, keeper: Keeper, pumps: Callable[[], LoopThread]) -> None:
         self.name: str = queue.name
+        self.traits: tenure.QueueTraits = queue.traits
         self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, keeper)
         self._behind = queue
         self._keeper = keeper
