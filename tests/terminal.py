@@ -30,15 +30,21 @@ class Terminal:
     """``python -m tenure.cli`` with *arguments*, on a terminal of so many columns and lines; use it in a block."""
 
     def __init__(
-        self, *arguments: str, width: int = 80, height: int = 24, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        width: int = 80,
+        height: int = 24,
+        environment: Mapping[str, str] | None = None,
+        in_background: bool = False,
     ) -> None:
         self._ours, self._theirs = pty.openpty()
         self.resize(width, height, tell=False)
         self.modes: list[Any] = termios.tcgetattr(self._theirs)
         self._shown = bytearray()
         env = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+        shell = ["sh", "-c", 'set -m; "$@" & wait', "sh"] if in_background else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", *arguments],
+            [*shell, sys.executable, "-m", "tenure.cli", *arguments],
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,

@@ -112,6 +112,13 @@ def test_a_terminal_that_can_not_draw(store: None) -> None:
         assert "\x1b" not in terminal.raw
 
 
+def test_in_the_background_it_leaves_the_terminal_to_others(store: None) -> None:
+    with Terminal("queue", "--watch", "--every", "50ms", "--count", "2", in_background=True) as terminal:
+        assert terminal.wait() == 0
+        assert terminal.raw.count(" orders ") == 2
+        assert "\x1b" not in terminal.raw
+
+
 def test_no_colours(store: None) -> None:
     with queue_watch(NO_COLOR="1") as terminal:
         assert RED not in terminal.until_shown("orders")

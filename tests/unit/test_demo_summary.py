@@ -52,6 +52,7 @@ WELL = Summary(
     plain_seconds=1.0,
     led_after=0.4,
     cores=2,
+    pace=0.0,
 )
 
 
@@ -202,6 +203,11 @@ def test_the_summary_is_wrapped_at_words_on_a_terminal() -> None:
 )
 def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> None:
     assert why in shown(dataclasses.replace(WELL, cores=cores, seconds=seconds))
+
+
+def test_a_run_that_had_little_to_do_says_so() -> None:
+    text = shown(dataclasses.replace(WELL, pace=0.25))
+    assert "as there was little to do, each file was dwelt on for 250 ms here; only this run keeps" in text
 
 
 def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:

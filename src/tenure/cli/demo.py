@@ -18,6 +18,7 @@ from tenure.cli.demo_display import Lines, Picture, show_summary
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, duration, json_option
+from tenure.cli.live import can_be_live
 from tenure.cli.output import say_json, tell_log
 from tenure.demo.director import Setting, perform
 from tenure.demo.job import survey
@@ -77,8 +78,7 @@ def command(
         raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
-    is_live = console.is_terminal and not console.is_dumb_terminal
-    with _place(keep) as place, Picture(console) if is_live else Lines(console) as display:
+    with _place(keep) as place, Picture(console) if can_be_live(console) else Lines(console) as display:
         summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))
     if as_json:
         say_json(summary.as_json())

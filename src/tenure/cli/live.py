@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Self, TextIO
+from typing import IO, Self, TextIO
 
 import click
 from rich.console import Console, Group
@@ -27,9 +27,22 @@ Picture = Callable[[int, int | None], Sequence[Text]]
 """Returns the lines to be shown in so many columns and lines; without a number of lines, all there are."""
 
 
-def can_be_live() -> bool:
-    """Whether standard output is a terminal on which lines can be drawn over."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+def can_be_live(console: Console | None = None) -> bool:
+    """Whether what is written there (by default standard output) comes to a terminal that is ours to draw on."""
+    console = console or Console(file=sys.stdout)
+    if not console.file.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+        return False
+    return console.is_terminal and _is_in_foreground(console.file)
+
+
+def _is_in_foreground(file: IO[str]) -> bool:
+    """Whether a shell with job control has not put us into the background, where only lines are welcome."""
+    if sys.platform == "win32":
+        return True
+    try:
+        return os.tcgetpgrp(file.fileno()) == os.getpgrp()
+    except OSError:  # not the terminal of our session
+        return True
 
 
 class Canvas:
@@ -58,10 +71,12 @@ class Canvas:
             self._console.print(Group(*self._lines(None)))
 
     def stop(self) -> None:
-        """Stop this process as Ctrl-Z stops others, and go on when the shell says so."""
+        """Stop this process as Ctrl-Z stops others, until it is in the foreground again."""
         if was_open := self.is_open:
             self._go_back()
         os.kill(os.getpid(), signal.SIGSTOP)
+        while was_open and not _is_in_foreground(self._console.file):
+            os.kill(os.getpid(), signal.SIGSTOP)
         if was_open:
             self.draw()
 

@@ -183,6 +183,7 @@ class Director:
             plain_seconds=said["seconds"],
             led_after=self._led_after,
             cores=_cores(),
+            pace=job.pace,
         )
 
     async def tidy(self) -> None:

@@ -59,7 +59,8 @@ class Summary:
 
     ``redelivered`` tells of each chunk how often it was handed out again, ``again`` how many results came that had come
     before, ``poisonous`` which chunk nobody could count, ``left_out`` which ones the plain run could not. ``led_after``
-    is how many seconds it took until the first leader was elected, ``cores`` how many processors there were for all.
+    is how many seconds it took until the first leader was elected, ``cores`` how many processors there were for all,
+    ``pace`` how many seconds each file was dwelt on, as there was little to do.
     """
 
     folder: str
@@ -89,6 +90,7 @@ class Summary:
     plain_seconds: float
     led_after: float
     cores: int
+    pace: float
 
     @property
     def equals_plain_run(self) -> bool:
@@ -232,7 +234,13 @@ class Summary:
         if self.failover and self.failover.elected:
             waits.append(f"{self.failover.elected:.1f} s for a new leader")
         alone = f"only this run keeps each message and result safe on a store, and it waited {', '.join(waits)}"
-        return f"{together if shared else ''}{alone}"
+        slow = f"as there was little to do, each file was dwelt on for {seconds(self.pace)} here; " if self.pace else ""
+        return f"{slow}{together if shared and not slow else ''}{alone}"
+
+
+def seconds(duration: float) -> str:
+    """Write a short duration."""
+    return f"{duration * 1_000:.0f} ms" if duration < 1 else f"{duration:.1f} s"
 
 
 def _lasting(act: Strike | Failover | None) -> dict[str, Any] | None:
