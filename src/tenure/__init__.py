@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tenure.events import Event as Event
     from tenure.lease import Leader as Leader
     from tenure.pacing import Timing as Timing
+    from tenure.queue.broker import QueueTraits as QueueTraits
     from tenure.queue.consumer import Consumer as Consumer
     from tenure.queue.dead import DeadLetters as DeadLetters
     from tenure.queue.desk import Message as Message
@@ -64,6 +65,7 @@ _HOMES = {
     "tenure.events": ("Event",),
     "tenure.lease": ("Leader",),
     "tenure.pacing": ("Timing",),
+    "tenure.queue.broker": ("QueueTraits",),
     "tenure.queue.consumer": ("Consumer",),
     "tenure.queue.dead": ("DeadLetters",),
     "tenure.queue.desk": ("Message", "Received"),
@@ -95,6 +97,8 @@ __all__ = [
     "MessageRefused",
     "Outgoing",
     "Queue",
+    "QueueNotEmpty",
+    "QueueTraits",
     "Received",
     "Reject",
     "Retry",
