@@ -27,6 +27,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingBy(Event):
+    """Somebody else leads: *leader*, in the term *token*. Told once for each leader; the candidate goes on asking."""
+
+    leader: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
 class TermBegan(Event):
     """The candidate was elected."""
 

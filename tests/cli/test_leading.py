@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -47,18 +48,22 @@ def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
 
 
 def test_the_same_line_is_not_told_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_log(1)
+    tell_log(0)
     log = logging.getLogger("tenure")
     try:
         log.warning("down")
         log.warning("down")
+        log.info("not asked for")
+        log.error("worse")
+        tell_log(1)
         log.info("up")
-        log.error("down")
-        log.debug("not asked for")
     finally:
+        tell_log(0)
         log.handlers, log.propagate = [], True
         log.setLevel(logging.NOTSET)
-    assert capsys.readouterr().err == "tenure: warning: down\ntenure: up\ntenure: error: down\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["tenure: warning: down", "tenure: error: worse"]
+    assert re.fullmatch(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 up", lines[2])
 
 
 def on_terminal(code: str, **environment: str) -> bytes:

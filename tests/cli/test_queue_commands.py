@@ -201,9 +201,13 @@ def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
     monkeypatch.setattr(sys, "path", list(sys.path))
     tell(capsys, "send", "orders", "x")
     worker = ["--until-empty", "--handler", "builtins:repr"]  # for a command, this process would adopt orphans
-    assert tell(capsys, "work", "ordres", *worker) == (0, "", WARNED)
+    code, out, err = tell(capsys, "work", "ordres", *worker)
+    assert (code, out, err.splitlines(keepends=True)[0]) == (0, "", WARNED)
     assert tell(capsys, "work", "ordres", *worker, "--quiet") == (0, "", "")
-    assert tell(capsys, "work", "orders", *worker) == (0, "", "")
+    code, out, err = tell(capsys, "work", "orders", *worker, "-c", "3")
+    consuming, summary = err.splitlines()
+    assert (code, out, consuming) == (0, "", f"tenure: orders: consuming from {url}, 3 messages at once")
+    assert re.fullmatch(r"tenure: orders: 1 done, 0 failed, 0 given back, in .*s", summary)
     assert received(url) == []
 
 

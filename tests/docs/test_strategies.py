@@ -76,7 +76,7 @@ class Terminals:
     def terms(self) -> list[tuple[int, int]]:
         """Return each term that was said to have begun, and in which terminal, oldest first."""
         said = [(number, log.read_text()) for number, log in enumerate(self.logs) if log.exists()]
-        return sorted((int(term), n) for n, text in said for term in re.findall(r"leads, term (\d+)", text))
+        return sorted((int(term), n) for n, text in said for term in re.findall(r"(?m)^\d+ leads, term (\d+)", text))
 
     def wait_for_newer(self, token: int, *, not_in: int | None = None) -> tuple[int, int]:
         """Wait for a term above *token*, in another terminal than *not_in*; return the newest, and where it is."""

@@ -314,6 +314,38 @@ def catches(pid: int, name: str) -> bool:
     return bool(caught & usr1) and bool(caught & (1 << (signal.Signals[f"SIG{name}"] - 1)))
 
 
+def test_who_stands_by_says_once_who_leads_and_when_that_changes(stage: Stage) -> None:
+    first = stage.sh(BEATS, "--label", "first")
+    stage.wait_for_start()
+    other = stage.sh(BEATS, "--label", "other", "--retry-every", "50ms")
+    assert other.stderr
+    says = r"tenure: job: standing by; first-[0-9a-f]{32}#1 leads, term 1\n"
+    assert re.fullmatch(says, other.stderr.readline())
+    quiet = stage.sh(BEATS, "--label", "quiet", "--retry-every", "50ms", "--quiet")
+    until(lambda: catches(quiet.pid, "TERM"))
+    first.terminate()
+    first.wait(PATIENCE)
+    stage.wait_for_start(after=1)
+    winner, loser = (other, quiet) if "other" in stage.tenure("status", "job").stdout else (quiet, other)
+    if winner is other:  # which is left to chance
+        assert other.stderr.readline() == "tenure: job: elected, term 2; the command is started\n"
+    else:
+        assert "standing by; quiet-" in other.stderr.readline()
+    loser.terminate()
+    _, said = loser.communicate(timeout=PATIENCE)
+    winner.terminate()
+    assert said == winner.communicate(timeout=PATIENCE)[1] == ""
+
+
+def test_verbose_tells_each_start_and_end_with_its_time(stage: Stage) -> None:
+    process = stage.sh("exit 3", "-v")
+    lines = process.communicate(timeout=PATIENCE)[1].splitlines()
+    assert all(re.match(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 job: ", line) for line in lines)
+    told = [line.partition(" job: ")[2] for line in lines]
+    assert "the command was started, term 1" in told
+    assert any(re.fullmatch(r"the command ended with code 3 after .*s, term 1", line) for line in told)
+
+
 # --- the command never outlives the term -------------------------------------------------------------------------
 
 

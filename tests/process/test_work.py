@@ -7,6 +7,7 @@ command does depends on what was done before, and not on the number of its deliv
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -264,6 +265,39 @@ def test_what_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stag
     with tenure.sync.connect(stage.url) as backend:
         [message] = backend.queue("orders").receive(wait=PATIENCE)
         assert message.delivery_count == 1
+
+
+def test_in_the_end_it_says_what_became_of_the_messages(stage: Stage) -> None:
+    stage.send("good", "bad", "worse", "slow")
+    script = """
+        body=$(cat); echo $body >> said; until [ $(wc -l < said) = 4 ]; do sleep 0.02; done
+        case $body in bad) exit 1;; worse) exit 65;; slow) sleep 600;; esac
+    """
+    worker = stage.work("-c", "4", "--grace", "200ms", "--retry-first", "1m", "--", "sh", "-c", script)
+    stage.wait(lambda: stage.stats() == tenure.Stats(locked=1, delayed=1, dead=1))
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
+    assert worker.stderr
+    lines = worker.stderr.read().splitlines()
+    assert lines[0] == f"tenure: orders: consuming from {stage.url}, 4 messages at once"
+    assert lines[-2] == "tenure: orders: told to end; 1 running, with 0.2 s to finish; again to stop now"
+    assert re.fullmatch("tenure: orders: 1 done, 2 failed, 1 given back, 1 dead-lettered, in .* s", lines[-1])
+    assert [line[:28] for line in lines[1:-2]].count("tenure: warning: orders: mes") == 1
+    assert [line[:26] for line in lines[1:-2]].count("tenure: error: orders: mes") == 1
+
+
+def test_verbose_tells_each_start_and_end(stage: Stage) -> None:
+    (stage.folder / "shop.py").write_text("def sell(message):\n    if message.body == b'two':\n        1 / 0\n")
+    stage.send("one", "two")
+    lines = (
+        stage.work("--handler", "shop:sell", "--until-empty", "--max-deliveries", "1", "-v")
+        .communicate(timeout=PATIENCE)[1]
+        .splitlines()
+    )
+    told = [line.partition("+00:00 ")[2] for line in lines]
+    assert "orders: message 'one', delivery 1: started" in told
+    assert any(re.fullmatch(r"orders: message 'one', delivery 1: done after .*s", line) for line in told)
+    assert any(re.fullmatch(r"orders: message 'two', delivery 1: failed after .*s", line) for line in told)
 
 
 def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: Stage) -> None:

@@ -38,7 +38,7 @@ class Order:
 @click.option("--again", is_flag=True, help="When CMD ends, stand for election again, and start it in the next term.")
 @click.option("--metadata", "-m", type=key_value, multiple=True, metavar="K=V", help="What others see of this leader.")
 @click.option("--label", metavar="TEXT", help="The readable part of the holder's name. [default: host name and pid]")
-@click.option("--verbose", "-v", count=True, help="Tell what happens; twice: every renewal.")
+@click.option("--verbose", "-v", count=True, help="Tell each start and end, with the time; twice: every renewal.")
 @click.option("--quiet", "-q", is_flag=True, help="Tell errors only.")
 def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: int, quiet: bool, **options: Any) -> int:
     """Run CMD only while leading NAME. Of all who do this with the same NAME and store, one runs its CMD at a time.
@@ -49,6 +49,8 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     When CMD ends, the lease is handed back, and tenure ends with CMD's exit code. When the term is lost, CMD and all
     that it started get TERM, then KILL, before anybody else can lead; then tenure stands for election again, for ever.
     What it had a service start, such as systemd, at or Docker, is out of reach.
+
+    While somebody else leads, tenure says so, once for each leader; --quiet silences that.
 
     INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on. After INT, TERM or QUIT the lease is kept until CMD has
     ended; a second one kills it. If no CMD is running, tenure ends at once.

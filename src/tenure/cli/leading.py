@@ -7,14 +7,16 @@ import errno
 import os
 import random
 import signal
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import tenure
-from tenure.cli import guard
+from tenure.cli import codes, guard
 from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
-from tenure.cli.output import tell_log, warn
+from tenure.cli.output import notice, seconds, short, tell_log, warn
+from tenure.events import StandingBy, TermBegan
 
 if TYPE_CHECKING:
     from tenure.cli.lead import Order
@@ -50,6 +52,7 @@ class Leading:
         self._ran_for = 0.0  # the same
         self._signal = 0  # the first that asked us to end
         self._hung_up = False
+        self._has_stood_by = False  # and has said so, since the last term
         self._stop = asyncio.Event()  # contend no more: a signal, or the command has ended for good
 
     async def run(self) -> int:
@@ -60,7 +63,7 @@ class Leading:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script
                 loop.add_signal_handler(number, self._take_signal, number)
         tell_log(self._order.verbosity)
-        async with tenure.connect(self._order.url, on_event=lambda _: self._pass_trust()) as backend:
+        async with tenure.connect(self._order.url, on_event=self._hear) as backend:
             election = backend.election(self._order.name, **self._order.settings)
             told = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
             pause = 0.0
@@ -85,11 +88,15 @@ class Leading:
         env = {**told, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
         child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
         self._child, self._term = child, term
+        if self._order.verbosity > 0:
+            notice(f"{term.name}: the command was started, term {term.token}")
         try:
             outcome, was_told = await self._see_out(child, term)
         finally:
             self._child = self._term = None
         self._ran_for = asyncio.get_running_loop().time() - began
+        if self._order.verbosity > 0:
+            notice(f"{term.name}: {_end_in_words(outcome)} after {seconds(self._ran_for)}, term {term.token}")
         match outcome.kind:
             case "failed":
                 raise _not_runnable(self._order.command[0], outcome.code)
@@ -117,6 +124,18 @@ class Leading:
                 child.stop()
                 was_told = True
         return child.outcome.result(), was_told
+
+    def _hear(self, event: tenure.Event) -> None:
+        self._pass_trust()
+        if self._order.verbosity == 0:  # more than that, and the log tells it
+            match event:
+                case StandingBy(leader=leader, token=token):
+                    self._has_stood_by = True
+                    shown = short(leader) if sys.stderr and sys.stderr.isatty() else leader
+                    notice(f"{event.name}: standing by; {shown} leads, term {token}")
+                case TermBegan(token=token) if self._has_stood_by:
+                    self._has_stood_by = False
+                    notice(f"{event.name}: elected, term {token}; the command is started")
 
     def _pass_trust(self) -> None:
         """Something has happened to the candidate: tell the guard how long the term may be trusted now."""
@@ -165,6 +184,15 @@ def _end_of(term: tenure.Term) -> float:
     """Return until when *term* may be trusted, by the clock of the guards."""
     now = guard.now()  # before we ask what remains: never too late
     return now + term.remaining()
+
+
+def _end_in_words(outcome: Outcome) -> str:
+    match outcome.kind:
+        case "ended":
+            return f"the command ended with code {codes.told(outcome.code)}"
+        case "lost":
+            return "the command was stopped with its term"
+    return "the command could not be started"
 
 
 def _next_pause(before: float, ran_for: float) -> float:

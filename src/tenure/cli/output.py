@@ -40,11 +40,12 @@ def notice(message: str) -> None:
 
 def _tell(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
+    when = f"{timestamp()} " if _told.timed else ""
     try:
-        sys.stderr.write(f"tenure: {_marked(kind)}{line}\n")
+        sys.stderr.write(f"tenure: {_marked(kind)}{when}{line}\n")
         sys.stderr.flush()
-    except (OSError, ValueError):
-        pass  # nobody listens any more, or it is closed; what we do is more important than what we say
+    except (AttributeError, OSError, ValueError):
+        pass  # it is closed, there is none, or nobody listens; what we do is more important than what we say
 
 
 def _marked(kind: str) -> str:
@@ -197,6 +198,8 @@ class _Told(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._last = ""
+        self.timed = False
+        """Whether each line of ours on stderr begins with the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -208,10 +211,16 @@ class _Told(logging.Handler):
             _tell(kind, message)
 
 
+_told = _Told()
+
+
 def tell_log(verbosity: int) -> None:
-    """Send the log of tenure to stderr: -1 errors only, 0 warnings, 1 what happens, 2 every renewal."""
+    """Send the log of tenure to stderr: -1 errors only, 0 warnings, 1 what happens, with the time, 2 every renewal."""
     levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+    global _told
+    _told = _Told()
+    _told.timed = verbosity > 0
     logger = logging.getLogger("tenure")
-    logger.handlers = [_Told()]
+    logger.handlers = [_told]
     logger.propagate = False
     logger.setLevel(levels.get(verbosity, logging.DEBUG))

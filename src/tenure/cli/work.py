@@ -14,6 +14,7 @@ from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, on_option, refuse_both, seconds_option
 from tenure.cli.lead import require_runnable
+from tenure.cli.patience import wait_option
 
 _FIELD = re.compile(r"\b(first|factor|longest|jitter)(?:=(?=\d)| (?=\(|must))")
 """A field of :class:`tenure.RetryPolicy` where an error speaks of it."""
@@ -36,6 +37,7 @@ class Order:
     verbosity: int
     rejects: frozenset[int] = frozenset({REJECT})
     retry: tenure.RetryPolicy = field(default_factory=tenure.RetryPolicy)
+    wait: float | None = None
 
 
 @click.command("work", cls=Command)
@@ -66,7 +68,8 @@ class Order:
     is_flag=True,
     help="End when nothing is ready, nothing runs, and nothing that failed here waits for its retry.",
 )
-@click.option("--verbose", "-v", count=True, help="Tell what happens.")
+@wait_option
+@click.option("--verbose", "-v", count=True, help="Tell each start and end, with the time.")
 @click.option("--quiet", "-q", is_flag=True, help="Tell errors only.")
 def command(
     queue: str,
@@ -76,6 +79,7 @@ def command(
     concurrency: int,
     sessions: bool,
     until_empty: bool,
+    wait: float | None,
     verbose: int,
     quiet: bool,
     **options: Any,
@@ -90,6 +94,9 @@ def command(
     The environment of CMD holds TENURE_QUEUE, TENURE_MESSAGE_ID, TENURE_SEQUENCE, TENURE_DELIVERY_COUNT; where the
     message has them, TENURE_SESSION, TENURE_CORRELATION_ID, TENURE_REPLY_TO and TENURE_HEADERS (JSON); and TENURE_URL
     if it holds no password.
+
+    At the start it says what it consumes, in the end how many deliveries were done, failed and given back; not with
+    --quiet.
 
     INT or TERM: no more messages are taken, and what runs may finish within the grace; what doesn't is stopped, and its
     message given back uncounted. A second one stops it at once. Either way, and with --until-empty, it ends with 0,
@@ -127,6 +134,7 @@ def command(
         -1 if quiet else verbose,
         rejects,
         retry,
+        wait,
     )
     from tenure.cli.working import Working  # asyncio and all: not needed for --help, nor for what went wrong above
 

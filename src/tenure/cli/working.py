@@ -21,8 +21,9 @@ from tenure.cli import codes, guard
 from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import never_used
-from tenure.cli.output import tell_log, warn
+from tenure.cli.output import notice, seconds, tell_log, warn
 from tenure.cli.stderr import CommandStderr, Stderr
+from tenure.cli.tally import Tally
 
 if TYPE_CHECKING:
     from tenure.cli.work import Order
@@ -53,6 +54,8 @@ class Working:
         self._order = order
         self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
+        self._tally = Tally(order.queue, order.verbosity)
+        self._looking: asyncio.Task[None] | None = None  # whether the queue was ever used
         self._consumer: tenure.Consumer | tenure.SessionConsumer
         self._shown_url = ""
 
@@ -66,39 +69,80 @@ class Working:
         if order.command:  # who adopts must collect: what a function starts is its own business
             guard.adopt_orphans()  # if a guard is killed, what it held comes to us
         tell_log(order.verbosity)
-        loop = asyncio.get_running_loop()
-        async with tenure.connect(order.url) as backend:
-            self._shown_url = str(backend.url)
-            queue = backend.queue(order.queue, **order.settings)
-            self._consumer = consumer = queue.consumer(
-                _function(order.handler) if order.handler else self._serve,
-                concurrency=order.concurrency,
-                sessions=order.sessions,
-                prefetch=order.concurrency,
-                max_hold=self._timeout + 2 * STOP_GRACE if order.command else math.inf,
-                grace=order.grace,
-                retry=order.retry,
-                on_error=_tell,
-                until_empty=order.until_empty,
-                sigterm=False,
-            )
-            await self._tell_if_never_used(backend, queue)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._take_signal, consumer.drain)
-            await consumer.run()
-        await self._stderr.written(order.grace)
+        handler = _function(order.handler) if order.handler else self._serve
+        try:
+            async with tenure.connect(order.url, on_event=self._tally.hear) as backend:
+                self._shown_url = str(backend.url)
+                queue = backend.queue(order.queue, **order.settings)
+                self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
+                await self._begin(backend, queue)
+                await consumer.run()
+        except BaseException:
+            if not self._tally.is_empty:
+                await self._sum_up()
+            raise
+        await self._sum_up()
 
-    async def _tell_if_never_used(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
-        """Say it if nobody has ever used this queue: no error, for a worker may start before the first sender."""
-        if self._order.verbosity < 0:
+    async def _sum_up(self) -> None:
+        self._tell(self._tally.summary())
+        await self._stderr.written(self._order.grace)
+
+    def _options(self) -> dict[str, Any]:
+        order = self._order
+        return {
+            "concurrency": order.concurrency,
+            "sessions": order.sessions,
+            "prefetch": order.concurrency,
+            "max_hold": self._timeout + 2 * STOP_GRACE if order.command else math.inf,
+            "grace": order.grace,
+            "retry": order.retry,
+            "on_error": self._tally.note_failure,
+            "until_empty": order.until_empty,
+            "sigterm": False,
+            "wait": order.wait,
+        }
+
+    def _tell(self, what: str) -> None:
+        if self._order.verbosity >= 0:
+            notice(what)
+
+    async def _begin(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
+        """Hear signals from now on, and say what is consumed."""
+        loop = asyncio.get_running_loop()
+        self._looking = loop.create_task(self._tell_of_queue(backend, queue))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._take_signal)
+        await asyncio.wait({self._looking})  # a signal ends it, so that no store keeps us waiting
+        if not self._looking.cancelled():
+            self._looking.result()
+
+    async def _tell_of_queue(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
+        order = self._order
+        if order.verbosity < 0:
             return
-        with suppress(tenure.TenureError):  # no store that answers, or no right to list: the consumer copes
-            if unused := await never_used(backend, self._order.queue):
+        try:
+            # Nobody has ever used this queue: no error, for a worker may start before the first sender.
+            if unused := await never_used(backend, order.queue):
                 await queue.stats()  # refused where listing alone is permitted: then the consumer's error says it all
                 warn(unused)
+        except tenure.Unavailable:
+            if order.wait == 0:
+                return  # the consumer's error says it all, too
+        except tenure.TenureError:
+            return
+        what = "session" if order.sessions else "message"
+        plural = "s" if order.concurrency > 1 else ""
+        notice(f"{order.queue}: consuming from {self._shown_url}, {order.concurrency} {what}{plural} at once")
 
-    def _take_signal(self, drain: Callable[[float | None], None]) -> None:
-        drain(0.0 if self._signalled else None)
+    def _take_signal(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._signalled and self._tally.running:
+            running, grace = self._tally.running, seconds(self._order.grace)
+            self._tell(
+                f"{self._order.queue}: told to end; {running} running, with {grace} to finish; again to stop now"
+            )
+        self._consumer.drain(0.0 if self._signalled else None)
         self._signalled = True
 
     async def _serve(self, message: tenure.Message) -> Exception | None:
@@ -190,11 +234,6 @@ def _with_stderr(error: Exception, stderr: str) -> Exception:
     if stderr:
         error.add_note(stderr.removesuffix("\n"))
     return error
-
-
-def _tell(message: tenure.Message, error: BaseException) -> None:
-    if isinstance(error, tenure.LockLost):  # of failures and dead letters, the log tells
-        warn(str(error))
 
 
 def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:

@@ -38,6 +38,7 @@ from tenure.events import (
     Reason,
     RenewalMissed,
     Renewed,
+    StandingBy,
     TermBegan,
     TermEnded,
     TermEnding,
@@ -257,6 +258,7 @@ class Machine:
         self._stopping = False
         self._newest: tuple[int, str] = (0, "")  # the highest token heard of, and whose it is
         self._newest_at = -math.inf  # when that was heard
+        self._met: tuple[str, int] = ("", 0)  # the last leader that we told of, and its token
         self._office: _Office | None = None
 
     # --- what others may read ---
@@ -432,7 +434,8 @@ class Machine:
         match self.state, answer:
             case State.CAMPAIGNING, Granted(grant):
                 self._win(question, grant, now, effects)
-            case State.CAMPAIGNING, HeldBy(remaining=remaining):
+            case State.CAMPAIGNING, HeldBy(holder=holder, token=token, remaining=remaining):
+                self._meet((holder, token), now, effects)
                 self._stand_by(remaining, now)
             case State.CAMPAIGNING, NoAnswer(why):
                 self._look_again(why, now, effects)
@@ -545,6 +548,13 @@ class Machine:
         office.ours = False
         office.trusted_until = -math.inf
         effects.append(Trust(office.grant.token, -math.inf))
+
+    def _meet(self, leader: tuple[str, int], now: float, effects: list[Effect]) -> None:
+        """Say who leads, once for each; not of a lease of our own, that was not handed back and runs out."""
+        holder, token = leader
+        if leader != self._met and holder.rpartition("#")[0] != self._holder:
+            self._met = leader
+            effects.append(Tell(StandingBy(now, self.name, self._holder, holder, token)))
 
     def _stand_by(self, remaining: float | None, now: float) -> None:
         self._move(State.STANDBY)

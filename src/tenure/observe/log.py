@@ -23,6 +23,7 @@ from tenure.events import (
     RenewalMissed,
     Renewed,
     ResultDiscarded,
+    StandingBy,
     TermBegan,
     TermEnded,
     TermEnding,
@@ -54,6 +55,8 @@ def _write(event: Event) -> None:
 
 def _said(event: Event) -> tuple[int, str]:
     match event:
+        case StandingBy(leader=leader, token=token):
+            return logging.INFO, f"standing by: {leader} leads, term {token}"
         case TermBegan(holder=holder, token=token):
             return logging.INFO, f"elected, term {token}, as {holder}"
         case Renewed(token=token):
