@@ -103,6 +103,10 @@ class Terminal:
         until(is_shown, lambda: f"{texts} not in:\n{self.raw[-4_000:]}")
         return found[0]
 
+    def until_gone(self, text: str) -> None:
+        """Wait until the newest picture does not hold *text*."""
+        until(lambda: text not in plain(self._pictures()[-1]), lambda: f"{text} still in:\n{self.raw[-4_000:]}")
+
     def until_stopped(self) -> None:
         """Wait until the command was stopped."""
         until(lambda: states_of(self.process.pid) <= set("T"), lambda: "it runs")

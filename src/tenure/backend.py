@@ -20,11 +20,11 @@ from tenure.backends import Fact, Opened
 from tenure.clock import Clock, SystemClock
 from tenure.driver import Driver
 from tenure.election.elector import Election, Health, MakeTerm, Term, leader_of
-from tenure.election.store import LeaseTraits, require_ttl
+from tenure.election.store import LeaseStore, LeaseTraits, require_ttl
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.events import Event
 from tenure.keeper import Keeper
-from tenure.lease import Leader, Vacant
+from tenure.lease import HeldBy, Leader, Vacant
 from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
@@ -37,6 +37,8 @@ from tenure.url import Url
 
 TTL_USUAL = 15.0
 """Seconds of a lease if nothing else is said."""
+
+INSPECTED_AT_ONCE = 16
 
 TRIAL = "tenure-doctor-"
 """How the names of queues begin in which a message is tried."""
@@ -329,7 +331,8 @@ class Backend:
         keeper, driver, _ = self._connected()
 
         async def look() -> dict[str, Leader | None]:
-            return {name: leader_of(await driver.store.inspect(name)) for name in await driver.store.names()}
+            found = await _inspected(driver.store, await driver.store.names())
+            return {one.name: leader_of(one) for one in found}
 
         return await keeper.call(look)
 
@@ -348,7 +351,7 @@ class Backend:
         keeper, driver, _ = self._connected()
 
         async def look() -> dict[str, float | None]:
-            found = [await driver.store.inspect(name) for name in names or await driver.store.names()]
+            found = await _inspected(driver.store, names or await driver.store.names())
             return {one.name: one.vacant_for for one in found if isinstance(one, Vacant)}
 
         return await keeper.call(look)
@@ -498,6 +501,15 @@ def connect(
         BackendNotInstalled: The backend's driver is missing; the message names the pip command.
     """
     return Backend(url_given(url), on_event=on_event)
+
+
+async def _inspected(store: LeaseStore, names: Sequence[str]) -> list[HeldBy | Vacant]:
+    """Tell of each of *names*; some at once, as a store may be far away, and the names many."""
+    found: list[HeldBy | Vacant] = []
+    for start in range(0, len(names), INSPECTED_AT_ONCE):
+        some = names[start : start + INSPECTED_AT_ONCE]
+        found += await asyncio.gather(*(store.inspect(name) for name in some))
+    return found
 
 
 async def _tried(broker: Broker) -> TenureError | None:
