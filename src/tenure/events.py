@@ -122,10 +122,15 @@ class MessageEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class MessageFailed(MessageEvent):
-    """A handler failed; the message is delivered again after *delay* seconds, unless that was its last delivery."""
+    """A handler failed; the message is delivered again after *delay* seconds, unless that was its last delivery.
+
+    *delay* is None if no retry mends that: the message goes to the dead letters. *place* is file, line and function of
+    the innermost frame that is yours; empty if there is none.
+    """
 
     error: str
-    delay: float
+    delay: float | None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

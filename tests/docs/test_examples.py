@@ -55,9 +55,9 @@ PASS = {"test_takeover": 20, "test_handlers": 5}
 """How many tests of an example of a test pass, with 20 seeds."""
 
 WARNS = {
-    "consume_settings": r"(calls: message .*\n){4}",
+    "consume_settings": r"((calls: message |Traceback |  |ValueError: ).*\n)+",
     "consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n",
-    "typed_bodies": r"orders: message .*: put among the dead letters .*\n",
+    "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: put among the dead letters .*\n",
     "queue_by_hand": r"orders: message .*: put among the dead letters .*\n",
     "events": r"orders: message .*: put among the dead letters .*\n",
 }

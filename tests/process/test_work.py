@@ -418,3 +418,22 @@ def test_what_a_function_leaves_running_is_not_adopted(stage: Stage) -> None:
     parent = int(Path(f"/proc/{stage.said()[0]}/stat").read_text().rpartition(")")[2].split()[1])
     (stage.folder / "go").touch()
     assert parent != worker.pid  # which would never collect it
+
+
+def test_a_function_that_fails_is_shown_where_and_a_command_is_not(stage: Stage) -> None:
+    (stage.folder / "shop.py").write_text("def sell(message):\n    return 1 / len(message.body[5:])\n")
+    retries = ["--until-empty", "--max-deliveries", "3", "--retry-first", "10ms"]
+    stage.send("order")
+    _, err = stage.work(*retries, "--handler", "shop:sell").communicate(timeout=PATIENCE)
+    lines = err.splitlines()
+    assert (
+        sum("its handler failed (ZeroDivisionError: division by zero, at shop.py:2 in sell)" in one for one in lines)
+        == 3
+    )
+    assert err.count("Traceback (most recent call last):") == 1
+    at = lines.index("Traceback (most recent call last):")
+    assert lines[at + 1] == f'  File "{stage.folder}/shop.py", line 2, in sell'
+    stage.send("other")
+    _, err = stage.work(*retries, "--", "sh", "-c", "exit 3").communicate(timeout=PATIENCE)
+    assert "Traceback" not in err
+    assert err.count("its handler failed (CommandFailed: the command ended with code 3); it may") == 3

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -192,6 +193,16 @@ def body_text(body: bytes) -> str:
     return fields["body"] if fields["body_encoding"] == "utf-8" else f"{fields['body']} (base64, {len(body):,} bytes)"
 
 
+def _tell_traceback(exc_info: Any) -> None:
+    """Tell where an exception of a handler comes from, as Python does."""
+    from traceback import format_exception
+
+    lines = "".join(format_exception(*exc_info)).splitlines()
+    with suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
+        sys.stderr.flush()
+
+
 class _Told(logging.Handler):
     """Log records as lines of ours; the same line twice in a row is told once, as in an outage it would be."""
 
@@ -209,6 +220,8 @@ class _Told(logging.Handler):
                 "error" if record.levelno >= logging.ERROR else "warning" if record.levelno >= logging.WARNING else ""
             )
             _tell(kind, message)
+            if record.exc_info:
+                _tell_traceback(record.exc_info)
 
 
 _told = _Told()

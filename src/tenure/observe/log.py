@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import TracebackType
 
 from tenure.events import (
     BrokerAnswered,
@@ -31,6 +32,8 @@ from tenure.events import (
 )
 from tenure.observe.aside import aside
 
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
 logger: logging.Logger = logging.getLogger("tenure")
 
 
@@ -39,18 +42,19 @@ def is_logged(event: Event) -> bool:
     return not isinstance(event, Renewed) or logger.isEnabledFor(logging.DEBUG)
 
 
-def log_event(event: Event) -> None:
-    """Write *event* to the log, never on a thread that renews: a handler may block.
+def log_event(event: Event, exc_info: ExcInfo | None = None) -> None:
+    """Write *event* to the log, with *exc_info*, never on a thread that renews: a handler may block.
 
     The event's fields are in ``record.tenure`` for structured handlers.
     """
-    aside(_write, event)
+    aside(_write, event, exc_info)
 
 
-def _write(event: Event) -> None:
+def _write(event: Event, exc_info: ExcInfo | None) -> None:
     level, message = _said(event)
     if logger.isEnabledFor(level):
-        logger.log(level, "%s: %s", event.name, message, extra={"tenure": dataclasses.asdict(event)})
+        extra = {"tenure": dataclasses.asdict(event)}
+        logger.log(level, "%s: %s", event.name, message, extra=extra, exc_info=exc_info)
 
 
 def _said(event: Event) -> tuple[int, str]:
@@ -97,11 +101,9 @@ def _said(event: Event) -> tuple[int, str]:
 
 def _said_of_message(event: MessageEvent) -> tuple[int, str]:
     match event:
-        case MessageFailed(error=error, delay=delay):
-            return (
-                logging.WARNING,
-                f"its handler failed ({error}); it may be delivered again, after {delay:.3g} s",
-            )
+        case MessageFailed(error=error, delay=delay, place=place):
+            then = "no retry mends that" if delay is None else f"it may be delivered again, after {delay:.3g} s"
+            return logging.WARNING, f"its handler failed ({error}{f', at {place}' if place else ''}); {then}"
         case HandlerNotBegun(why=why):
             return logging.WARNING, f"its handler could not be begun ({why}); given back uncounted"
         case MessageDied(reason=reason):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, DecodeError, LockLost, TenureError, Unavailable
 from tenure.events import (
     BrokerAnswered,
     BrokerAwaited,
@@ -28,6 +28,7 @@ from tenure.lease import NoAnswer
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, obituary
+from tenure.queue.frames import place_of
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.hearing import MESSAGES, Place
 from tenure.queue.hooks import complain, is_interrupt
@@ -788,9 +789,13 @@ def judge_failure(desk: Desk, retry: RetryPolicy, delivery: Delivery, error: Bas
     """Return the verdict on a message whose handler failed with *error*, and let the ears know."""
     most = traceback_most(delivery.delivery_count, desk.settings.max_deliveries)
     verdict = verdict_on_failure(error, delivery.delivery_count, retry, desk.dice, most, delivery)
-    if isinstance(verdict, Abandon):
-        what = f"{type(error).__name__}: {text_of(error)}"
-        desk.tell(event_of(MessageFailed, desk, delivery, what, verdict.delay))
+    if not isinstance(error, Reject):
+        delay = verdict.delay if isinstance(verdict, Abandon) else None
+        what, place = f"{type(error).__name__}: {text_of(error)}", place_of(error)
+        # Of a body that can't be decoded, the text says all.
+        is_news = not isinstance(error, (Retry, DecodeError)) and desk.is_news(delivery, f"{type(error)} {place}")
+        event = event_of(MessageFailed, desk, delivery, what, delay, place)
+        desk.tell(event, error if is_news else None)
     return verdict
 
 

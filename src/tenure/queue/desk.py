@@ -21,6 +21,7 @@ from tenure.observe.log import is_logged, log_event
 from tenure.pacing import check_seconds
 from tenure.queue.bodies import decode, loads
 from tenure.queue.broker import Broker, Claim, QueueSettings, Selection, SettingChanges
+from tenure.queue.frames import told_of
 from tenure.queue.hearing import MESSAGES, Hearing, Place
 from tenure.queue.message import (
     COMPLETE,
@@ -65,6 +66,9 @@ POLL = 5.0
 """Seconds between looks at a queue that nobody told of."""
 
 
+FAILURES_MAX = 1_000
+"""So many kinds of failures are remembered; further ones are told in full each time."""
+
 DEATHS_PER_TURN = 50
 """So many deaths are told in one turn of the loop: an event hook and a log handler are called for each."""
 
@@ -88,6 +92,8 @@ class Desk:
     _chores: set[asyncio.Task[None]] = field(default_factory=set)
     hearing: Hearing = field(default_factory=Hearing)
     """Where hints are heard, shared by all queues of one backend."""
+    _failures: set[str] = field(default_factory=set)
+    """The kinds of failures, by type and place, that the log has had in full."""
     has_answered: bool = False
     """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
 
@@ -173,11 +179,18 @@ class Desk:
             named = (one.id, one.sequence, one.delivery_count)
             self.tell(MessageDied(self.clock.now(), queue or self.name, self.holder, *named, one.reason))
 
-    def tell(self, event: Event) -> None:
-        """Let the ears know. Nothing that a log handler or a hook raises comes out of this."""
+    def is_news(self, delivery: Delivery, failure: str) -> bool:
+        """Tell whether the log is to have all of a *failure*: a message's first, or one of a kind not seen before."""
+        is_known = failure in self._failures
+        if not is_known and len(self._failures) < FAILURES_MAX:
+            self._failures.add(failure)
+        return delivery.delivery_count == 1 or not is_known
+
+    def tell(self, event: Event, error: BaseException | None = None) -> None:
+        """Let the ears know, the log also of the traceback of *error*. Nothing comes out of this that they raise."""
         try:
             if is_logged(event):
-                log_event(event)
+                log_event(event, told_of(error) if error is not None else None)
         except BaseException as error:
             report("the log of tenure failed", error)
         if self.on_event is not None:

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from tenure.clock import SystemClock
+from tenure.queue.frames import ThereTraceback, place_of
 from tenure.queue.message import text_of, traceback_of
 from tenure.queue.retry import Reject, Retry
 
@@ -332,17 +333,6 @@ def _name(number: int) -> str:
 # --- answers, from process to process --------------------------------------------------------------------------------
 
 
-class _ThereTraceback(Exception):
-    """The traceback of an exception in another process, as its cause."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._text = text
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self._text}"""'
-
-
 def _worked_off(work: bytes) -> bytes:
     """Return the answer to *work*: what the handler returned, what it raised, or why it could not be begun."""
     written, message = pickle.loads(work)
@@ -350,30 +340,30 @@ def _worked_off(work: bytes) -> bytes:
         handler = pickle.loads(written)
     except Exception as error:
         kind = NotBegun if isinstance(error, (OSError, MemoryError)) else NeverBegins
-        return pickle.dumps((kind, None, None, f"{type(error).__name__}: {text_of(error)}", traceback_of(error)))
+        return pickle.dumps((kind, None, None, f"{type(error).__name__}: {text_of(error)}", traceback_of(error), ""))
     try:
         result = handler(message)
         if inspect.isawaitable(result):
             raise TypeError(f"the handler returned {result!r:.80}, which nobody awaits in a process")
         # Nothing else is of any use to the consumer, and not everything can be carried over.
-        return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", ""))
+        return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", "", ""))
     except Exception as error:
         is_bare = isinstance(error, (Reject, Retry)) and error.__cause__ is None and error.__context__ is None
         text = "" if is_bare else traceback_of(error)
         name = f"{type(error).__qualname__}: {text_of(error)}"
         try:
-            return pickle.dumps((None, None, pickle.dumps(error), name, text))
+            return pickle.dumps((None, None, pickle.dumps(error), name, text, place_of(error)))
         except Exception:  # not every exception can be carried over
-            return pickle.dumps((None, None, b"", name, text))
+            return pickle.dumps((None, None, b"", name, text, place_of(error)))
 
 
 def _read(answer: bytes) -> object:
-    hindrance, result, error, name, text = pickle.loads(answer)
+    hindrance, result, error, name, text, place = pickle.loads(answer)
     if hindrance is not None:
         raise hindrance(
             f"a process can't load the handler, for {name}; define it at the top of a module that can be imported "
             "without this script's being run as such"
-        ) from _ThereTraceback(text)
+        ) from ThereTraceback(text, place)
     if error is None:
         return result
     try:
@@ -382,7 +372,7 @@ def _read(answer: bytes) -> object:
         raised = None
     if not isinstance(raised, BaseException):
         raised = RuntimeError(f"{name} (it can't be carried from the handler's process to this one)")
-    raise raised from (_ThereTraceback(text) if text else None)
+    raise raised from (ThereTraceback(text, place) if text else None)
 
 
 # --- in the process --------------------------------------------------------------------------------------------------

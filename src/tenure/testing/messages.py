@@ -88,7 +88,7 @@ class _Notes:
 
 
 class _QuietDesk(Desk):
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Event, error: BaseException | None = None) -> None:
         """Let nobody know: nothing has happened."""
 
 
