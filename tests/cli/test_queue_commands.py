@@ -359,6 +359,25 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert [message.id for message in received(url)] == ["m1"]
 
 
+def test_dead_letters_go_to_another_queue(url: str, capsys: Captured) -> None:
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders")
+        queue.send_batch([tenure.Outgoing(b"%d" % n, id=f"m{n}") for n in range(3)])
+        for message in queue.receive(max=3):
+            message.dead_letter("unreadable")
+    redrive = ("dead", "redrive", "orders", "--to", "mended")
+    assert tell(capsys, *redrive, "--dry-run") == (0, "3 would be put into mended\n", "")
+    assert tell(capsys, *redrive, "--id", "m1") == (0, "1 put into mended\n", "")
+    told = json.loads(tell(capsys, *redrive, "--json")[1])
+    assert told == {"queue": "orders", "to": "mended", "redriven": 2, "would_be": 2}
+    assert [one["id"] for one in json.loads(tell(capsys, "queue", "peek", "mended", "--json")[1])] == ["m1", "m0", "m2"]
+    code, out, err = tell(capsys, "dead", "redrive", "orders", "--to", "a$b")
+    assert (code, out) == (78, "")
+    assert err.startswith("tenure: error: to ('a$b') must not contain '$'")
+    assert tell(capsys, "dead", "redrive", "orders", "--to", "")[0] == 78
+    assert tell(capsys, "dead", "redrive", "ordres", "--to", "mended")[0] == 3
+
+
 @pytest.mark.parametrize(
     ("body", "written", "encoding", "shown"),
     [

@@ -99,9 +99,11 @@ class ShortensLocks(MemoryBroker):
 
 
 class RedrivesInSilence(MemoryBroker):
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         self._ring = lambda name: None  # type: ignore[method-assign]
-        return await super().redrive(queue, which, limit, dry_run=dry_run)
+        return await super().redrive(queue, which, limit, dry_run=dry_run, to=to)
 
 
 def _as_trusting(broker: MemoryBroker) -> Trusting:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Row, Shelf
+from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Queue, Row, Shelf
 from tenure.bell import Bell
 from tenure.queue.broker import Broker, Claim, NoSession, Selection
 from tenure.queue.message import (
@@ -243,6 +243,31 @@ class OvertakesInSessions(MemoryBroker):
         super()._put(shelf, row, visible_at, now)
         if row.session is not None:
             row.session.retrying.clear()
+
+
+class RedrivesToTheSameQueue(MemoryBroker):
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
+        return await super().redrive(queue, which, limit, dry_run=dry_run)
+
+
+class RedrivesUnderNewIds(MemoryBroker):
+    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
+        row.id = f"{row.id}-again"
+        super()._send_anew(queue, row, now)
+
+
+class RedrivesWhatIsNotKnownThere(MemoryBroker):
+    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
+        if not queue.sent.knows(row.id, now):
+            super()._send_anew(queue, row, now)
+
+
+class RedrivesWithoutHistory(MemoryBroker):
+    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
+        row.history = ()
+        super()._send_anew(queue, row, now)
 
 
 class Deaf(MemoryBroker):

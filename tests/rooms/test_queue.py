@@ -1303,6 +1303,20 @@ async def test_a_queue_is_looked_into_and_emptied(town: Town) -> None:
     assert await queue.stats() == Stats()
 
 
+@in_town
+async def test_dead_letters_are_redriven_to_another_queue(town: Town) -> None:
+    queue, there = town.queue(), town.queue("there")
+    await queue.send_batch([Outgoing(b"%d" % number) for number in range(3)])
+    for message in await queue.receive(3):
+        await message.dead_letter("bad")
+    assert await queue.dead_letters.redrive(where=lambda letter: letter.body != b"1", to="there") == 2
+    assert await queue.dead_letters.redrive(to="orders") == 1  # its own
+    assert [message.body for message in await there.receive(9)] == [b"0", b"2"]
+    assert [(message.body, message.sequence) for message in await queue.receive(9)] == [(b"1", 2)]
+    with pytest.raises(ConfigError, match="to \\('a b '\\) must be printable, with no space around it"):
+        await queue.dead_letters.redrive(to="a b ")
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [

@@ -87,18 +87,26 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
 @click.argument("queue")
 @on_option
 @_which
+@click.option("--to", metavar="QUEUE", help="Put them into this queue instead.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N, oldest first.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @json_option
-def redrive(queue: str, url: str, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any) -> int:
-    """Put dead letters back into QUEUE: those chosen, or all. They are delivered anew."""
+def redrive(
+    queue: str, url: str, to: str | None, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any
+) -> int:
+    """Put dead letters back into QUEUE: those chosen, or all. They are delivered anew.
+
+    With --to they go into another queue, with their ids and history. None is lost: if the store has no transactions
+    (Azure, a Redis Cluster), each is written there before it is removed here.
+    """
     count = complete(
-        asked_of(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, **_given(chosen)))
+        asked_of(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, to=to, **_given(chosen)))
     )
     if as_json:
-        say_json({"queue": queue, "redriven": 0 if dry_run else count, "would_be": count})
+        say_json({"queue": queue, "to": to or queue, "redriven": 0 if dry_run else count, "would_be": count})
     else:
-        say(f"{count} would be put back" if dry_run else f"{count} put back")
+        where = "back" if to is None else f"into {clean(to)}"
+        say(f"{count} would be put {where}" if dry_run else f"{count} put {where}")
     return Exit.DONE
 
 

@@ -115,8 +115,8 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "dead redrive": (
             ("See how many would be put back.",
              "tenure dead redrive orders --dry-run"),
-            ("Put ten back, and see whether they are handled now.",
-             "tenure dead redrive orders --limit 10"),
+            ("Put ten into another queue, where somebody tries them.",
+             "tenure dead redrive orders --limit 10 --to orders-mended"),
         ),
         "dead purge": (
             ("Remove one for good.",

@@ -361,11 +361,18 @@ class Broker(Protocol):
         """Show dead letters of *queue* in order of sequence, without locking them."""
         ...
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*, oldest first, and tell how many (or how many it would have been).
 
         They start anew: no deliveries counted, no delay, no ``ttl``; the history stays. A letter that is locked by a
         consumer of the dead letters is left out, as it is by ``purge``.
+
+        With *to*, they go into that queue, which is not *queue*, as if sent there now: each with a new sequence, but
+        its id (also one that was made up, and one that is remembered there), its history, its session and all that its
+        sender has told. A letter moves in one step where the store has transactions; elsewhere it is written before it
+        is removed.
         """
         ...
 

@@ -9,7 +9,15 @@ from tenure.errors import ConfigError
 from tenure.pacing import check_seconds
 from tenure.queue.broker import EVERYTHING, Claim, Selection
 from tenure.queue.desk import Desk, Message
-from tenure.queue.message import DeadMessage, check_count, check_sequences, check_text, dead_letters_of, names_of
+from tenure.queue.message import (
+    DeadMessage,
+    check_count,
+    check_name,
+    check_sequences,
+    check_text,
+    dead_letters_of,
+    names_of,
+)
 
 PAGE = 100
 
@@ -90,18 +98,27 @@ class DeadLetters:
         where: Filter | None = None,
         limit: int | None = None,
         dry_run: bool = False,
+        to: str | None = None,
     ) -> int:
-        """Put dead letters back into the queue, to be delivered anew; return how many.
+        """Put dead letters back into the queue, or into another one, to be delivered anew; return how many.
+
+        They keep their ids and their history. No letter is lost: one moves to another queue in one step where the store
+        has transactions; elsewhere (Azure, a Redis Cluster) it is written there first, and after a failure in between
+        it is in both places.
 
         Args:
             ids, sequences, reason, dead_before, where: Which ones; see the class. All, if nothing is given.
             limit: The most to put back, oldest first.
             dry_run: Only count them.
+            to: The name of the queue to put them into, with the settings that it has; the one they come from, if unset.
         """
         if limit is not None:
             check_count("limit", limit)
+        if to is not None:
+            to = check_name(to, "to", optional=True)
         which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
-        return await self._desk.broker.redrive(self._desk.name, which, limit, dry_run=dry_run)
+        to = None if to == self._desk.name else to
+        return await self._desk.broker.redrive(self._desk.name, which, limit, dry_run=dry_run, to=to)
 
     async def purge(
         self,

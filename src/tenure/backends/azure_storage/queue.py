@@ -679,7 +679,9 @@ class AzureBroker:
         letters = sorted((one for one in found if is_meant(one, which.at(self._now()))), key=lambda one: one.sequence)
         return [dead_message(queue, one) for one in letters[:limit]]
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*; a dry run sees no more of them than :meth:`peek_dead`."""
         if dry_run:
             count = len(await self.peek_dead(queue, which, PAGE))
@@ -691,8 +693,8 @@ class AzureBroker:
             note = replace(
                 one.note,
                 id=one.id,
-                sequence=one.sequence,
-                enqueued_at=one.enqueued_at,
+                sequence=one.sequence if to is None else 0,
+                enqueued_at=one.enqueued_at if to is None else 0.0,
                 before=len(one.note.history),
                 ttl=None,
                 uncounted=0,
@@ -703,9 +705,11 @@ class AzureBroker:
                 error=None,
             )
             text = one.raw.content or ""
-            await _put(line, queue=queue, text=fitted(text, one.body, note) or text, delay=0)
+            await _put(line, queue=to or queue, text=fitted(text, one.body, note) or text, delay=0)
 
-        return await self._take_out_dead(queue, which, limit, back)
+        count = await self._take_out_dead(queue, which, limit, back)
+        self._bell.ring(to or queue)
+        return count
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
@@ -718,9 +722,7 @@ class AzureBroker:
         def meant(one: Found) -> bool:
             return is_meant(one, which.at(self._now()))
 
-        count = await self._take_out(dead_letters_of(queue), meant, limit, act)
-        self._bell.ring(queue)
-        return count
+        return await self._take_out(dead_letters_of(queue), meant, limit, act)
 
     async def _take_out(
         self,

@@ -266,6 +266,21 @@ class MemoryBroker(Client):
             ids.append(self._keep(queue, message, named or f"{name}{ID_MARK}{queue.sequence}", now))
         return ids
 
+    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
+        """Keep a dead letter of another queue, whatever ids are remembered here."""
+        session = row.session.name if row.session else None
+        message = Outgoing(
+            row.body,
+            headers=row.headers,
+            session=session,
+            priority=row.priority,
+            reply_to=row.reply_to,
+            correlation_id=row.correlation_id,
+        )
+        queue.sequence += 1
+        self._keep(queue, message, row.id, now)
+        queue.live.rows[queue.sequence].history = row.history
+
     def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:
         session = None
         if message.session is not None:
@@ -611,7 +626,9 @@ class MemoryBroker(Client):
         with self._memory.lock:
             return [_dead_message(queue, row) for row in self._dead(queue, which, limit, locked=True)]
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*."""
         with self._memory.lock:
             now = self._clock.now()
@@ -622,12 +639,15 @@ class MemoryBroker(Client):
             for row in rows:
                 self._move(home.dead, row, Place.GONE)
                 row.death, row.delivery_count, row.expires_at, row.is_deferred = None, 0, NEVER, False
+                if to is not None:
+                    self._send_anew(self._queue(to), row, now)
+                    continue
                 home.live.rows[row.sequence] = row
                 if row.session is not None:
                     row.session = home.live.sessions.setdefault(row.session.name, row.session)
                     row.session.size += 1
                 self._put(home.live, row, now, now)
-        self._ring(queue)
+        self._ring(to or queue)
         return len(rows)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:

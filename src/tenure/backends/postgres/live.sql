@@ -1,4 +1,4 @@
--- What is asked of live messages when they are looked at, or purged. These are statements and no functions of the
+-- What is asked of live messages when they are looked at or purged, and of dead ones that go to another queue. These are statements and no functions of the
 -- database: so they work on a schema that an older tenure has made.
 --
 -- A tenure.queue.broker.LiveSelection is $2 to $6: after, numbers, ids, session, sent_before. What it says of a message m
@@ -116,3 +116,32 @@ SELECT count(*), max(due_at), max(queue), array_agg(DISTINCT session) FILTER (WH
 -- name: let_go
 -- Sessions that have lost messages may go on, or have none left.
 SELECT {schema}._let_go($1, a.session) FROM unnest($2::text[]) AS a (session) ORDER BY a.session
+
+-- name: move
+-- Send dead letters ($2 to $7 as in revive) to the queue $8, as new messages without ids, which no memory of ids refuses.
+-- Return their numbers, and what is to be written into them yet.
+WITH gone AS (
+    DELETE FROM {schema}.dead AS d
+    USING {schema}.queue AS q, LATERAL {schema}._meant(
+        q.id, q.name, $2::bigint[], $3::text[], $4::text, $5::double precision, $6::bigint, $7::integer, {schema}.clock(),
+        false
+    ) AS meant (seq)
+    WHERE q.name = $1 AND d.seq BETWEEN meant.seq AND meant.seq AND (d.token IS NULL OR d.due_at <= {schema}.clock())
+    RETURNING d.*
+), counted AS (
+    INSERT INTO {schema}.tally (queue, dead) SELECT queue, -count(*) FROM gone GROUP BY queue
+)
+SELECT {schema}.send_many(
+        $8::text, array_agg(body ORDER BY seq), NULL, array_agg(headers ORDER BY seq), NULL, NULL, NULL,
+        array_agg(session ORDER BY seq), array_agg(priority::integer ORDER BY seq), array_agg(reply_to ORDER BY seq),
+        array_agg(correlation_id ORDER BY seq)
+    ),
+    array_agg(coalesce(id, $1 || '{id_mark}' || seq) ORDER BY seq),
+    array_agg(history::text ORDER BY seq)
+FROM gone
+HAVING count(*) > 0
+
+-- name: moved
+UPDATE {schema}.message AS m SET id = a.id, history = a.history::jsonb
+FROM unnest($1::bigint[], $2::text[], $3::text[]) AS a (seq, id, history)
+WHERE m.seq BETWEEN a.seq AND a.seq

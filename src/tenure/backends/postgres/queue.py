@@ -93,6 +93,9 @@ DIED_MAX = 10_000
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""
 
+MOVED_AT_ONCE = 200
+"""So many dead letters are put into another queue in one transaction."""
+
 PURGED_AT_ONCE = 1_000
 """So many live messages are purged in one transaction."""
 
@@ -564,36 +567,61 @@ class PostgresBroker:
         rows = await self._rows("peek_dead", queue, *_meant(queue, await self._dated(which)), limit)
         return [_dead_message(queue, row) for row in rows]
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*."""
         if dry_run:
             await self._catch_up(queue)
             which = await self._dated(which)
             counted: int = await self._call("revive", queue, *_meant(queue, which), limit, False, True)
             return counted
-        return await self._revive(queue, which, limit, purge=False)
+        return await self._revive(queue, which, limit, purge=False, to=to)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
         return await self._revive(queue, which, limit, purge=True)
 
-    async def _revive(self, queue: str, which: Selection, limit: int | None, *, purge: bool) -> int:
+    async def _revive(
+        self, queue: str, which: Selection, limit: int | None, *, purge: bool, to: str | None = None
+    ) -> int:
         """Go through dead letters in steps, each of which ends long before the server gives a question up."""
         await self._catch_up(queue)
         which = await self._dated(which)
-        if limit is None or limit > REVIVED_AT_ONCE:  # what dies again meanwhile is not meant
+        if limit is None or limit > (
+            REVIVED_AT_ONCE if to is None else MOVED_AT_ONCE
+        ):  # what dies again meanwhile is not meant
             [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
             which = replace(which, dead_before=now if which.dead_before is None else min(now, which.dead_before))
         total = 0
         while limit is None or total < limit:
-            most = REVIVED_AT_ONCE if limit is None else min(REVIVED_AT_ONCE, limit - total)
-            found: int = await self._call("revive", queue, *_meant(queue, which), most, purge, False)
+            at_once = REVIVED_AT_ONCE if to is None else MOVED_AT_ONCE
+            most = at_once if limit is None else min(at_once, limit - total)
+            if to is None:
+                found: int = await self._call("revive", queue, *_meant(queue, which), most, purge, False)
+            else:
+                found = await self._move(queue, which, most, to)
             total += found
             if found and not purge:  # at each step: consumers need not wait for the last, which may fail
-                self._wake.ring(f"queue:{queue}")
+                self._wake.ring(f"queue:{to or queue}")
             if not found:  # fewer than asked for may be found because others were at some of them
                 break
         return total
+
+    async def _move(self, queue: str, which: Selection, most: int, to: str) -> int:
+        """Send dead letters to another queue and remove them, in one step."""
+        asked = _live(self._schema)
+
+        async def move(connection: Connection) -> int:
+            async with transaction(connection, self._client.bound()):
+                await connection.execute(_PLANNED)
+                row = await connection.fetchrow(asked["move"], queue, *_meant(queue, which), most, to)
+                if row is None:
+                    return 0
+                await connection.execute(asked["moved"], *row)
+            return len(row[0])
+
+        return await self._client.work(move)
 
     async def _dated(self, which: Selection) -> Selection:
         """Return *which* with a moment, by the server's clock."""

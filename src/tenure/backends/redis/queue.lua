@@ -513,6 +513,21 @@ local function keep(base, control, id, head, body)
     return sequence
 end
 
+-- Keep a dead letter of another queue, whatever ids are remembered here: its head tells its id.
+local function keep_anew(base, priority, session, head, body, history)
+    local sequence = keep(base, '0|0|0|' .. priority .. '|' .. session, '', head, body)
+    if history and history ~= '' then
+        redis.call('HSET', base .. 'history', sequence, history)
+    end
+end
+
+-- name: keep_anew (for each: priority, session, head, body, history, any of which may be empty)
+for i = 1, #ARGV, 5 do
+    keep_anew(KEYS[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+end
+ring(KEYS[1], false)
+return is_new and 1 or 0
+
 -- name: declare (names and values)
 if #ARGV > 0 then
     redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
@@ -1020,7 +1035,7 @@ keep_deaths(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
 return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}
 
--- name: dead (what: peek, count, redrive or purge; how many at most, after, dead before in ms (with -, so long ago) or nothing, reason or
+-- name: dead (what: peek, count, redrive, purge or move, to the queue of the second key; how many at most, after, dead before in ms (with -, so long ago) or nothing, reason or
 -- nothing, begin of made-up ids, how many sequences, the sequences, how many ids, the ids; -1 for any)
 -- Looks at a part of the dead letters. Returns how many were meant, where to go on (-1: at the end), and for peek them.
 local base, what, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -1090,7 +1105,18 @@ for _, sequence in ipairs(what ~= 'count' and meant or {}) do
     redis.call('ZREM', base .. 'dead:ready', sequence)
     redis.call('ZREM', base .. 'dead:delayed', sequence)
     redis.call('HDEL', base .. 'death', sequence)
-    if what == 'purge' then
+    if what == 'move' then  -- the head is not written anew: numbers would lose their last digits
+        local row, head = row_of(base, sequence), redis.call('HGET', base .. 'head', sequence)
+        local named = string.sub(cjson.encode(made_up), 1, -2) .. sequence .. '"'
+        if not head then
+            head = '[' .. named .. ',{},null,null]'
+        elseif string.sub(head, 1, 5) == '[null' then
+            head = '[' .. named .. string.sub(head, 6)
+        end
+        keep_anew(KEYS[2], row.priority, row.session or '', head, redis.call('HGET', base .. 'body', sequence),
+            redis.call('HGET', base .. 'history', sequence))
+    end
+    if what == 'purge' or what == 'move' then
         for _, key in ipairs({'state', 'head', 'body', 'history'}) do
             redis.call('HDEL', base .. key, sequence)
         end
@@ -1102,8 +1128,10 @@ for _, sequence in ipairs(what ~= 'count' and meant or {}) do
 end
 if what == 'redrive' and #meant > 0 then
     ring(base, false)
+elseif what == 'move' and #meant > 0 then
+    ring(KEYS[2], false)
 end
-return {#meant, go_on}
+return {#meant, go_on, is_new and 1 or 0}
 
 -- name: handled (ids)
 local answers = {}

@@ -503,16 +503,40 @@ class RedisBroker:
             found += (_dead_message(queue, one) for one in _deliveries(queue, "", 0.0, more[0]))
         return found
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*."""
+        if to is not None and not dry_run:
+            return await self._move(queue, which, limit, to)
         return sum([meant async for meant, _ in self._dead("count" if dry_run else "redrive", queue, which, limit)])
+
+    async def _move(self, queue: str, which: Selection, limit: int | None, to: str) -> int:
+        """Move dead letters to another queue; in a cluster, each part is written there before it is removed here."""
+        await self._list(to)
+        if not self._client.is_cluster:
+            return sum([meant async for meant, _ in self._dead("move", queue, which, limit, to)])
+        total = 0
+        async for _, more in self._dead("peek", queue, which, limit):
+            letters = list(_deliveries(queue, "", 0.0, more[0]))
+            if letters:
+                await self._run("keep_anew", to, *_anew(letters, more[0][5]))
+                only = Selection(sequences=frozenset(letter.sequence for letter in letters))
+                total += sum([meant async for meant, _ in self._dead("purge", queue, only, None)])
+        await self._list(to)  # it may have been deleted meanwhile
+        return total
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
         return sum([meant async for meant, _ in self._dead("purge", queue, which, limit)])
 
     async def _dead(
-        self, what: Literal["peek", "count", "redrive", "purge"], queue: str, which: Selection, limit: int | None
+        self,
+        what: Literal["peek", "count", "redrive", "purge", "move"],
+        queue: str,
+        which: Selection,
+        limit: int | None,
+        to: str | None = None,
     ) -> AsyncIterator[tuple[int, Answer]]:
         """Go through the dead letters, part by part, so that no script runs for long."""
         left = 10**9 if limit is None else limit
@@ -523,7 +547,7 @@ class RedisBroker:
         while left > 0 and after >= 0:
             meant, after, *more = await self._client.run(
                 self._lua["dead"],
-                [self._base(queue)],
+                [self._base(queue)] if to is None else [self._base(queue), self._base(to)],
                 *(what, left, after, before, which.reason or "", f"{queue}{ID_MARK}"),
                 *(_set_of(which.sequences)),
                 *(_set_of(which.ids)),
@@ -623,6 +647,14 @@ def _packed(message: Outgoing) -> tuple[str, str, str, bytes]:
         told = [message.id, dict(message.headers), message.reply_to, message.correlation_id]
         head = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
     return control, message.id or "", head, message.body
+
+
+def _anew(letters: Sequence[Delivery], histories: Sequence[bytes | None]) -> Iterator[Argument]:
+    """Write dead letters as the script keep_anew wants them."""
+    for letter, history in zip(letters, histories, strict=True):
+        told = [letter.id, dict(letter.headers), letter.reply_to, letter.correlation_id]
+        head = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+        yield from (letter.priority, letter.session or "", head, letter.body, history or b"")
 
 
 def _go_together(first: Settlement, other: Settlement) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tenure.backends.sqlite.client import Part, statements
 from tenure.backends.sqlite.places import Places
-from tenure.backends.sqlite.rows import Meta, columns_of, death_of, headers_column, runs_of, unpack
+from tenure.backends.sqlite.rows import Meta, columns_of, dead_message_of, death_of, headers_column, runs_of, unpack
 from tenure.backends.sqlite.view import Hold, Queue
 from tenure.queue.broker import CLAIM_BYTES, Claim, LiveSelection, NoSession, QueueSettings, Selection, SettingChanges
 from tenure.queue.message import (
@@ -425,8 +425,8 @@ class Ledger(Places):
 
     # --- dead letters, inbox ---
 
-    def take_dead(self, name: str, which: Selection, limit: int, *, redrive: bool) -> list[int]:
-        """Put dead letters that nobody holds back into their queue, or remove them; return their sequences."""
+    def take_dead(self, name: str, which: Selection, limit: int, *, to: str | None) -> list[int]:
+        """Put dead letters that nobody holds into the queue *to*, or remove them; return their sequences."""
         self._flush()
         dead = self._dead_of(name)
         if dead is None:
@@ -439,7 +439,9 @@ class Ledger(Places):
                 dead.ready -= 1
             elif self._take("delayed", dead.number, due_at, sequence):
                 dead.delayed -= 1
-            if redrive:
+            if to is not None and to != name:
+                self._send_anew(to, dead, sequence)
+            if to == name:
                 self._run(_SQL["revive"], (sequence,))
                 self._shelve(live, sequence, session, priority, 0.0, None, blocks=False)
                 self.rung[live.name] = None
@@ -447,6 +449,29 @@ class Ledger(Places):
                 self._run(_SQL["delete_messages"], (sequence, sequence))
             self._run(_SQL["delete_deaths"], (dead.number, sequence, sequence))
         return found
+
+    def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
+        """Send a dead letter of another queue to the one called *name*, whatever ids are remembered there."""
+        letter = dead_message_of(
+            dead.name, self._prefix, self._run(_SQL["dead_message"], (dead.number, sequence)).fetchone()
+        )
+        _, _, _, _, _, history = self._run(_SQL["standing"], (sequence,)).fetchone()
+        queue = self.open(name)
+        self._newest += 1
+        anew = Outgoing(
+            letter.body,
+            id=letter.id,
+            headers=letter.headers,
+            session=letter.session,
+            priority=letter.priority,
+            reply_to=letter.reply_to,
+            correlation_id=letter.correlation_id,
+        )
+        self._add(queue, self._newest, anew)
+        queue.ready += 1
+        self._flush()
+        self._run(_SQL["set_standing"], (0, history, self._newest))
+        self.rung[name] = None
 
     def purge_live(self, name: str, sequences: Sequence[int], which: LiveSelection) -> int:
         """Remove those of *sequences* that wait in a state that is meant; tell how many."""

@@ -183,15 +183,17 @@ class SqliteBroker:
         """Show dead letters."""
         return await self._look(queue, lambda ledger: ledger.peek_dead(queue, which, limit))
 
-    async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False) -> int:
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
         """Put dead letters back into *queue*, some hundreds in one step."""
         if dry_run:
             return await self._look(queue, lambda ledger: ledger.count_dead(queue, which, limit))
-        return await self._take_dead(queue, which, limit, redrive=True)
+        return await self._take_dead(queue, which, limit, to=to or queue)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good, some hundreds in one step."""
-        return await self._take_dead(queue, which, limit, redrive=False)
+        return await self._take_dead(queue, which, limit, to=None)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the inbox remembers."""
@@ -216,12 +218,12 @@ class SqliteBroker:
         """List the queues whose time has run out."""
         return await self._read(Ledger.idle)
 
-    async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, redrive: bool) -> int:
+    async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, to: str | None) -> int:
         await self._look(queue, lambda _: None)
         taken = 0
         while limit is None or taken < limit:
             step = TAKE_MAX if limit is None else min(TAKE_MAX, limit - taken)
-            found = await self._writer.submit(_dead_taker(queue, which, step, redrive=redrive))
+            found = await self._writer.submit(_dead_taker(queue, which, step, to))
             taken += len(found)
             if len(found) < step:
                 break
@@ -254,8 +256,8 @@ def topic_of(queue: str) -> str:
     return f"queue:{queue}"
 
 
-def _dead_taker(queue: str, which: Selection, limit: int, *, redrive: bool) -> Callable[[Ledger], list[int]]:
-    return lambda ledger: ledger.take_dead(queue, which, limit, redrive=redrive)
+def _dead_taker(queue: str, which: Selection, limit: int, to: str | None) -> Callable[[Ledger], list[int]]:
+    return lambda ledger: ledger.take_dead(queue, which, limit, to=to)
 
 
 def _purger(queue: str, sequences: Sequence[int], which: LiveSelection) -> Callable[[Ledger], int]:

@@ -198,6 +198,27 @@ class BrokerFaultSuite(QueueSuite):
         assert isinstance((await other.renew([new], house.lock))[0], Renewed)
         assert await settle(other, [new], COMPLETE) == [Settled()]
 
+    async def test_no_letter_is_lost_on_its_way_to_another_queue(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        broker, other = await house.open(), await house.open()
+        there, sent = f"{name}-there", {b"a", b"b", b"c"}
+        await send(broker, name, *sent)
+        await settle(broker, await receive(broker, name, house), DeadLetter("bad"))
+        await send(broker, there, b"first")  # it has asked before
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.redrive(name, EVERYTHING, None, to=there)
+        await house.pass_time(house.lock * LATE)
+        moved = {one.body for one in await receive(other, there, house)} - {b"first"}
+        left = {one.body for one in await other.peek_dead(name, EVERYTHING, 10)}
+        assert moved | left == sent
+        if house.traits.transactions:
+            assert not moved & left
+        await other.redrive(name, EVERYTHING, None, to=there)
+        again = {one.body for one in await receive(other, there, house)}
+        assert moved | again == sent
+        assert (await other.stats(name)).dead == 0
+
     async def test_a_late_claim_comes_again(self, house: QueueHarness, name: str) -> None:
         can(house, "late")
         broker, other = await house.open(), await house.open()

@@ -864,6 +864,52 @@ class BrokerSuite(QueueSuite):
         stats = await broker.stats(name)
         assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back, their locks at an end
 
+    async def test_redrive_to_another_queue(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker, other = await house.open(), await house.open()
+        there = f"{name}-there"
+        highest = 0 if house.traits.priorities == "impossible" else 5
+        named = Outgoing(b"named", id="x", headers={"n": 2**60 + 1, "e": ""}, reply_to="answers", correlation_id="c")
+        if house.traits.dedupe != "impossible":  # what is remembered there loses no letter
+            await broker.send(there, [Outgoing(b"", id="x")])
+            await settle(broker, await receive(broker, there, house), COMPLETE)
+        await broker.send(name, [named, Outgoing(b"told", headers={"a": 1.5}), Outgoing(b"plain", priority=highest)])
+        before = {one.body: one for one in await receive(broker, name, house)}
+        await settle(broker, [before[b"named"], before[b"told"]], DeadLetter("bad", "", ERROR))
+        await settle(broker, [before[b"plain"]], DeadLetter("odd"))
+        assert await other.redrive(name, Selection(reason="bad"), None, dry_run=True, to=there) == 2
+        assert await other.redrive(name, Selection(reason="odd"), None, to=there) == 1
+        assert await other.redrive(name, EVERYTHING, 5, to=there) == 2
+        assert await other.redrive(name, EVERYTHING, None, to=there) == 0
+        assert await broker.stats(name) == Stats()
+        got = await receive(broker, there, house)
+        if highest:
+            assert got[0].body == b"plain"
+        after = {one.body: one for one in got}
+        assert {body: (one.id, one.delivery_count, one.priority, dict(one.headers)) for body, one in after.items()} == {
+            body: (one.id, 1, one.priority, dict(one.headers)) for body, one in before.items()
+        }
+        assert (after[b"named"].reply_to, after[b"named"].correlation_id) == ("answers", "c")
+        assert there in await other.names()
+        await settle(broker, [after[b"named"]], DeadLetter("again"))
+        [letter] = await broker.peek_dead(there, EVERYTHING, 10)
+        assert [attempt.error for attempt in letter.history] == [ERROR, None]
+        assert len(await settle(broker, [after[b"told"], after[b"plain"]], COMPLETE)) == 2
+        assert await broker.stats(there) == Stats(dead=1)
+
+    async def test_redrive_to_another_queue_keeps_the_session(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.sessions)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"%d" % number, session="s") for number in range(3)])
+        held = await accept(broker, name, house)
+        await settle(broker, await receive_session(broker, held), DeadLetter("bad"))
+        await broker.release(held)
+        await broker.send(f"{name}-there", [Outgoing(b"before", session="s")])
+        assert await broker.redrive(name, EVERYTHING, 2, to=f"{name}-there") == 2
+        got = await receive_session(broker, await accept(broker, f"{name}-there", house))
+        assert bodies(got) == [b"before", b"0", b"1"]
+        assert (await broker.stats(name)).dead == 1
+
     async def test_redrive_takes_a_dead_letter_that_waits_for_its_delay(self, house: QueueHarness, name: str) -> None:
         needs(house.traits.dead_letters)
         needs(house.traits.delay)
