@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captur
         for name in ("old", "older", "free", "crashed"):
             with backend.election(name).campaign():
                 pass
-        with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
             file.execute("UPDATE tenure_lease SET expires_at = expires_at - 8 * 86400 WHERE name LIKE 'old%'")
             file.execute("UPDATE tenure_lease SET holder = 'somebody' WHERE name = 'crashed'")
         assert backend.vacancies()["old"] == pytest.approx(8 * 86_400, abs=600)
@@ -295,9 +296,8 @@ def test_doctor_on_what_is_no_store(tmp_path: Path, capsys: Captured) -> None:
 def test_doctor_on_a_locked_store(tmp_path: Path, capsys: Captured) -> None:
     import sqlite3
 
-    with sqlite3.connect(tmp_path / "locked.db", isolation_level=None) as connection:
+    with closing(sqlite3.connect(tmp_path / "locked.db", isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         code, _, err = tell(capsys, "doctor", f"sqlite:///{tmp_path / 'locked.db'}?busy=0")
-    connection.close()
     assert code == Exit.UNAVAILABLE
     assert "stayed locked" in err

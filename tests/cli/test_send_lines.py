@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,7 @@ def test_a_store_that_does_not_answer(
 ) -> None:
     stdin(monkeypatch, b"one\ntwo\nthree\n")
     monkeypatch.setenv("TENURE_URL", f"{url}?busy=0.1")
-    with sqlite3.connect(url.removeprefix("sqlite:///")) as other:
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as other:
         with tenure.sync.connect(url) as backend:
             backend.queue("orders").send(b"first")
         other.execute("BEGIN IMMEDIATE")

@@ -421,7 +421,7 @@ def test_a_write_that_fails_half_way(tmp_path: Path) -> None:
     first, second = answer.stdout.splitlines()
     assert first.startswith("Unavailable")
     assert "could not be asked: SQLite says disk I/O error" in first
-    assert second == "True Vacant(name='big', token=0)"
+    assert second.startswith("True Vacant(name='big', token=0")
 
 
 @pytest.mark.process

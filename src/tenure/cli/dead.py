@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tenure.cli.completion import queue_names
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import HelpfulGroup, asked_of, complete, duration, json_option, on_option
 from tenure.cli.output import body_fields, body_text, clean, say, say_json, say_table, timestamp
@@ -43,7 +44,7 @@ def _which(function: AnyFunction) -> AnyFunction:
 
 
 @command.command("list")
-@click.argument("queue")
+@click.argument("queue", shell_complete=queue_names)
 @on_option
 @_which
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most N.")
@@ -62,7 +63,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
 
 
 @command.command("show")
-@click.argument("queue")
+@click.argument("queue", shell_complete=queue_names)
 @click.argument("letter")
 @on_option
 @json_option
@@ -84,7 +85,7 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
 
 
 @command.command("redrive")
-@click.argument("queue")
+@click.argument("queue", shell_complete=queue_names)
 @on_option
 @_which
 @click.option("--to", metavar="QUEUE", help="Put them into this queue instead.")
@@ -111,7 +112,7 @@ def redrive(
 
 
 @command.command("purge")
-@click.argument("queue")
+@click.argument("queue", shell_complete=queue_names)
 @on_option
 @_which
 @click.option("--all", "every", is_flag=True, help="All of them.")

@@ -23,8 +23,6 @@ from tenure.cli.output import complain, tell_log
 from tenure.errors import ConfigError, TenureError, nearest
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from tenure import Backend, Queue
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -45,6 +43,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+COMPLETION = "_TENURE_COMPLETE"
+"""The variable by which a shell asks for completion; the name is click's."""
+
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -59,6 +60,10 @@ _BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line *arguments*; return the exit code."""
+    if asked := os.environ.get(COMPLETION):
+        from tenure.cli.completion import answer
+
+        return answer(group, asked)
     try:
         result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
         sys.stdout.flush()
@@ -172,12 +177,6 @@ class Branching(Command):
         super().format_options(ctx, formatter)
         with formatter.section("Commands"):
             formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in self.branches.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        found = [CompletionItem(name) for name in self.branches if incomplete and name.startswith(incomplete)]
-        return [*found, *super().shell_complete(ctx, incomplete)]
 
 
 class _Group(HelpfulGroup):

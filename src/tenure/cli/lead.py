@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tenure.cli.completion import election_names, files
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, key_value, on_option, refuse_both, seconds_option
@@ -27,8 +28,10 @@ class Order:
 
 
 @click.command("lead", cls=Command)
-@click.argument("name")
-@click.argument("argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED)
+@click.argument("name", shell_complete=election_names)
+@click.argument(
+    "argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED, shell_complete=files
+)
 @on_option
 @seconds_option("--ttl", "Length of the lease: how long a dead leader's name stays taken. [default: 15, if it fits]")
 @seconds_option("--renew-every", "From one renewal to the next. [default: ttl/3]")

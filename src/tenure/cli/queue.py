@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.completion import queue_names
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import Branching, complete, connect_to_look, duration, json_option, never_used, on_option
 from tenure.cli.output import ALARM, Cell, say_json, say_table, seconds
@@ -25,7 +26,7 @@ EVERY, EVERY_LEAST = 2.0, 0.01
 
 
 @click.command("queue", cls=Branching, branches=(peek, purge, delete))
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=queue_names)
 @on_option
 @json_option
 @click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")

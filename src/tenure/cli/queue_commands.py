@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tenure.cli.completion import queue_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import asked_of, complete, connect_to_look, duration, json_option, never_used, on_option
@@ -40,7 +41,7 @@ def name_argument(function: AnyFunction) -> AnyFunction:
             )
         return name or ""
 
-    return click.argument("name", required=False, metavar="NAME", callback=check)(function)
+    return click.argument("name", required=False, metavar="NAME", callback=check, shell_complete=queue_names)(function)
 
 
 def which(*states: str) -> Callable[[AnyFunction], AnyFunction]:

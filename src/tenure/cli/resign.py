@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.completion import election_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect_to_look, duration, json_option, on_option
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("resign", cls=Command)
-@click.argument("name")
+@click.argument("name", shell_complete=election_names)
 @on_option
 @json_option
 @click.option("--wait", type=duration, metavar="S", help="Wait up to so long until that leader has stepped down.")

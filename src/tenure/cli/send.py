@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tenure import Outgoing
+from tenure.cli.completion import queue_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import complete, connect, json_option, key_value, on_option, seconds_option, told
@@ -30,7 +31,7 @@ def moment(text: str) -> datetime:
 
 
 @click.command("send", cls=Command)
-@click.argument("queue")
+@click.argument("queue", shell_complete=queue_names)
 @click.argument("body", required=False)
 @on_option
 @click.option("--file", "-f", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Take BODY from here.")
@@ -60,7 +61,7 @@ def moment(text: str) -> datetime:
 @seconds_option("--ttl", "Dead-letter it if nobody has received it for so long.")
 @click.option("--session", metavar="TEXT", help="Messages of one session are received in order, by one at a time.")
 @click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="Higher ones are received first.")
-@click.option("--reply-to", metavar="QUEUE", help="Where an answer is to go.")
+@click.option("--reply-to", metavar="QUEUE", shell_complete=queue_names, help="Where an answer is to go.")
 @click.option("--correlation-id", metavar="TEXT", help="What an answer will carry.")
 @click.option("--quiet", "-q", is_flag=True, help="Print no ids; on a terminal, show how far it is.")
 @json_option

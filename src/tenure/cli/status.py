@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tenure.cli.completion import election_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, connect_to_look, json_option, on_option
@@ -21,7 +22,7 @@ UNUSED_DAYS = 7
 
 
 @click.command("status", cls=Command)
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=election_names)
 @on_option
 @json_option
 @click.option("--all", "every", is_flag=True, help=f"Also the names that nobody has led for {UNUSED_DAYS} days.")

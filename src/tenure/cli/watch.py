@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import click
 
+from tenure.cli.completion import election_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, connect_to_look, json_option, on_option
@@ -13,7 +14,7 @@ from tenure.cli.patience import wait_option
 
 
 @click.command("watch", cls=Command)
-@click.argument("name")
+@click.argument("name", shell_complete=election_names)
 @on_option
 @json_option
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N changes, the first included.")

@@ -10,6 +10,7 @@ import click
 
 import tenure
 from tenure.cli.codes import REJECT, exit_codes, rejecting
+from tenure.cli.completion import files, queue_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit
 from tenure.cli.group import complete, on_option, refuse_both, seconds_option
@@ -41,8 +42,8 @@ class Order:
 
 
 @click.command("work", cls=Command)
-@click.argument("queue")
-@click.argument("argv", nargs=-1, metavar="[-- CMD [ARGS]...]", type=click.UNPROCESSED)
+@click.argument("queue", shell_complete=queue_names)
+@click.argument("argv", nargs=-1, metavar="[-- CMD [ARGS]...]", type=click.UNPROCESSED, shell_complete=files)
 @on_option
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Call this with each message, instead of CMD.")
 @click.option(

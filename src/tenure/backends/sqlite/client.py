@@ -118,7 +118,7 @@ class Options:
         synchronous: ``full`` keeps every answer through a loss of power; ``normal`` is faster, and may then lose the
             newest ones, tokens too. Neither loses anything when only a process dies.
         busy: For how many seconds to go on trying for the write lock.
-        create: Whether to create the file if it isn't there; without, that is an error.
+        create: Whether to create the file, or tenure's tables in it, if there are none; without, that is an error.
     """
 
     synchronous: Literal["full", "normal"] = "full"
@@ -435,6 +435,11 @@ class Database:
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
+            if not self.options.create and not _versions(connection):
+                raise self._barred(
+                    f"{self.path} has no tables of tenure, so nobody has led or sent anything there; look for a "
+                    "misspelling, or let the first candidate or sender create them"
+                )
             synchronous = "normal" if self._syncs_apart else self.options.synchronous
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
