@@ -6,6 +6,7 @@ import collections
 import enum
 import math
 import pickle
+import sys
 import typing
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -13,6 +14,7 @@ from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
@@ -138,6 +140,14 @@ class Model(pydantic.BaseModel):
     sold: datetime | None = pydantic.Field(default=None, alias="soldAt")
 
 
+class Lion(pydantic.BaseModel):
+    kind: Literal["lion"]
+
+
+class Bear(pydantic.BaseModel):
+    kind: Literal["bear"]
+
+
 class Struct(msgspec.Struct):
     number: int
     when: datetime | None = None
@@ -219,6 +229,9 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
     (Struct, Struct(1, WHEN)),
     (dict[str, Struct | None], {"a": Struct(1), "b": None}),
     (Checked, Checked(5)),
+    (list[Annotated[Lion | Bear, pydantic.Field(discriminator="kind")]], [Bear(kind="bear"), Lion(kind="lion")]),
+    (Lion | Bear | None, Bear(kind="bear")),
+    (list[pydantic.HttpUrl], [pydantic.HttpUrl("https://host/")]),
     (Mixed, Mixed([Model(number=1, soldAt=WHEN)], {"a": Struct(1, WHEN)}, Checked(2), 5, 6)),
 ]
 
@@ -276,7 +289,7 @@ def test_fields_that_a_type_does_not_know_are_ignored() -> None:
         (b'{"number":7.0,"lines":[]}', Order, "the body.number must be int, not 7.0"),
         (b'{"number":7,"lines":[{"article":5}]}', Order, "the body.lines[0].article must be str, not 5"),
         (b'{"number":7,"lines":[{"article":"' + b"x" * 99 + b'","count":"no"}]}', Order, "count must be int, not 'no'"),
-        (b'{"number":7,"lines":[],"either":[]}', Order, "the body.either fits none of int, str (int: it must be"),
+        (b'{"number":7,"lines":[],"either":[]}', Order, "the body.either fits none of int, str, being []"),
         (b'{"number":7,"lines":[],"wanted":"soon"}', Order, "the body.wanted must be a date or time in ISO 8601"),
         (b'{"number":7,"lines":[],"weights":{"kg":"x"}}', Order, "the body.weights['kg'] must be float, not 'x'"),
         (b'{"number":7,"lines":[],"colour":"blue"}', Order, "the body.colour must be one of 'red', 'green', not 'bl"),
@@ -362,3 +375,48 @@ def test_a_type_whose_annotations_name_nothing_is_refused() -> None:
 def test_what_has_no_json_form_is_refused_with_its_place(value: object, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         encode(value)
+
+
+NEWER = """
+type Ids = list[int]
+type Pair[A] = tuple[A, A]
+type Json = dict[str, Json] | list[Json] | str | int | None
+
+@dataclass
+class Page[T]:
+    items: list[T]
+    next: "Page[T] | None" = None
+
+@dataclass
+class Uses:
+    ids: Ids
+    pair: Pair[float]
+    page: Page[str]
+    deep: Json = None
+
+class Bounded[T: int](NamedTuple):
+    a: T
+
+VALUES = [(Uses, Uses([1], (1.0, 2.0), Page(["a"], Page([])), {"a": [1, {"b": None}]})), (Bounded, Bounded(1))]
+MISFITS = [
+    (Page[str], b'{"items":[],"next":{"items":[1]}}', "the body.next.items[0] must be str, not 1"),
+    (Bounded, b'["x"]', "the body[0] must be int, not 'x'"),
+    (Ids, b'["x"]', "the body[0] must be int, not 'x'"),
+    (Json, b'{"a":1.5}', "the body fits none of dict[str, Json], list[Json], str, int, NoneType (dict[str, Json]: "
+     "['a'] fits none of dict[str, Json], list[Json], str, int, NoneType, being 1.5)"),
+]
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="its syntax is newer")
+def test_type_parameters_as_python_3_12_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = ModuleType("newer")
+    monkeypatch.setitem(sys.modules, "newer", newer)
+    vars(newer).update(dataclass=dataclass, NamedTuple=NamedTuple)
+    exec(NEWER, vars(newer))
+    for kind, value in newer.VALUES:
+        assert decode(encode(value), kind) == value
+    for kind, body, complaint in newer.MISFITS:
+        with pytest.raises(DecodeError) as caught:
+            decode(body, kind)
+        assert str(caught.value) == complaint

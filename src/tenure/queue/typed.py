@@ -112,8 +112,8 @@ class _Maker:
             return self.of(kind.__supertype__ if isinstance(kind, typing.NewType) else kind.type, bound)
         alias = kind if origin is None else origin
         if type(alias).__name__ == "TypeAliasType":
-            variables = getattr(alias, "__type_params__", ())
-            return self.of(alias.__value__, {**bound, **_matched(variables, arguments, bound)})
+            given = {**bound, **_matched(getattr(alias, "__type_params__", ()), arguments, bound)}
+            return self._once(alias, given, lambda: self.of(alias.__value__, given))
         if origin in (Union, types.UnionType):
             return self._union(arguments, bound)
         if origin is Literal:
@@ -133,7 +133,8 @@ class _Maker:
             key, value = arguments or (str, Any)
             return _mapping(alias, self._key(key, bound), self.of(value, bound))
         if dataclasses.is_dataclass(alias) or _is_named_tuple(alias) or _is_typed_dict(alias):
-            return self._record(alias, _variables(alias, arguments, bound))
+            given = _variables(alias, arguments, bound)
+            return self._once(alias, given, lambda: self._record(alias, given))
         raise ConfigError(
             f"a body can't be read as {_name(kind)}; there are dataclasses, TypedDict, NamedTuple, pydantic models, "
             "msgspec structs, and what can stand in their fields. For another type, make it of message.json()"
@@ -142,10 +143,10 @@ class _Maker:
     def _union(self, kinds: tuple[Any, ...], bound: Mapping[Any, Any]) -> Read:
         flat = tuple(_flat(kinds, bound))
         reads = [(kind, self.of(kind, bound)) for kind in flat]
-        exact = {type(None) if kind is None else kind: read for kind, read in reads}
-        exact = {kind: read for kind, read in exact.items() if kind in (bool, int, float, type(None))}
+        scalars = (bool, int, float, type(None))
+        exact = {one: read for kind, read in reads for one in scalars if kind is one}
         records = [kind for kind in flat if _fields_of(kind)]
-        only = [read for kind, read in reads if kind not in (None, type(None))]
+        only = [read for kind, read in reads if kind is not type(None)]
         named = ", ".join(_name(kind) for kind in flat)
 
         def read_union(value: Any) -> Any:
@@ -162,8 +163,10 @@ class _Maker:
                 try:
                     return read(value)
                 except Misfit as misfit:
-                    problems.append(f"{_name(kind)}: {misfit.at.lstrip('.') or 'it'} {misfit.problem}")
-            raise Misfit(f"fits none of {named} ({'; '.join(problems)[:400]})")
+                    if misfit.at or (isinstance(value, dict) and kind in records):  # it came so far
+                        problems.append(f"{_name(kind)}: {misfit.at.lstrip('.') or 'it'} {misfit.problem}")
+            why = f" ({'; '.join(problems)[:400]})" if problems else f", being {_shown(value)}"
+            raise Misfit(f"fits none of {named}{why}")
 
         return read_union
 
@@ -200,21 +203,25 @@ class _Maker:
 
         return read_key
 
-    def _record(self, kind: Any, bound: Mapping[Any, Any]) -> Read:
-        """Return the reader of a type with named fields; one that is begun inside of itself is made only once."""
+    def _once(self, kind: Any, bound: Mapping[Any, Any], make: Callable[[], Read]) -> Read:
+        """Return the reader of a *kind* that may stand inside of itself; begun there once more, it is that outside."""
         key = (kind, repr(sorted((str(variable), repr(given)) for variable, given in bound.items())))
-        if key in self._begun:
-            return self._begun[key]
-        parts: list[Any] = []
-        self._begun[key] = lambda value: parts[0](value)
+        if key not in self._begun:
+            made: list[Read] = []
+            self._begun[key] = lambda value: made[0](value)
+            made.append(make())
+            self._begun[key] = made[0]
+        return self._begun[key]
+
+    def _record(self, kind: Any, bound: Mapping[Any, Any]) -> Read:
+        """Return the reader of a type with named fields."""
         hints = _hints(kind)
         fields = _fields_of(kind)
         reads = {name: self.of(hints.get(name, Any), bound) for name in fields}
         required = frozenset(name for name in fields if name in _required(kind, hints))
         made = _structure(kind, reads, required)
         if _is_named_tuple(kind):
-            made = _named_tuple(kind, made, list(reads.values()), len(required))
-        parts.append(made)
+            return _named_tuple(kind, made, list(reads.values()), len(required))
         return made
 
 
@@ -482,8 +489,12 @@ def _required(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
 
 def _hints(kind: Any) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(kind, include_extras=True)
-    except NameError as error:
+        try:
+            return typing.get_type_hints(kind, include_extras=True)
+        except NameError:  # the early releases of Python 3.12 don't find type parameters that are named as text
+            variables = {one.__name__: one for one in getattr(kind, "__type_params__", ())}
+            return typing.get_type_hints(kind, localns={**vars(kind), **variables}, include_extras=True)
+    except (NameError, TypeError) as error:
         raise ConfigError(
             f"a body can't be read as {_name(kind)}, as its annotations can't be resolved ({error}); "
             "define what they name at the top of a module"
