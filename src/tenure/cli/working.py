@@ -12,12 +12,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
 import tenure
-from tenure.cli import codes, guard
+from tenure.cli import codes, footer, guard
 from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import never_used
@@ -76,12 +76,18 @@ class Working:
                 queue = backend.queue(order.queue, **order.settings)
                 self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
                 await self._begin(backend, queue)
-                await consumer.run()
+                with self._bar(queue):
+                    await consumer.run()
         except BaseException:
             if not self._tally.is_empty:
                 await self._sum_up()
             raise
         await self._sum_up()
+
+    def _bar(self, queue: tenure.Queue) -> AbstractContextManager[None]:
+        if self._order.until_empty and self._order.verbosity >= 0 and footer.has_room():
+            return footer.shown(queue, self._tally)
+        return nullcontext()
 
     async def _sum_up(self) -> None:
         self._tell(self._tally.summary())
