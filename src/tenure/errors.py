@@ -43,6 +43,10 @@ class MessageRefused(ConfigError):
         super().__init__(place if count > 1 else reason)
         self.index = index
         self.reason = reason
+        self._count = count
+
+    def __reduce__(self) -> tuple[type[MessageRefused], tuple[str, int, int]]:
+        return type(self), (self.reason, self.index, self._count)
 
 
 class Unavailable(TenureError):

@@ -29,7 +29,7 @@ from azure.storage.queue.aio import QueueClient
 import tenure
 from tenure.backends import azure_storage
 from tenure.backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
-from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
+from tenure.errors import ConfigError, MessageRefused, TenureError, TermLost, Unavailable
 from tenure.lease import Grant, Granted, HeldBy, Lost, Vacant
 from tenure.queue.broker import EVERYTHING
 from tenure.queue.desk import Message
@@ -509,8 +509,9 @@ async def test_what_comes_later_is_not_dated_earlier(backend: AzureBackend, name
 async def test_what_can_not_be_done_is_refused_before_anything_is(backend: AzureBackend, name: str) -> None:
     broker = backend.broker
     for message in (Outgoing(b"a", session="s"), Outgoing(b"a", priority=1), Outgoing(b"a", delay=8 * 86_400.0)):
-        with pytest.raises(ConfigError):
+        with pytest.raises(MessageRefused, match=r"message 1 of 2: .*; none of them was sent") as refused:
             await broker.send(name, [Outgoing(b"fine"), message])
+        assert refused.value.index == 1
     with pytest.raises(ConfigError, match="65,536"):
         await broker.send(name, [Outgoing(b"x" * 45_000, headers={"big": "y" * 6_000})])
     assert name not in await broker.names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 
 import pytest
@@ -62,7 +63,9 @@ def test_a_body_that_is_too_large_is_told_by_how_much_it_may_be_raised() -> None
         checked([tenure.Outgoing(b"12")], 1, 2)
     with pytest.raises(tenure.MessageRefused, match=r"^message 1 of 2: body \(2 bytes\).* this store.* none") as caught:
         checked([tenure.Outgoing(b"1"), tenure.Outgoing(b"12")], 1, 1)
-    assert (caught.value.index, caught.value.reason.partition(";")[2]) == (1, " send a reference to it")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):  # as out of a handler's process
+        assert (error.index, error.reason.partition(";")[2]) == (1, " send a reference to it")
+        assert str(error) == str(caught.value)
 
 
 def test_the_nearest_name_is_suggested_if_it_is_near() -> None:
