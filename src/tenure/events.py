@@ -91,6 +91,15 @@ class TermEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class HandBackMissed(Event):
+    """The lease of a term that has ended could not be handed back yet: told once. It is tried again, or runs out."""
+
+    token: int
+    why: str
+    time_left: float
+
+
+@dataclass(frozen=True, slots=True)
 class HandedBack(Event):
     """A grant arrived after we had given up on it, and was returned unused."""
 

@@ -13,7 +13,7 @@ from tenure.driver import Driver
 from tenure.election.elector import Election, Health, Term
 from tenure.election.store import LeaseTraits
 from tenure.errors import ConfigError, TermLost, Unavailable
-from tenure.events import Event, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
+from tenure.events import Event, HandBackMissed, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
 from tenure.keeper import Keeper
 from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.pacing import Timing
@@ -254,6 +254,20 @@ async def test_two_lost_answers_in_a_row_cost_nothing(town: Town) -> None:
     assert not town.told(TermEnding)
     task.cancel()
     await asyncio.wait({task})
+
+
+@in_town
+async def test_a_lease_that_can_not_be_handed_back_is_told_so_once(town: Town) -> None:
+    road, driver = town.road()
+    stop = asyncio.Event()
+    task = asyncio.create_task(town.candidate(driver).run(forever, stop=stop))
+    await elected(town)
+    road.cut = True
+    stop.set()
+    await task
+    [missed] = town.told(HandBackMissed)
+    assert missed.token == 1
+    assert 0 < missed.time_left <= TIMING.ttl
 
 
 @in_town

@@ -33,6 +33,7 @@ from typing import ClassVar
 from tenure.events import (
     CampaignFailed,
     Event,
+    HandBackMissed,
     HandedBack,
     Overrun,
     Reason,
@@ -223,6 +224,7 @@ class _Office:
     stop_by: float = NEVER  # work that runs beyond this has overrun
     overran: bool = False
     work_runs: bool = True
+    kept: bool = False  # its lease could not be handed back at once, and that was told
 
 
 class Machine:
@@ -387,6 +389,7 @@ class Machine:
                 self._renew(now, effects)
             case State.RESIGNING if office and not office.work_runs and now >= self._deadline:
                 self._abandon_question()
+                self._keep_lease(office, f"no answer within {self.timing.retry_every:g} s", now, effects)
                 self._hand_back(office, now, effects)
 
     def _hint(self, now: float) -> None:
@@ -450,8 +453,9 @@ class Machine:
                 office.stalled = True
             case State.RESIGNING, Released() | Lost() if office and not office.work_runs:
                 self._close(office, now)
-            case State.RESIGNING, NoAnswer() if office and not office.work_runs:
+            case State.RESIGNING, NoAnswer(why) if office and not office.work_runs:
                 self._deadline = now + self.timing.retry_every
+                self._keep_lease(office, why, now, effects)
             case _, NoAnswer():
                 raise AssertionError(f"a candidate that is {self.state.value} waits for no answer")
             case _:  # an answer to another question, or about another claim: whatever it says, we don't know
@@ -620,6 +624,13 @@ class Machine:
             effects.append(Release(self._ask(Release, office.grant.holder, now), office.grant))
         else:
             self._close(office, now)
+
+    def _keep_lease(self, office: _Office, why: str, now: float, effects: list[Effect]) -> None:
+        """Say, once, that the lease is not handed back yet."""
+        if not office.kept:
+            office.kept = True
+            left = max(0.0, office.trusted_until - now)
+            effects.append(Tell(HandBackMissed(now, self.name, office.grant.holder, office.grant.token, why, left)))
 
     def _close(self, office: _Office, now: float) -> None:
         self._abandon_question()

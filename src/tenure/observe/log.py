@@ -13,6 +13,7 @@ from tenure.events import (
     CampaignFailed,
     Event,
     GivenBack,
+    HandBackMissed,
     HandedBack,
     HandlerNotBegun,
     HandlerOverran,
@@ -77,7 +78,13 @@ def _said(event: Event) -> tuple[int, str]:
                 "does not contend until the work has ended"
             )
         case TermEnded(token=token, reason=reason, released=released):
-            return logging.INFO, f"term {token} has ended ({reason}), lease {'handed back' if released else 'gone'}"
+            return (
+                logging.INFO,
+                f"term {token} has ended ({reason}), the lease is {'being handed back' if released else 'gone'}",
+            )
+        case HandBackMissed(token=token, why=why, time_left=left):
+            then = f"trying again until it runs out, in about {left:.3g} s" if left else "it runs out by itself"
+            return logging.WARNING, f"the lease of term {token} could not be handed back ({why}); {then}"
         case HandedBack(token=token):
             return logging.INFO, f"term {token} was granted too late to be used, and handed back"
         case TokenFell(token=token, seen=seen):

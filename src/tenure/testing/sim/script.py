@@ -51,7 +51,16 @@ from tenure.election.machine import (
     WorkOverran,
 )
 from tenure.errors import ConfigError
-from tenure.events import CampaignFailed, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
+from tenure.events import (
+    CampaignFailed,
+    HandBackMissed,
+    HandedBack,
+    Overrun,
+    RenewalMissed,
+    TermBegan,
+    TermEnded,
+    TermEnding,
+)
 from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure.pacing import Timing
 
@@ -185,6 +194,8 @@ def _heard(event: object) -> list[str]:
             return [f"say: term ending, {reason}; work has until {_seconds(deadline)}"]
         case TermEnded(reason=reason, released=released):
             return [f"say: term ended, {reason}; {'' if released else 'not '}handed back"]
+        case HandBackMissed(why=why, time_left=left):
+            return [f"say: not handed back, {why}; {_seconds(left)} s left"]
         case HandedBack(token=token):
             return [f"say: {token} handed back unused"]
         case TermBegan() | Overrun():
