@@ -54,7 +54,8 @@ def test_status_of_a_name(leader: tenure.sync.Term, capsys: Captured) -> None:
     assert (code, err) == (0, "")
     title, row = out.splitlines()
     assert title.split("  ")[0] == "NAME"
-    assert row.startswith(f"job   {leader.holder}  1  ")
+    assert row.split()[:3] == ["job", leader.holder, "1"]
+    assert row.index(" 1 ") + 2 == title.index("TOKEN") + len("TOKEN")  # to the right
     assert row.endswith(r"addr=10.0.0.1:80 note=[bold]\x1b[31m")  # seen, not obeyed
 
 

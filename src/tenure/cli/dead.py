@@ -58,7 +58,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
         rows = [
             (str(one.sequence), one.id, one.reason, str(one.delivery_count), _died(one), _last(one)) for one in letters
         ]
-        say_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, whole=("SEQ", "TRIES", "DIED"))
+        say_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, numbers=("SEQ", "TRIES"), whole=("DIED",))
     return Exit.DONE
 
 

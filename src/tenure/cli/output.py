@@ -98,11 +98,17 @@ def say_table(
     rows: Sequence[Sequence[str | Cell]],
     *,
     titles: bool = True,
+    numbers: Container[str] = (),
     whole: Container[str] = (),
 ) -> None:
-    """Draw a table for people; on a terminal, all but the *whole* columns are wrapped where there is too little room.
+    """Draw a table for people; into a pipe goes a plain one, in which no line is cut or wrapped.
 
-    Into a pipe goes a plain one, in which no line is cut or wrapped.
+    Args:
+        columns: Their titles.
+        rows: What stands in each of them.
+        titles: Whether the titles are shown.
+        numbers: The titles of columns that are aligned to the right.
+        whole: The titles of columns that are not wrapped either where a terminal is too narrow.
     """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
@@ -110,8 +116,10 @@ def say_table(
         plain = [[cell.text for cell in row] for row in shown]
         lines = [list(columns), *plain] if titles else plain
         widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+        places = [(width, title in numbers) for title, width in zip(columns, widths, strict=True)]
         for line in lines:
-            say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+            told = zip(line, places, strict=True)
+            say("  ".join(cell.rjust(room) if right else cell.ljust(room) for cell, (room, right) in told).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
@@ -119,7 +127,9 @@ def say_table(
 
     table = Table(box=None, show_header=titles, header_style=TITLE, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in whole)
+        is_number = column in numbers
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(column, overflow="fold", no_wrap=is_number or column in whole, justify=justify)
     for row in shown:
         table.add_row(*(Text(cell.text, cell.style) for cell in row))  # Text: a name may look like markup
     Console(file=sys.stdout, highlight=False).print(table)

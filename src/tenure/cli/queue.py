@@ -73,7 +73,7 @@ async def _look(name: str | None, url: str, as_json: bool) -> None:
         records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
         say_json(records if name is None else records[0])
     elif found:
-        say_table(COLUMNS, [(each, *numbers(stats)) for each, stats in found.items()])
+        say_table(COLUMNS, [(each, *numbers(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
 
 
 async def _watch(

@@ -45,7 +45,9 @@ def command(name: str | None, url: str, as_json: bool, every: bool) -> int:
     hidden = set() if every or name is not None else {each for each in vacancies if _is_unused(vacancies[each])}
     rows = [_row(each, leader) for each, leader in leaders.items() if each not in hidden]
     if rows:
-        say_table(("NAME", "LEADER", "TOKEN", "LEASE LEFT", "METADATA"), rows, whole=("TOKEN", "LEASE LEFT"))
+        say_table(
+            ("NAME", "LEADER", "TOKEN", "LEASE LEFT", "METADATA"), rows, numbers=("TOKEN",), whole=("LEASE LEFT",)
+        )
     if hidden:
         names = f"{len(hidden):,} name{'s' if len(hidden) > 1 else ''}"
         notice(f"{names} not shown, which nobody has led for {UNUSED_DAYS} days; --all shows all")
