@@ -29,7 +29,7 @@ from tenure.pacing import Timing
 from tenure.queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
 from tenure.queue.desk import Desk
 from tenure.queue.hearing import Hearing
-from tenure.queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_name
+from tenure.queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_count, check_name
 from tenure.queue.producer import Requests, is_reply_queue
 from tenure.queue.queue import Queue
 from tenure.threads import in_thread
@@ -405,6 +405,31 @@ class Backend:
         if migrate is None:
             return f"{self.url} needs no schema; there is nothing to do"
         return str(await keeper.call(migrate))
+
+    async def migration_sql(self, since: int | None = None) -> str:
+        """Return the SQL that :meth:`migrate` would run, for somebody who reads it first, and runs it as another user.
+
+        Nothing is changed. Where nothing is to be done, it is an SQL comment that says so.
+
+        Args:
+            since: The version that the schema has, 0 for none yet. Then the store is not asked, and the backend need
+                not be open. If unset, it is found out.
+
+        Raises:
+            ConfigError: There is no such version, or the schema is newer than this tenure.
+            Unavailable: The store could not be asked.
+        """
+        if since is not None:
+            check_count("since", since, least=0)
+            write: Callable[[Url, int], str] | None = getattr(self._module, "migration_sql", None)
+            if write is not None:
+                return write(self.url, since)
+        else:
+            keeper, _, opened = self._connected()
+            ask: Callable[[], Coroutine[Any, Any, str]] | None = getattr(opened, "migration_sql", None)
+            if ask is not None:
+                return await keeper.call(ask)
+        return f"-- {self.url} needs no schema; there is nothing to do"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}, {self._state}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 
+import tenure
 from tenure.backends import postgres
 from tenure.backends.postgres import queue, wake
 from tenure.backends.postgres.client import VERSION, Connection, Line, Options
@@ -226,6 +228,101 @@ def test_the_command_migrates(server: Postgres, capsys: pytest.CaptureFixture[st
         assert said in capsys.readouterr().out
     assert main(["migrate", "memory:"]) == 0
     assert "needs no schema" in capsys.readouterr().out
+
+
+LOADERS = ("psql", "driver")
+
+
+async def load(server: Postgres, script: str, loader: str) -> None:
+    """Run a script as a DBA would."""
+    if loader == "driver":
+        async with native(server.url) as connection:
+            await connection.execute(script)
+        return
+    psql = shutil.which("psql")
+    if psql is None:
+        pytest.skip("psql is not installed")
+    loading = await asyncio.create_subprocess_exec(
+        *(psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", server.url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await loading.communicate(script.encode())
+    if loading.returncode:
+        raise RuntimeError(errors.decode())
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("since", range(VERSION))
+async def test_a_script_does_what_a_migration_does(server: Postgres, since: int, loader: str) -> None:
+    schema = f"scripted_{loader}_{since}"
+    url = f"{server.url}?schema={schema}"
+    if since:
+        await postgres.migrate(url, to=since)
+    if since > 1:
+        async with native(server.url) as connection:  # what was sent before the upgrade is there after it
+            await connection.execute(f"INSERT INTO {schema}.queue VALUES (DEFAULT, 'old', 30, 10, 600, 1000)")
+            await connection.execute(
+                f"INSERT INTO {schema}.message (queue, state, enqueued_at, session, body) VALUES (1, 0, 1, 's', 'x')"
+            )
+            await connection.execute(f"INSERT INTO {schema}.tally (queue, ready) VALUES (1, 1)")
+    async with tenure.connect(url) as backend:
+        script = await backend.migration_sql()
+    assert script == await tenure.connect(url).migration_sql(since)
+    await load(server, script, loader)
+    assert str(await postgres.migrate(url)) == f"the schema '{schema}' has version {VERSION} already"
+    async with opened(url) as store:
+        await won(store.leases, "a")
+        await store.broker.send("orders", [Outgoing(b"y")])
+        assert [one.body for one in (await store.broker.receive("orders", 1, TTL)).deliveries] == [b"y"]
+        if since > 1:
+            assert isinstance(await store.broker.accept("old", None, TTL), SessionLock)
+    with pytest.raises((RuntimeError, asyncpg.RaiseError), match=f"{schema}, which (is there already|has another)"):
+        await load(server, script, loader)
+    async with tenure.connect(url) as backend:
+        assert await backend.migration_sql() == f"-- the schema {schema} is up to date: nothing to do"
+
+
+async def test_a_script_writes_functions_anew(server: Postgres) -> None:
+    url = f"{server.url}?schema=scripted_anew"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        await connection.execute("UPDATE scripted_anew.migration SET functions = 'of an earlier release'")
+    async with tenure.connect(url) as backend:
+        script = await backend.migration_sql()
+        assert "CREATE TABLE" not in script
+        await load(server, script, "driver")
+        assert "already" in await backend.migrate()
+
+
+def test_the_command_writes_sql(
+    server: Postgres, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TENURE_URL", raising=False)
+
+    def said(*arguments: str, code: int = 0) -> str:
+        assert main(["migrate", *arguments]) == code
+        out, err = capsys.readouterr()
+        return err if code else out
+
+    whole = said("--sql")
+    assert whole == said("--sql", "--from", "0") == said("--sql", "--from", "0", "postgresql://nowhere.invalid/x")
+    assert "CREATE SCHEMA tenure;" in whole
+    assert "CREATE SCHEMA jobs;" in said("--sql", "--from", "0", "postgresql://nowhere.invalid/x?schema=jobs")
+    assert "which is there already" in whole
+    assert "CREATE SCHEMA unseen;" in said("--sql", f"{server.url}?schema=unseen")
+    assert (
+        said("--sql", "redis://localhost", "--from", "0")
+        == "-- redis://localhost needs no schema; there is nothing to do\n"
+    )
+    assert (
+        said("--sql", "sqlite:///x.db", "--from", "2") == "-- sqlite:///x.db needs no schema; there is nothing to do\n"
+    )
+    assert "--from tells for which version to write SQL; give --sql, too" in said("--from", "2", code=2)
+    assert "has version 1 to 4, or 0 where there is none, not 9" in said("--sql", "--from", "9", code=78)
+    assert "is not in the range" in said("--sql", "--from", "-1", code=2)
+    assert "127.0.0.1:1" in said("--sql", "postgresql://127.0.0.1:1/x", code=69)
 
 
 async def test_two_schemas_are_two_stores(server: Postgres, url: str, name: str) -> None:

@@ -31,7 +31,6 @@ WITHOUT_END = {
     "tenure queue orders --watch --every 10s": "goes on",
     "tenure work orders --concurrency 4 -- python serve.py": "goes on",
     "tenure migrate postgresql://localhost/orders": "needs a server there",
-    'TENURE_URL="postgresql://app:$PASSWORD@db/orders?schema=jobs" tenure migrate': "needs a server there",
     "tenure sim --queues --seeds 0-99": "takes a while",
     "tenure demo": "kills processes for half a minute",
     "tenure demo --instances 6 --on redis://localhost": "needs a server there",

@@ -55,8 +55,8 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
         "migrate": (
             ("Make the tables, or bring them up to date.",
              "tenure migrate postgresql://localhost/orders"),
-            ("In a schema of their own, with the password in a variable.",
-             "TENURE_URL=\"postgresql://app:$PASSWORD@db/orders?schema=jobs\" tenure migrate"),
+            ("Write the SQL for a DBA instead, who loads it with psql.",
+             "tenure migrate --sql > tenure.sql"),
         ),
         "send": (
             ("Send one message, to be received in ten minutes.",

@@ -193,6 +193,7 @@ class Backend:
     queues = blocking(tenure.backend.Backend.queues)
     diagnose = blocking(tenure.backend.Backend.diagnose)
     migrate = blocking(tenure.backend.Backend.migrate)
+    migration_sql = blocking(tenure.backend.Backend.migration_sql)
 
     def _pump_thread(self) -> LoopThread:
         """Return the loop on which queues are consumed and hooks called, started when it is first needed."""

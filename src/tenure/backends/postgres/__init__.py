@@ -8,8 +8,9 @@ from tenure.backends import Fact
 from tenure.backends.postgres.client import VERSION, Client, Options
 from tenure.backends.postgres.fence import fence
 from tenure.backends.postgres.leases import TRAITS, PostgresLeases
-from tenure.backends.postgres.migrate import Migrated, migrate, migrate_with
+from tenure.backends.postgres.migrate import Migrated, migrate, migrate_with, version_to_migrate
 from tenure.backends.postgres.queue import QUEUE_TRAITS, PostgresBroker
+from tenure.backends.postgres.script import script
 from tenure.backends.postgres.wake import Wake
 from tenure.clock import Clock
 from tenure.url import Url
@@ -37,6 +38,15 @@ def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
     return PostgresBackend(Client(url, url.options(Options)))
 
 
+def migration_sql(url: Url, since: int) -> str:
+    """Return the SQL that makes the schema that *url* names out of its version *since*; 0: it isn't there yet.
+
+    Raises:
+        ConfigError: There is no such version, or an option is unknown or doesn't fit.
+    """
+    return script(url.options(Options).schema, since)
+
+
 class PostgresBackend:
     """A database in use: a few connections for each loop, and one to be woken by."""
 
@@ -54,6 +64,12 @@ class PostgresBackend:
     async def migrate(self) -> Migrated:
         """Create or upgrade the schema; see :func:`migrate`."""
         return await migrate_with(self._client)
+
+    async def migration_sql(self) -> str:
+        """Return the SQL that ``migrate`` would run now; an SQL comment if that is none."""
+        since = await version_to_migrate(self._client)
+        schema = self._client.options.schema
+        return script(schema, since) if since is not None else f"-- the schema {schema} is up to date: nothing to do"
 
     async def describe(self) -> Sequence[Fact]:
         """Ask the server about itself."""

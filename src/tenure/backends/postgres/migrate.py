@@ -49,7 +49,7 @@ CATCH_UP = 10.0
 QUEUES = 2
 """The version that brought the tables of queues."""
 
-_WITHOUT_MARKS = (2, 3)
+WITHOUT_MARKS = (2, 3)
 """Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
 
 ROUNDS = 20
@@ -68,13 +68,24 @@ with the columns that it writes and the arguments that it gives."""
 PATIENCE = 120.0
 """Seconds for a migration, the wait for another one included."""
 
-_BEGIN = """
+BEGIN = """
 CREATE TABLE IF NOT EXISTS {schema}.migration (
     version integer PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT now(),
     by      text NOT NULL DEFAULT current_user
 )
 """
+
+
+OFFER = (
+    "INSERT INTO {schema}.waiting (queue, seq, session) SELECT queue, min(seq), session FROM {schema}.message "
+    "WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session"
+)
+LOWER = (
+    "INSERT INTO {schema}.mark (queue, kind, keys) "
+    "SELECT id, 0, array_fill(0::double precision, '{14}') FROM {schema}.queue"
+)
+"""Offer the sessions that there are, and lower all marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
             try:
                 await _change_tables(connection, client.options.schema, to)
                 done = await _in_one_step(connection, client.options.schema, to)
-                if done.before in _WITHOUT_MARKS and done.after > max(_WITHOUT_MARKS):
+                if done.before in WITHOUT_MARKS and done.after > max(WITHOUT_MARKS):
                     await _catch_up(connection, client.options.schema)
                 return done
             finally:
@@ -164,7 +175,12 @@ async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated
 async def _lock(connection: Connection, schema: str) -> None:
     """Let no other migration go on until this transaction ends."""
     # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
-    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"tenure migrate {schema}")
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock_of(schema))
+
+
+def lock_of(schema: str) -> str:
+    """Return what the advisory lock of migrations is called."""
+    return f"tenure migrate {schema}"
 
 
 async def _version(connection: Connection, schema: str) -> int:
@@ -183,15 +199,10 @@ async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
             raise ConfigError(f"schema={schema}: that is a word of SQL, and can't name a schema; try schema=tenure")
         await connection.execute(f"CREATE SCHEMA {schema}")
     if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
-        await connection.execute(_BEGIN.replace("{schema}", schema))
+        await connection.execute(BEGIN.replace("{schema}", schema))
     before = await _version(connection, schema)
-    if before > VERSION:
-        if await connection.fetchval(works_with(schema)) <= VERSION:
-            return Migrated(schema, before, before)
-        raise ConfigError(
-            f"the schema {schema!r} has version {before}, and this tenure knows {VERSION}: it was made by a newer "
-            "one; install that here"
-        )
+    if await _is_newer(connection, schema, before):
+        return Migrated(schema, before, before)
     for version in range(before + 1, to + 1):
         for change in statements(TABLES[version], schema).values() if version in TABLES else ():
             await connection.execute(change)
@@ -214,27 +225,69 @@ async def _catch_up(connection: Connection, schema: str) -> None:
     while left and time.monotonic() - begun < CATCH_UP:
         await asyncio.sleep(0.05)
         left &= {row[0] for row in await connection.fetch(writers)}
-    await connection.execute(
-        f"INSERT INTO {schema}.waiting (queue, seq, session) SELECT queue, min(seq), session FROM {schema}.message "
-        "WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session"
-    )
-    await connection.execute(
-        f"INSERT INTO {schema}.mark (queue, kind, keys) "
-        f"SELECT id, 0, array_fill(0::double precision, '{{14}}') FROM {schema}.queue"
-    )
+    for change in (OFFER, LOWER):
+        await connection.execute(change.replace("{schema}", schema))
 
 
 async def _write(connection: Connection, schema: str, before: int) -> bool:
     """Write the functions, if they are not those of this tenure; tell whether others of this version stood there."""
-    text = functions(schema)
-    digest = sha256(text.encode()).hexdigest()
-    if await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}") == digest:
+    text, note = written(schema)
+    if await _has_functions(connection, schema):
         return False
     await connection.execute(text)
-    await connection.execute(
-        f"UPDATE {schema}.migration SET functions = $1, oldest = $2 WHERE version = {VERSION}", digest, OLDEST
-    )
+    await connection.execute(note)
     return before == VERSION
+
+
+async def _has_functions(connection: Connection, schema: str) -> bool:
+    """Tell whether the functions of the schema are those of this tenure."""
+    found = await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}")
+    return bool(found == _digest(functions(schema)))
+
+
+def written(schema: str) -> tuple[str, str]:
+    """Return the statements that write the functions, and note which they are."""
+    text = functions(schema)
+    noted = f"functions = '{_digest(text)}', oldest = {OLDEST}"
+    return text, f"UPDATE {schema}.migration SET {noted} WHERE version = {VERSION};"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+async def version_to_migrate(client: Client) -> int | None:
+    """Return the version that the schema has, 0 for none; or None if there is nothing to migrate.
+
+    Raises:
+        ConfigError: The schema is newer than this tenure.
+        Unavailable: The database could not be asked.
+    """
+    schema, asked_at = client.options.schema, time.monotonic()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            connection = await client.connect()
+            try:
+                version = await _version(connection, schema)
+                if await _is_newer(connection, schema, version):
+                    return None
+                return None if version == VERSION and await _has_functions(connection, schema) else version
+            finally:
+                connection.terminate()
+    except DRIVER_ERRORS as error:
+        raise client.translate(error, asked_at, PATIENCE) from error
+
+
+async def _is_newer(connection: Connection, schema: str, version: int) -> bool:
+    """Tell whether a newer tenure has made the schema; refuse one that this tenure can't work with."""
+    if version <= VERSION:
+        return False
+    if await connection.fetchval(works_with(schema)) <= VERSION:
+        return True
+    raise ConfigError(
+        f"the schema {schema!r} has version {version}, and this tenure knows {VERSION}: it was made by a newer "
+        "one; install that here"
+    )
 
 
 def functions(schema: str) -> str:
