@@ -68,7 +68,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Run a command for each message, four at a time; the body is its input.",
              "tenure work orders --concurrency 4 -- python serve.py"),
             ("Write what is in the queue to the terminal, and end.",
-             "tenure work orders --until-empty -- cat"),
+             "tenure work orders --until-empty -- sh -c 'cat; echo'"),
         ),
         "queue": (
             ("Count the messages of every queue.",
