@@ -222,6 +222,7 @@ class Queue:
 
         It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
         after ``max_deliveries``. It returns or raises ``Retry(after=…)`` or ``Reject(reason, description)`` → so be it.
+        It lets out the ``DecodeError`` of ``message.decode(…)`` → it is dead-lettered at once, as ``undecodable``.
         Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
 
         Args:
