@@ -148,6 +148,20 @@ async def test_at_the_sentinels_we_may_be_another_than_at_the_primary(sentinel: 
             await backend.leases.names()
 
 
+async def test_live_messages_are_looked_at_and_purged(sentinel: Sentinel) -> None:
+    async with tenure.connect(f"{sentinel.url}?sentinel_password={SECRET}") as backend:
+        queue = backend.queue("looked-into")
+        await queue.send_batch([tenure.Outgoing(b"%d" % number, delay=60.0 * (number % 2)) for number in range(4)])
+        assert [one.state for one in await queue.peek()] == ["ready", "delayed"] * 2
+        assert await queue.purge(states=["delayed"]) == 2
+        [letter, _] = await queue.receive(2)
+        await letter.dead_letter("bad")
+        assert await queue.dead_letters.redrive(to="looked-into-later") == 1
+        assert [one.id for one in await backend.queue("looked-into-later").peek()] == [letter.id]
+        for name in ("looked-into", "looked-into-later"):
+            await backend.queue(name).delete(force=True)
+
+
 async def test_a_service_that_no_sentinel_knows_is_told(sentinel: Sentinel) -> None:
     async with opened(f"{sentinel.url}r?sentinel_password={SECRET}") as backend:
         with pytest.raises(ConfigError, match="knows no service 'mymasterr'"):

@@ -10,7 +10,7 @@ import pytest
 
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
-from tenure.queue.broker import EVERYTHING, NoSession, QueueSettings
+from tenure.queue.broker import EVERY_LIVE, EVERYTHING, NoSession, QueueSettings
 from tenure.queue.desk import Message
 from tenure.queue.message import (
     COMPLETE,
@@ -197,6 +197,19 @@ class BrokerFaultSuite(QueueSuite):
         assert (stats.ready, stats.locked, stats.dead) == (0, 1, 0)
         assert isinstance((await other.renew([new], house.lock))[0], Renewed)
         assert await settle(other, [new], COMPLETE) == [Settled()]
+
+    async def test_a_purge_without_an_answer_may_be_asked_for_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"held", b"a", b"b")
+        held = await receive(broker, name, house, limit=1)
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.purge_live(name, EVERY_LIVE)
+        await house.pass_time(house.lock / 2)  # where messages are locked to be removed, that ends by then
+        assert await broker.purge_live(name, EVERY_LIVE) <= 2
+        assert await receive(other, name, house) == []
+        assert await settle(broker, held, COMPLETE) == [Settled()]
 
     async def test_no_letter_is_lost_on_its_way_to_another_queue(self, house: QueueHarness, name: str) -> None:
         can(house, "lose_answer")
