@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,3 +223,117 @@ def test_whoever_wants_may_keep_the_signal(start: Start) -> None:
 def test_a_forked_child_is_meant_alone(start: Start) -> None:
     child = start(FORKING)
     assert child.communicate(timeout=PATIENCE)[0] == "1 2\n" * 3 + "still there\n"
+
+
+CONSUMING = """
+import asyncio, signal, sys, tenure
+
+async def handle(message):
+    print("begins", flush=True)
+    try:
+        await asyncio.sleep(2 if message.body == b"short" else 3600)
+        print("done", flush=True)
+    except asyncio.CancelledError:
+        print("cut", flush=True)
+        raise
+
+async def main():
+    before = signal.getsignal(signal.SIGINT)
+    async with tenure.connect("sqlite:///work.db") as backend:
+        queue = backend.queue("orders")
+        await queue.send(sys.argv[1].encode(), session="a" if "sessions" in sys.argv else None)
+        while True:
+            await queue.consume(handle, grace=50, sessions="sessions" in sys.argv)
+            print("over", signal.getsignal(signal.SIGINT) is before, flush=True)
+            if "again" not in sys.argv:
+                break
+            await queue.send(b"long")
+
+asyncio.run(main())
+"""
+
+CONSUMING_THREADS = """
+import signal, sys, time, tenure.sync
+
+def handle(message):
+    print("begins", flush=True)
+    time.sleep(1)
+    print("done", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    queue.consume(handle, grace=50)
+print("over", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+OWN = """
+import asyncio, signal, tenure
+
+async def handle(message):
+    print("begins", flush=True)
+    await asyncio.sleep(3600)
+
+async def main():
+    signal.signal(signal.SIGINT, lambda *_: print("mine", flush=True))
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one")
+        await queue.consume(handle)
+
+asyncio.run(main())
+"""
+
+
+def begin(start: Start, program: str, *arguments: str) -> subprocess.Popen[str]:
+    child = start(f"import sys; sys.argv[1:] = {arguments!r}\n{textwrap.dedent(program)}")
+    read(child, "begins")
+    return child
+
+
+@pytest.mark.parametrize("kind", ["messages", "sessions", "threads"])
+def test_an_interrupt_lets_handlers_finish(start: Start, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    child = begin(start, CONSUMING_THREADS if kind == "threads" else CONSUMING, "short", kind)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "done\nover True\n"
+    assert child.returncode == 0
+    assert capfd.readouterr().err == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+
+
+def test_a_second_interrupt_hurries(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    child = begin(start, CONSUMING, "long")
+    child.send_signal(signal.SIGINT)
+    give_up = time.monotonic() + PATIENCE
+    while "once more" not in capfd.readouterr().err:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
+    assert child.returncode == -signal.SIGINT
+
+
+def test_what_consumes_in_a_loop_is_ended_by_a_later_interrupt(start: Start) -> None:
+    child = begin(start, CONSUMING, "short", "messages", "again")
+    child.send_signal(signal.SIGINT)
+    read(child, "done")
+    read(child, "over True")
+    read(child, "begins")
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
+    assert child.returncode == -signal.SIGINT
+
+
+def test_an_interrupt_lets_work_end_and_hands_the_lease_back(start: Start, tmp_path: Path) -> None:
+    child = start(ALONE)
+    read(child, "leads")
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "work ended\nover\n"
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None
+
+
+def test_an_interrupt_that_a_program_handles_is_left_to_it(start: Start) -> None:
+    child = begin(start, OWN)
+    child.send_signal(signal.SIGINT)
+    read(child, "mine")

@@ -226,10 +226,10 @@ class Election:
                 candidate steps down and the error comes out of ``run``.
             again: Campaign anew when *work* returns.
             stop: Set it to stop contending. Work that runs may finish; the lease is handed back after it.
-            sigterm: Whether SIGTERM ends the campaign: the work is cancelled, the lease handed back, and ``run``
-                returns. It does where tenure leads or consumes in the main thread, and nothing else has handled the
-                signal before; with False, never. A consumer inside of *work* is cancelled with it: to let its handlers
-                finish, give False here, and end *work* when ``consume`` returns.
+            sigterm: Whether SIGTERM or a first SIGINT ends the campaign: the work is cancelled, the lease handed back,
+                and ``run`` returns. They do where tenure leads or consumes in the main thread, and nothing else has
+                handled the signal before; with False, never. A consumer inside of *work* is cancelled with it: to let
+                its handlers finish, give False here, and end *work* when ``consume`` returns.
 
         Raises:
             ConfigError: The store can never be used as it is. Nobody leads because of it.

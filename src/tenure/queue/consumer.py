@@ -25,6 +25,7 @@ from tenure.events import (
     ResultDiscarded,
 )
 from tenure.lease import NoAnswer
+from tenure.observe.log import logger
 from tenure.pacing import Timing, later
 from tenure.queue.consuming import Consuming
 from tenure.queue.desk import Desk, Message, obituary
@@ -148,7 +149,7 @@ class Consumer:
         """
         self._loop = asyncio.get_running_loop()
         self._runner = asyncio.current_task()
-        with sigterm_tells(self.drain, self._consuming.sigterm):
+        with sigterm_tells(self.drain, self._consuming.sigterm, lambda: hint_at(self._desk, self._pump.busy)):
             if await is_to_begin(self._desk, self._told, stop, self._consuming.wait):
                 await self._consume(stop)
         if self._failure is not None:
@@ -776,6 +777,12 @@ async def _readied(desk: Desk, wait: float | None) -> None:
     if is_told:
         now = desk.clock.now()
         desk.tell(BrokerAnswered(now, desk.name, desk.holder, now - began))
+
+
+def hint_at(desk: Desk, running: int) -> None:
+    """Say in the log, when an interrupt has ended a consumer, what it waits for, and how to hurry it."""
+    count = f"{running} message{'' if running == 1 else 's'}"
+    logger.warning("%s: interrupted: finishing %s; interrupt once more to hurry", desk.name, count)
 
 
 def unusable(error: NeverBegins) -> ConfigError:

@@ -228,7 +228,7 @@ class Queue:
         Args:
             handler: ``handler(message)``. Async ones run on this loop with a ``Message``, plain functions in threads
                 with a ``tenure.sync.Message``, or in processes with a ``Received``; see *run_in*.
-            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM if nobody else handles that.
+            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM and SIGINT if nobody else handles them.
             concurrency: How many handlers run at once; 10 if unset.
             sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
                 the messages of each in order, one after the other. One that failed holds up those behind it.
@@ -253,8 +253,9 @@ class Queue:
                 is not waited for.
             raise_errors: End at the first exception of a handler, and raise it here, as a test wants it; its message is
                 abandoned as ever, and what else runs is cancelled and given back. ``Retry`` and ``Reject`` are none.
-            sigterm: Whether SIGTERM ends it gracefully. It does where tenure leads or consumes in the main thread, and
-                nothing else has handled the signal before; with False, never.
+            sigterm: Whether SIGTERM or a first SIGINT ends it gracefully. They do where tenure leads or consumes in the
+                main thread, and nothing else has handled the signal before; with False, never. A second SIGINT cancels
+                the handlers. What begins after a first one leaves SIGINT alone.
             poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for
                 sessions.
             wait: How many seconds to wait for a store that can't be asked when consuming begins, before

@@ -13,6 +13,7 @@ from tenure.pacing import Timing, later
 from tenure.queue.consumer import (
     Why,
     event_of,
+    hint_at,
     is_being_closed,
     is_to_begin,
     judge_failure,
@@ -66,11 +67,15 @@ class SessionConsumer:
             ConfigError: The broker, or the handler, can never be used as it is.
         """
         self._runner = asyncio.current_task()
-        with sigterm_tells(self.drain, self._consuming.sigterm):
+        with sigterm_tells(self.drain, self._consuming.sigterm, lambda: hint_at(self._desk, self._running)):
             if await is_to_begin(self._desk, self._stopping, stop, self._consuming.wait):
                 await self._consume(asyncio.get_running_loop(), stop)
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def _running(self) -> int:
+        return sum(worker.delivery is not None for worker in self._workers)
 
     def _get_habits(self) -> Habits:
         return self._consuming.habits(self._desk.settings.lock)

@@ -73,7 +73,7 @@ class Queue:
         """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
 
         See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread,
-        SIGTERM ends it gracefully, if nobody else handles that signal (``sigterm=False``: it never does).
+        SIGTERM or a first SIGINT ends it gracefully, if nobody else handles that signal (``sigterm=False``: never).
         """
         told = Stopping()
         hook = None
