@@ -63,6 +63,8 @@ VALUES: list[Any] = [
     Outgoing(b"\xff", headers=HEADERS, at=datetime(2026, 1, 1, tzinfo=UTC), session="s"),
     tenure.Timing(15.0),
     tenure.RetryPolicy(never=(ValueError,)),
+    TRAITS,
+    QUEUE_TRAITS,
     Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c")], QUEUE_TRAITS),
     Url.parse("redis://ann:secret@host/1?a=b"),
 ]
