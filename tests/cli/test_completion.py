@@ -57,7 +57,10 @@ def completed(*lines: str) -> list[list[str]]:
     return [sorted(filter(None, part.splitlines())) for part in done.stdout.split("END\n")[:-1]]
 
 
-def test_words_options_and_names(store: None) -> None:
+def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "TENURE_COMPLETE_TIMEOUT", "30"
+    )  # on a machine that is busy with other things, a second is short
     lines = {
         "tenure sen": ["send"],
         "tenure dead list --reas": ["--reason"],

@@ -66,6 +66,7 @@ VALUES: list[Any] = [
     TRAITS,
     QUEUE_TRAITS,
     Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c")], QUEUE_TRAITS),
+    QUEUE_TRAITS,
     Url.parse("redis://ann:secret@host/1?a=b"),
 ]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tenure import Backend
 
 TIMEOUT = 1.0
-"""Seconds for the store to name its queues or elections."""
+"""Seconds for the store to name its queues or elections, unless ``TENURE_COMPLETE_TIMEOUT`` says otherwise."""
 
 _PLAIN = re.compile(r"[\w.:/@%+-]+", re.ASCII)
 
@@ -118,8 +118,15 @@ def _names(
     if url:
         thread = threading.Thread(target=look, name="tenure-completion", daemon=True)
         thread.start()
-        thread.join(TIMEOUT)
+        thread.join(_timeout())
     return [CompletionItem(name) for name in found if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
+
+
+def _timeout() -> float:
+    try:
+        return min(max(float(os.environ["TENURE_COMPLETE_TIMEOUT"]), 0.0), 60.0)
+    except (KeyError, ValueError):
+        return TIMEOUT
 
 
 async def _asked(url: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]) -> list[str]:
