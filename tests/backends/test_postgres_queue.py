@@ -24,7 +24,7 @@ from tenure.backends.postgres.client import VERSION, Connection
 from tenure.backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure.backends.postgres.sessions import HeldSessions
 from tenure.errors import ConfigError, Unavailable
-from tenure.queue.broker import EVERYTHING, Broker, Claim, NoSession
+from tenure.queue.broker import EVERY_LIVE, EVERYTHING, Broker, Claim, LiveSelection, NoSession
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -1127,8 +1127,85 @@ async def test_ids_are_told_alike_before_and_after_the_functions_are_replaced(se
         assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
         await connection.execute(now)
         assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
+        by_former = "SELECT seq FROM renamed.peek_dead('orders', NULL, ARRAY[$1], NULL, NULL, 0, 10)"
+        assert await connection.fetchval(by_former, noted) == 1  # as a client from before asks for it
         told = await connection.fetchval("SELECT renamed.send('orders', 'b')")
         assert told == "orders--2"
+
+
+# --- purging beside others ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def purge_held_up(url: str, broker: Broker, name: str, body: bytes, which: LiveSelection) -> AsyncIterator[None]:
+    """Let a purge that removes the message with this body run up to its COMMIT, and commit behind the block."""
+    stop = f"""
+        CREATE OR REPLACE FUNCTION stop_{name.replace("-", "_")}() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_advisory_xact_lock(4711);
+            RETURN OLD;
+        END $$;
+        CREATE CONSTRAINT TRIGGER stop AFTER DELETE ON tenure.message INITIALLY DEFERRED
+            FOR EACH ROW WHEN (OLD.body = '\\x{body.hex()}') EXECUTE FUNCTION stop_{name.replace("-", "_")}();
+    """
+    async with native(url) as connection, native(url) as watch:
+        await connection.execute(stop)
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(4711)")
+                purging = asyncio.ensure_future(broker.purge_live(name, which))
+                await until(lambda: is_waiting(watch))
+                yield
+            await purging
+        finally:
+            await connection.execute("DROP TRIGGER stop ON tenure.message")
+
+
+async def held_up_twice(broker: Broker, name: str) -> tuple[SessionLock, Claim]:
+    """Lock a session that a delayed message holds up (A) and a locked one (B), with a ready one (C) behind."""
+    await broker.send(name, [Outgoing(body, session="s") for body in (b"A", b"B", b"C")])
+    held, claim = await claimed(broker, name, limit=2)
+    await broker.settle([Settlement(claim.deliveries[0], Abandon(delay=1_000.0))])
+    return held, claim
+
+
+async def test_a_session_goes_on_whose_blockers_end_by_a_purge_and_a_consumer(url: str, name: str) -> None:
+    """Neither of the two sees that what the other has removed is gone."""
+    async with opened(url) as backend:
+        broker = backend.broker
+        held, claim = await held_up_twice(broker, name)
+        async with purge_held_up(url, broker, name, b"A", LiveSelection(states=frozenset(["delayed"]))):
+            await broker.settle([Settlement(claim.deliveries[1], COMPLETE)])
+            await broker.release(held)
+        _, claim = await claimed(broker, name)
+        assert [one.body for one in claim.deliveries] == [b"C"]
+
+
+async def test_a_session_goes_on_whose_blockers_end_by_two_purges(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        broker = backend.broker
+        held, claim = await held_up_twice(broker, name)
+        await broker.settle([Settlement(claim.deliveries[1], Abandon(delay=1_000.0))])
+        await broker.release(held)
+        first, second = (frozenset([one.sequence]) for one in claim.deliveries)
+        async with purge_held_up(url, broker, name, b"A", LiveSelection(sequences=first)):
+            assert await broker.purge_live(name, LiveSelection(sequences=second)) == 1
+            assert isinstance(await broker.accept(name, None, LOCK), NoSession)
+        _, claim = await claimed(broker, name)
+        assert [one.body for one in claim.deliveries] == [b"C"]
+
+
+async def test_what_comes_due_during_a_purge_is_purged(url: str, name: str) -> None:
+    async with opened(url) as backend:
+        broker = backend.broker
+        await broker.send(name, [Outgoing(b"A"), Outgoing(b"late", delay=0.3)])
+
+        async def is_due_or_gone() -> bool:
+            return not await broker.peek(name, LiveSelection(states=frozenset(["delayed"])), 1)
+
+        async with purge_held_up(url, broker, name, b"A", EVERY_LIVE):
+            await until(is_due_or_gone)
+        assert (await broker.stats(name)).ready == 0
 
 
 # --- queues that are idle, or deleted ----------------------------------------------------------------------------

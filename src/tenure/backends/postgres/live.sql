@@ -81,15 +81,17 @@ WITH meant AS MATERIALIZED (
 ), gone AS (
     DELETE FROM {schema}.message AS m USING meant
     WHERE m.seq BETWEEN meant.seq AND meant.seq AND m.state <> 1
-    RETURNING m.queue, m.seq, m.state, m.session
+    RETURNING m.queue, m.seq, m.state
 ), counted AS (
     INSERT INTO {schema}.tally (queue, ready, deferred)
     SELECT queue, -count(*) FILTER (WHERE state = 0), -count(*) FILTER (WHERE state = 3) FROM gone GROUP BY queue
 )
-SELECT count(*), max(seq), max(queue), array_agg(DISTINCT session) FILTER (WHERE session IS NOT NULL) FROM gone
+SELECT count(*), max(seq), false FROM gone
 
 -- name: purge_delayed
--- Remove those that are delayed until $8 or later.
+-- Remove those that are delayed until $8 or later. One that was delivered holds up its session, and others may remove or
+-- settle what else holds it up at the same time, each without seeing that the other is gone. So the session is offered
+-- whatever is seen here: the row appears together with the deletion, and who accepts looks whether it is right.
 WITH meant AS MATERIALIZED (
     SELECT m.seq, m.due_at
     FROM {schema}.queue AS q
@@ -107,15 +109,14 @@ WITH meant AS MATERIALIZED (
 ), gone AS (
     DELETE FROM {schema}.message AS m USING meant
     WHERE m.seq BETWEEN meant.seq AND meant.seq AND m.state = 2
-    RETURNING m.queue, m.due_at, m.session
+    RETURNING m.queue, m.seq, m.due_at, m.session, {schema}._turn(m.state, m.deliveries, m.is_deferred) AS turn
+), offered AS (
+    INSERT INTO {schema}.waiting (queue, seq, session)
+    SELECT queue, min(seq), session FROM gone WHERE session IS NOT NULL AND turn = 1 GROUP BY queue, session
 ), counted AS (
     INSERT INTO {schema}.tally (queue, delayed) SELECT queue, -count(*) FROM gone GROUP BY queue
 )
-SELECT count(*), max(due_at), max(queue), array_agg(DISTINCT session) FILTER (WHERE session IS NOT NULL) FROM gone
-
--- name: let_go
--- Sessions that have lost messages may go on, or have none left.
-SELECT {schema}._let_go($1, a.session) FROM unnest($2::text[]) AS a (session) ORDER BY a.session
+SELECT count(*), max(due_at), coalesce(bool_or(session IS NOT NULL AND turn = 1), false) FROM gone
 
 -- name: move
 -- Send dead letters ($2 to $7 as in revive) to the queue $8, as new messages without ids, which no memory of ids refuses.

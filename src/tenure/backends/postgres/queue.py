@@ -103,7 +103,9 @@ _STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
 """By their numbers in the database."""
 
 _LOCKED = 1
-_LANES: tuple[tuple[State, int], ...] = (*(("ready", lane) for lane in range(11)), ("deferred", 11))
+_LANES: tuple[tuple[State, int], ...] = (("deferred", 11), *(("ready", lane) for lane in range(11)))
+"""Where messages wait that are not delayed. What is delayed or deferred may come to a later one while it is purged."""
+
 _PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in PLANS)
 
 _ANSWERS: tuple[Settled | Lapsed, ...] = (LAPSED, SETTLED, SETTLED_DEAD)
@@ -498,11 +500,11 @@ class PostgresBroker:
             states = [state for state in _states(which) if state != _LOCKED]
             [[counted]] = await self._planned("count", queue, *_fitting(which), None, states)
             return int(counted)
-        total = 0
+        total = await self._purge_delayed(queue, which) if which.wants("delayed") else 0
         for state, lane in _LANES:
             if which.wants(state):
                 total += await self._purge_lane(queue, which, lane)
-        return total + (await self._purge_delayed(queue, which) if which.wants("delayed") else 0)
+        return total
 
     async def _purge_lane(self, queue: str, which: LiveSelection, lane: int) -> int:
         total = 0
@@ -531,13 +533,11 @@ class PostgresBroker:
                 await connection.execute(_PLANNED)
                 row = await connection.fetchrow(asked[statement], queue, *_fitting(which), PURGED_AT_ONCE, behind)
                 assert row is not None
-                count, last, number, sessions = row
-                if sessions:
-                    await connection.execute(asked["let_go"], number, sessions)
-            return count, last if count == PURGED_AT_ONCE else None, bool(sessions)
+                count, last, has_freed = row
+            return count, last if count == PURGED_AT_ONCE else None, has_freed
 
-        count, last, has_sessions = await self._client.work(purge)
-        if has_sessions:  # what was removed may have held up others
+        count, last, has_freed = await self._client.work(purge)
+        if has_freed:  # what was removed has held up others
             self._wake.ring(f"queue:{queue}")
         return count, last
 

@@ -1777,7 +1777,10 @@ BEGIN
       AND d.seq > p_after
       AND (p_locked OR d.token IS NULL OR d.due_at <= p_now)
       AND (p_numbers IS NULL OR d.seq = ANY (p_numbers))
-      AND (p_ids IS NULL OR coalesce(d.id, p_name || '{id_mark}' || d.seq) = ANY (p_ids))
+      AND (
+          p_ids IS NULL OR coalesce(d.id, p_name || '{id_mark}' || d.seq) = ANY (p_ids)
+          OR d.id IS NULL AND p_name || '$' || d.seq = ANY (p_ids)  -- as an older tenure calls it
+      )
       AND (p_reason IS NULL OR d.reason = p_reason)
       AND (p_before IS NULL OR d.dead_at < p_before)
     ORDER BY d.seq
