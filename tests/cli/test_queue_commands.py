@@ -359,6 +359,24 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert [message.id for message in received(url)] == ["m1"]
 
 
+def test_the_list_of_dead_letters_says_of_what_they_died(url: str, capsys: Captured) -> None:
+    def handle(message: tenure.sync.Message) -> None:
+        raise (
+            ValueError(f"no customer {message.body.decode()}")
+            if message.id == "failed"
+            else tenure.Reject("old", "2019")
+        )
+
+    with tenure.sync.connect(url) as backend:
+        queue = backend.queue("orders", max_deliveries=2)
+        queue.send_batch([tenure.Outgoing(b"17", id="failed"), tenure.Outgoing(b"18", id="rejected")])
+        queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(first=0.01))
+    _, out, _ = tell(capsys, "dead", "list", "orders")
+    why = {row.split()[1]: row for row in out.splitlines()}
+    assert why["failed"].endswith("  ValueError: no customer 17")
+    assert why["rejected"].endswith("  2019")
+
+
 def test_dead_letters_go_to_another_queue(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend:
         queue = backend.queue("orders")

@@ -21,6 +21,7 @@ import pytest
 
 import tenure
 import tenure.sync
+from tests.ports import ports_held
 from tests.process.looking import PATIENCE, is_alive, stop, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -108,6 +109,16 @@ def test_the_exit_code_decides(stage: Stage) -> None:
     with tenure.sync.connect(stage.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
         assert (letter.id, letter.reason) == ("bad", "exit 65")
+
+
+@pytest.mark.parametrize(("wait", "said"), [("0", "can't be reached"), ("50ms", "there was no answer within 0.05 s")])
+def test_a_store_that_is_not_there_is_not_waited_for_if_so_asked(stage: Stage, wait: str, said: str) -> None:
+    pytest.importorskip("asyncpg")
+    with ports_held(1) as [port]:
+        worker = stage.work("--wait", wait, "--on", f"postgresql://postgres@127.0.0.1:{port}/work", "--", "true")
+        _, err = worker.communicate(timeout=PATIENCE)
+    assert (worker.returncode, "tenure: error: " in err) == (69, True)
+    assert said in err
 
 
 def test_which_codes_reject_can_be_said(stage: Stage) -> None:

@@ -56,7 +56,7 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
         say_json([_record(letter) for letter in letters])
     elif letters:
         rows = [
-            (str(one.sequence), one.id, one.reason, str(one.delivery_count), _died(one), _last(one)) for one in letters
+            (str(one.sequence), one.id, one.reason, str(one.delivery_count), _died(one), _why(one)) for one in letters
         ]
         say_table(("SEQ", "ID", "REASON", "TRIES", "DIED", "WHY"), rows, numbers=("SEQ", "TRIES"), whole=("DIED",))
     return Exit.DONE
@@ -155,10 +155,11 @@ def _died(letter: DeadMessage) -> str:
     return timestamp(letter.dead_at, "seconds")  # a list is scanned; `show` has all of it
 
 
-def _last(letter: DeadMessage) -> str:
-    if letter.description:
-        return letter.description
-    return f"{letter.error.type}: {letter.error.message}" if letter.error else ""
+def _why(letter: DeadMessage) -> str:
+    # That it was tried so often, the column of the tries says already.
+    if letter.error and (letter.reason == "max_deliveries" or not letter.description):
+        return f"{letter.error.type}: {letter.error.message}"
+    return letter.description
 
 
 def _record(letter: DeadMessage) -> dict[str, Any]:
