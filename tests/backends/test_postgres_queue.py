@@ -1121,16 +1121,21 @@ async def test_ids_are_told_alike_before_and_after_the_functions_are_replaced(se
         noted = await connection.fetchval("SELECT renamed.send('orders', 'a')")
         assert noted == "orders$1"
         [message] = await orders.receive()
+        await message.complete(remember=TTL)
+        assert message.id == "orders--1"
+        assert await orders.handled(message.id, noted, "orders--2") == [True, True, False]
+        noted = await connection.fetchval("SELECT renamed.send('orders', 'a')")
+        [message] = await orders.receive()
         await message.dead_letter("wrong")
         letters = orders.dead_letters
-        assert [one.id for one in await letters.peek(ids=[message.id])] == ["orders--1"]
-        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
+        assert [one.id for one in await letters.peek(ids=[message.id])] == ["orders--2"]
+        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--2"]
         await connection.execute(now)
-        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--1"]
+        assert [one.id for one in await letters.peek(ids=[noted])] == ["orders--2"]
         by_former = "SELECT seq FROM renamed.peek_dead('orders', NULL, ARRAY[$1], NULL, NULL, 0, 10)"
-        assert await connection.fetchval(by_former, noted) == 1  # as a client from before asks for it
+        assert await connection.fetchval(by_former, noted) == 2  # as a client from before asks for it
         told = await connection.fetchval("SELECT renamed.send('orders', 'b')")
-        assert told == "orders--2"
+        assert told == "orders--3"
 
 
 # --- purging beside others ---------------------------------------------------------------------------------------

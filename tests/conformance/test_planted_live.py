@@ -99,6 +99,21 @@ class PurgesAnyId(MemoryBroker):
         return await super().purge_live(queue, replace(which, ids=None), dry_run=dry_run)
 
 
+class PurgesAnySession(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return await super().purge_live(queue, replace(which, session=None), dry_run=dry_run)
+
+
+class PurgesNothingByItsAge(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return 0 if which.sent_before is not None else await super().purge_live(queue, which, dry_run=dry_run)
+
+
+class PurgesAnyAge(MemoryBroker):
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        return await super().purge_live(queue, replace(which, sent_before=None), dry_run=dry_run)
+
+
 class ForgetsIdsThatItPurges(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         count = await super().purge_live(queue, which, dry_run=dry_run)

@@ -1067,6 +1067,25 @@ async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None
     assert await queue.handled("a") == [False]
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize(("noted", "told"), [("orders$17", "orders--17"), ("orders--17", "orders$17")])
+def test_the_inbox_knows_an_id_in_both_forms(session: str | None, noted: str, told: str) -> None:
+    """One is as an older tenure made it up."""
+
+    @in_town
+    async def test(town: Town) -> None:
+        queue = town.queue()
+        log = Log()
+        async with town.consuming(queue, log, inbox=1_000.0, sessions=session is not None):
+            for named in (noted, told, "orders--18"):
+                await queue.send(named.encode(), id=named, session=session)
+                await asyncio.sleep(100.0)
+        assert log.ended == [noted.encode(), b"orders--18"]
+        assert await queue.handled(told, "orders--1", noted, "orders--18") == [True, False, True, True]
+
+    test()
+
+
 @in_town
 async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(town: Town) -> None:
     for session in (None, "s"):

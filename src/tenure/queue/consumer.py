@@ -438,7 +438,7 @@ class Consumer:
             InboxUnanswered: It could not be asked; a while ago, so that it isn't asked again and again at once.
         """
         try:
-            return (await self._desk.broker.handled(self._desk.name, [delivery.id]))[0]
+            return (await self._desk.handled([delivery.id]))[0]
         except Exception as error:
             if (why := self._desk.why_unanswered(error)) is None:
                 raise

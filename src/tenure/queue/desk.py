@@ -51,6 +51,7 @@ from tenure.queue.message import (
     checked,
     name_of,
     outgoing,
+    spellings_of,
     text_of,
 )
 
@@ -124,6 +125,14 @@ class Desk:
         self._chores.add(begun)
         begun.add_done_callback(self._chores.discard)
         return begun
+
+    async def handled(self, ids: Sequence[str]) -> list[bool]:
+        """Tell which *ids* the inbox remembers, in whichever form an older tenure or this one has noted them."""
+        spellings = [spellings_of(one) for one in ids]
+        asked = [one for some in spellings for one in some]
+        answers = zip(asked, await self.broker.handled(self.name, asked), strict=True)
+        known = {one for one, is_known in answers if is_known}
+        return [not known.isdisjoint(some) for some in spellings]
 
     async def _purge(self) -> None:
         with suppress(TenureError):  # it can wait

@@ -59,6 +59,8 @@ called so as well."""
 _FORMER_ID = re.compile(r"(.+)\$([0-9]+)", re.DOTALL)
 """How ids were made up before: ``orders$17``."""
 
+_MADE_UP_ID = re.compile(rf"(.+){ID_MARK}([0-9]+)", re.DOTALL)
+
 # Why a message died, when it was not its handler who said so.
 MAX_DELIVERIES = "max_deliveries"
 EXPIRED = "expired"
@@ -353,6 +355,12 @@ def names_of(id_: str) -> tuple[str, ...]:
     """Return what a message may be called that somebody has noted as *id_*: in the present form, too."""
     former = _FORMER_ID.fullmatch(id_)
     return (id_, f"{former[1]}{ID_MARK}{former[2]}") if former else (id_,)
+
+
+def spellings_of(id_: str) -> tuple[str, ...]:
+    """Return what an older tenure or this one may have called a message whose id is *id_*, in either form."""
+    made_up = _MADE_UP_ID.fullmatch(id_)
+    return (id_, f"{made_up[1]}${made_up[2]}") if made_up else names_of(id_)
 
 
 def dead_letters_of(queue: str) -> str:

@@ -374,9 +374,9 @@ class Queue:
     ) -> int:
         """Remove live messages for good, all of them or those chosen; return how many.
 
-        Those that are locked stay with their consumers: to remove these, too, :meth:`delete` the queue by force. So do
-        dead letters, and what is sent meanwhile. Others may use the queue at the same time; it goes on in portions, so
-        that they don't wait for it. The ids that were sent stay remembered.
+        Those that are locked stay with their consumers: to remove these, too, :meth:`delete` the queue by force.
+        Dead letters and what is sent meanwhile stay, too. Others may use the queue at the same time; it goes
+        on in portions, so that they don't wait for it. The ids that were sent stay remembered.
 
         Args:
             states: Those in one of these: ``ready``, ``delayed``, ``deferred``. All three, if unset.
@@ -397,7 +397,7 @@ class Queue:
 
     async def handled(self, *ids: str) -> list[bool]:
         """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
-        return list(await self._desk.broker.handled(self.name, _ids(ids)))
+        return await self._desk.handled(_ids(ids))
 
     async def delete(self, *, force: bool = False) -> Stats:
         """Delete the queue with its settings, its sessions' states and the ids remembered for it; return what it held.

@@ -192,8 +192,7 @@ class SessionConsumer:
         self.drain(grace=0.0)
 
     async def _was_handled(self, session: Session, delivery: Delivery) -> bool:
-        broker, name = self._desk.broker, self._desk.name
-        return (await self._ask(session, "look into the inbox", lambda: broker.handled(name, [delivery.id])))[0]
+        return (await self._ask(session, "look into the inbox", lambda: self._desk.handled([delivery.id])))[0]
 
     async def _ask(self, session: Session, what: str, question: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to *question*, asked again as long as there is none and *session* is ours."""

@@ -67,6 +67,7 @@ from tenure.queue.message import (
     State,
     Stats,
     Verdict,
+    spellings_of,
 )
 
 QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=7 * 86_400.0, body_max=2**28, names_dead=True)
@@ -564,7 +565,7 @@ class PostgresBroker:
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
         await self._catch_up(queue)
-        rows = await self._rows("peek_dead", queue, *_meant(queue, await self._dated(which)), limit)
+        rows = await self._rows("peek_dead", queue, *_meant(await self._dated(which)), limit)
         return [_dead_message(queue, row) for row in rows]
 
     async def redrive(
@@ -574,7 +575,7 @@ class PostgresBroker:
         if dry_run:
             await self._catch_up(queue)
             which = await self._dated(which)
-            counted: int = await self._call("revive", queue, *_meant(queue, which), limit, False, True)
+            counted: int = await self._call("revive", queue, *_meant(which), limit, False, True)
             return counted
         return await self._revive(queue, which, limit, purge=False, to=to)
 
@@ -598,7 +599,7 @@ class PostgresBroker:
             at_once = REVIVED_AT_ONCE if to is None else MOVED_AT_ONCE
             most = at_once if limit is None else min(at_once, limit - total)
             if to is None:
-                found: int = await self._call("revive", queue, *_meant(queue, which), most, purge, False)
+                found: int = await self._call("revive", queue, *_meant(which), most, purge, False)
             else:
                 found = await self._move(queue, which, most, to)
             total += found
@@ -615,7 +616,7 @@ class PostgresBroker:
         async def move(connection: Connection) -> int:
             async with transaction(connection, self._client.bound()):
                 await connection.execute(_PLANNED)
-                row = await connection.fetchrow(asked["move"], queue, *_meant(queue, which), most, to)
+                row = await connection.fetchrow(asked["move"], queue, *_meant(which), most, to)
                 if row is None:
                     return 0
                 await connection.execute(asked["moved"], *row)
@@ -901,11 +902,10 @@ def _failure(failure: Failure | None) -> str | None:
     return None if failure is None else json.dumps([failure.type, failure.message, failure.traceback])
 
 
-def _meant(queue: str, which: Selection) -> tuple[Any, ...]:
+def _meant(which: Selection) -> tuple[Any, ...]:
     ids = which.ids
-    if ids is not None:
-        made_up = f"{queue}{ID_MARK}"  # functions from before a migration call it otherwise
-        ids |= {f"{queue}${one.removeprefix(made_up)}" for one in ids if one.startswith(made_up)}
+    if ids is not None:  # functions from before a migration call those otherwise that are made up
+        ids = frozenset(name for one in ids for name in spellings_of(one))
     return (
         None if which.sequences is None else sorted(which.sequences),
         None if ids is None else sorted(ids),

@@ -30,7 +30,17 @@ from tenure.backends.sqlite.times import FileClock
 from tenure.backends.sqlite.wake import tell
 from tenure.clock import SystemClock
 from tenure.errors import ConfigError, LockLost
-from tenure.queue.message import COMPLETE, Complete, Delivery, Lapsed, Outgoing, Settlement, check_name, checked
+from tenure.queue.message import (
+    COMPLETE,
+    Complete,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Settlement,
+    check_name,
+    checked,
+    spellings_of,
+)
 
 
 class Held(Protocol):
@@ -144,7 +154,7 @@ class Within:
 
     def handled(self, queue: str, id: str) -> bool:  # noqa: A002  # as Queue.send calls it
         """Tell whether the inbox of *queue* remembers that a message with this *id* was completed."""
-        return self._open().are_remembered(queue, [id])[0]
+        return any(self._open().are_remembered(queue, spellings_of(id)))
 
     def commit(self) -> None:
         """Commit the transaction, and tell everybody.

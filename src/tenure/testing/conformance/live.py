@@ -204,6 +204,29 @@ class LiveSuite(QueueSuite):
         assert await broker.purge_live(name, LiveSelection(sent_before=shown[b"0"].enqueued_at - 10)) == 0
         assert sorted(bodies(await receive(broker, name, house))) == [b"0", b"2", b"3", b"5"]
 
+    async def test_purge_takes_what_was_sent_before(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, b"old")
+        [old] = await broker.peek(name, EVERY_LIVE, 10)
+        await house.pass_time(3.0 if house.traits.order == "impossible" else house.lock)
+        await send(broker, name, b"new")
+        which = LiveSelection(sent_before=old.enqueued_at + 0.01)
+        assert await broker.purge_live(name, replace(which, sent_before=old.enqueued_at)) == 0
+        assert await broker.purge_live(name, which, dry_run=True) == 1
+        assert await broker.purge_live(name, which) == 1
+        assert bodies(await broker.peek(name, EVERY_LIVE, 10)) == [b"new"]
+
+    async def test_purge_takes_the_session_that_is_meant(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.sessions)
+        broker = await house.open()
+        for number in range(6):
+            await broker.send(name, [Outgoing(b"%d" % number, session=(None, "s", "t")[number % 3])])
+        which = LiveSelection(session="s")
+        assert await broker.purge_live(name, replace(which, session="u")) == 0
+        assert await broker.purge_live(name, which, dry_run=True) == 2
+        assert await broker.purge_live(name, which) == 2
+        assert sorted(bodies(await broker.peek(name, EVERY_LIVE, 10))) == [b"0", b"2", b"3", b"5"]
+
     async def test_what_was_not_meant_comes_as_if_nothing_had_been(self, house: QueueHarness, name: str) -> None:
         broker = await house.open()
         await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})

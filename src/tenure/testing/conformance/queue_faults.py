@@ -10,7 +10,7 @@ import pytest
 
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
-from tenure.queue.broker import EVERY_LIVE, EVERYTHING, NoSession, QueueSettings
+from tenure.queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, NoSession, QueueSettings
 from tenure.queue.desk import Message
 from tenure.queue.message import (
     COMPLETE,
@@ -155,6 +155,17 @@ class BrokerFaultSuite(QueueSuite):
         [new] = await receive(other, name, house)
         assert await settle(broker, got, COMPLETE) == [LAPSED]
         assert await settle(other, [new], COMPLETE) == [Settled()]
+
+    async def test_a_live_purge_without_an_answer_is_asked_again(self, house: QueueHarness, name: str) -> None:
+        can(house, "lose_answer")
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(b"%d" % number, id=f"id-{number}") for number in range(4)])
+        which = LiveSelection(ids=frozenset(["id-1", "id-2"]))
+        async with house.lose_answer(broker):
+            with pytest.raises(Unavailable):
+                await broker.purge_live(name, which)
+        assert await broker.purge_live(name, which) in (0, 2)
+        assert sorted(bodies(await receive(other, name, house))) == [b"0", b"3"]
 
     # --- given up, and carried out late ---
 
