@@ -14,7 +14,7 @@ from redis import asyncio as aioredis
 from tenure.backends import redis
 from tenure.backends.redis import claims
 from tenure.errors import Unavailable
-from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, NoSession
+from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, LiveSelection, NoSession
 from tenure.queue.message import (
     COMPLETE,
     EXPIRED,
@@ -130,6 +130,31 @@ async def test_no_claim_in_a_session_does_more_the_more_has_expired_there(server
         server.turn(2.0)
         cost = await commands_in_a_script(client, broker.receive_session(held, 10))
         assert cost < MOST * 1.2  # each is taken out of its session, too
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+async def test_a_look_at_the_first_shows_no_more_than_it_needs(server: Redis, name: str, *, by_number: bool) -> None:
+    """It takes a script for what time has brought, one or two for what is meant, and no more the more are delayed."""
+    async with hurt(server) as (_, broker), aioredis.Redis.from_url(server.url) as client:
+        await broker.send(name, [Outgoing(b"%d" % number, delay=1_000.0) for number in range(DEEP)])
+        which = LiveSelection(sequences=frozenset(range(1, DEEP + 1)) if by_number else None)
+        await broker.peek(name, which, 1)  # its scripts are known
+        await client.config_resetstat()
+        assert [one.body for one in await broker.peek(name, which, 1)] == [b"0"]
+        calls = await client.info("commandstats")
+        assert calls["cmdstat_evalsha"]["calls"] <= 4
+        rare = LiveSelection(sent_before=0.0)
+        assert await broker.peek(name, rare, 1) == []
+        assert len(await broker.peek(name, which, DEEP - 1)) == DEEP - 1
+
+
+async def test_a_purge_by_number_begins_behind_what_was_seen(server: Redis, name: str) -> None:
+    async with hurt(server) as (_, broker):
+        await broker.send(name, [Outgoing()] * 4)
+        which = LiveSelection(sequences=frozenset([1, 2, 3, 4]), after=2)
+        assert await broker.purge_live(name, which, dry_run=True) == 2
+        assert await broker.purge_live(name, which) == 2
+        assert (await broker.stats(name)).ready == 2
 
 
 LOOKS: dict[str, Callable[[redis.RedisBroker, str], Awaitable[object]]] = {

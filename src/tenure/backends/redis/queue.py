@@ -407,7 +407,7 @@ class RedisBroker:
         await self.stats(queue)  # does what time has brought
         if which.sequences is not None:
             named = sorted(one for one in which.sequences if one > which.after)
-            return (await self._shown(queue, which, named))[:limit]
+            return await self._shown(queue, which, named, limit)
         timed = await self._timed(queue, which)
         wants = (int(which.wants("ready")), int(which.wants("deferred")))
         found: list[LiveMessage] = []
@@ -417,20 +417,23 @@ class RedisBroker:
             waiting = await self._run("waiting", queue, asked, after, *wants)
             last = waiting[-1] if len(waiting) == asked else None
             some = {*waiting, *(one for one in timed if one > after and (last is None or one <= last))}
-            found += await self._shown(queue, which, sorted(some))
+            found += await self._shown(queue, which, sorted(some), limit - len(found))
             after = last
-        return found[:limit]
+        return found
 
-    async def _shown(self, queue: str, which: LiveSelection, sequences: Sequence[int]) -> list[LiveMessage]:
+    async def _shown(self, queue: str, which: LiveSelection, sequences: Sequence[int], limit: int) -> list[LiveMessage]:
+        """Show those that are meant, up to *limit*, and look at no more than that needs."""
         found: list[LiveMessage] = []
-        while sequences:
-            part, sequences = sequences[:LOOKED_AT], sequences[LOOKED_AT:]
+        at_once = min(LOOKED_AT, limit)
+        while sequences and len(found) < limit:
+            part, sequences = sequences[:at_once], sequences[at_once:]
+            at_once = LOOKED_AT  # few of them are meant
             _, go_on, told, letters, moments = await self._live("peek", queue, which, part)
             deliveries = _deliveries(queue, "", 0.0, told)
             found += (_live_message(*one) for one in zip(deliveries, letters, moments, strict=False))
             if go_on >= 0:
                 sequences = [*(one for one in part if one > go_on), *sequences]
-        return found
+        return found[:limit]
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, part by part, so that no script runs for long."""
@@ -438,7 +441,7 @@ class RedisBroker:
         which = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
         what: Literal["count", "purge"] = "count" if dry_run else "purge"
         if which.sequences is not None:
-            return await self._purge(what, queue, which, sorted(which.sequences))
+            return await self._purge(what, queue, which, sorted(one for one in which.sequences if one > which.after))
         newest = int(await self._client.command("GET", f"{self._base(queue)}sequence") or 0)
         total, gone = 0, 1
         while gone and not (dry_run and total):  # again, as what moves while it is looked for may be missed
