@@ -336,6 +336,77 @@ def test_what_does_not_fit_is_told_with_its_place(body: bytes, kind: Any, compla
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+@dataclass
+class Branch:
+    kids: list[Branch]
+
+
+@dataclass
+class Left:
+    child: Left | Twin | None
+    x: int = 0
+
+
+@dataclass
+class Twin:
+    child: Left | Twin | None
+    x: str = ""
+
+
+def steps(body: bytes, kind: Any) -> int:
+    """Return how many functions are called to read *body*."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        decode(body, kind)
+    except DecodeError:
+        pass
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "opened", "middle", "closed"),
+    [
+        (Branch, b'{"kids":[', b"1", b"]}"),
+        (Left | Twin, b'{"child":', b"1", b"}"),
+        (Left | Twin, b'{"child":', b"null", b',"x":""}'),
+        (Left | Twin, b'{"child":', b"null", b',"x":"","y":1}'),
+        (list[Left] | list[Twin], b'[{"child":', b'{"child":1}', b"}]"),
+    ],
+)
+def test_no_body_costs_more_than_its_length(kind: Any, opened: bytes, middle: bytes, closed: bytes) -> None:
+    steps(opened + middle + closed, kind)  # what is made once
+    few, more = (steps(opened * depth + middle + closed * depth, kind) for depth in (6, 12))
+    assert more < 3 * few
+
+
+@pytest.mark.parametrize("depth", [60, 150, 250, 400, 2_000, 200_000])
+@pytest.mark.parametrize(
+    ("kind", "opened", "closed"),
+    [(Branch, b'{"kids":[', b"]}"), (Left | Twin, b'{"child":', b"}"), (dict[str, Left | Twin], b'{"a":', b"}")],
+)
+def test_a_deep_body_that_does_not_fit_is_told_as_that(kind: Any, opened: bytes, closed: bytes, depth: int) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(opened * depth + b"1.5" + closed * depth, kind)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_value_too_deep_to_be_written_is_refused() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(ConfigError, match="json, a list, is nested too deeply, or in itself"):
+        encode(value)
+
+
 def test_a_union_is_read_in_the_order_written_where_text_may_be_both() -> None:
     body = encode(ID)
     assert decode(body, UUID | str) == ID

@@ -29,7 +29,9 @@ def encode(value: object) -> bytes:
             return _dumps(value)
         except TypeError:  # a key that is no text, perhaps; or it is told where it can't be written
             return _dumps(spelled_out(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except RecursionError as error:  # its repr would be one more
+        raise ConfigError(f"json, a {type(value).__name__}, is nested too deeply, or in itself") from error
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"json={value!r:.80} can't be written as JSON: {error}") from error
 
 

@@ -5,6 +5,7 @@ House rules:
 - A value is never turned into another kind in silence: ``"7"`` is no ``int``, and ``7`` is no ``str``.
 - Fields that a type doesn't know are ignored: the sender may be newer than the reader.
 - A type that can't be read at all is a ``ConfigError``, whatever the body; a body that doesn't fit is a ``Misfit``.
+- What a body costs grows with its length, whatever is in it: each value is read once for each type it may have.
 - pydantic and msgspec read and write their own types. They are never imported here: a type of theirs has been.
 """
 
@@ -17,10 +18,12 @@ import collections.abc
 import dataclasses
 import json
 import re
+import reprlib
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from functools import lru_cache
@@ -55,6 +58,15 @@ _DURATION = re.compile(
 )
 SHOWN = 80
 """So many characters of a value are shown that doesn't fit."""
+SHOWN_AT = 300
+"""So many characters of its place, if that is deep."""
+
+_Tries = dict[tuple[Read, int], tuple[Any, "Misfit | None"]]
+_TRIES: ContextVar[_Tries] = ContextVar("tenure_body_tries")
+"""What unions made of the lists and objects of the body that is read, by the identity of these.
+
+Without it, types that hold unions of themselves read what is deep inside a body 2^depth times.
+"""
 
 
 class Misfit(Exception):
@@ -71,7 +83,10 @@ class Misfit(Exception):
         return self
 
     def __str__(self) -> str:
-        return f"the body{self.at} {self.problem}"
+        at = self.at
+        if len(at) > SHOWN_AT:
+            at = f"{at[: SHOWN_AT // 2]}…{at[-SHOWN_AT // 2 :]}"
+        return f"the body{at} {self.problem}"
 
 
 def reader(kind: Any) -> Read:
@@ -83,12 +98,12 @@ def reader(kind: Any) -> Read:
     try:
         return _made(kind, repr(kind))  # unions are equal in whatever order, and read in the order written
     except TypeError:  # it can't be hashed
-        return _Maker().of(kind, {})
+        return _Maker().whole(kind)
 
 
 @lru_cache(maxsize=512)
 def _made(kind: Any, written: str) -> Read:
-    return _Maker().of(kind, {})
+    return _Maker().whole(kind)
 
 
 class _Maker:
@@ -96,6 +111,22 @@ class _Maker:
 
     def __init__(self) -> None:
         self._begun: dict[tuple[Any, str], Read] = {}
+        self._chooses = False
+
+    def whole(self, kind: Any) -> Read:
+        """Return the reader of whole bodies of this *kind*."""
+        read = self.of(kind, {})
+        if not self._chooses:
+            return read
+
+        def read_whole(value: Any) -> Any:
+            before = _TRIES.set({})
+            try:
+                return read(value)
+            finally:
+                _TRIES.reset(before)
+
+        return read_whole
 
     def of(self, kind: Any, bound: Mapping[Any, Any]) -> Read:
         """Return the reader of *kind*, in which type variables are *bound* to types."""
@@ -148,12 +179,17 @@ class _Maker:
         records = [kind for kind in flat if _fields_of(kind)]
         only = [read for kind, read in reads if kind is not type(None)]
         named = ", ".join(_name(kind) for kind in flat)
+        if len(only) > 1:
+            self._chooses = True
 
         def read_union(value: Any) -> Any:
             if (fitting := exact.get(type(value))) is not None:
                 return fitting(value)
             if len(only) == 1:  # Optional: it says best what is wrong
                 return only[0](value)
+            return once_each(value) if type(value) in (dict, list) else choose(value)
+
+        def choose(value: Any) -> Any:
             tries = reads
             if isinstance(value, dict) and len(records) > 1:  # the one that knows most of what is there
                 known = {id(kind): len(value.keys() & _fields_of(kind)) for kind, _ in reads}
@@ -168,6 +204,7 @@ class _Maker:
             why = f" ({'; '.join(problems)[:400]})" if problems else f", being {_shown(value)}"
             raise Misfit(f"fits none of {named}{why}")
 
+        once_each = _once_each(choose)
         return read_union
 
     def _tuple(self, kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Read:
@@ -226,6 +263,25 @@ class _Maker:
 
 
 # --- readers -----------------------------------------------------------------------------------------------------
+
+
+def _once_each(read: Read) -> Read:
+    """Return a reader of lists and objects that asks *read* once for each of them, however often it is asked."""
+
+    def read_once(value: Any) -> Any:
+        tries = _TRIES.get()
+        key = (read, id(value))  # all of the body is alive while it is read
+        if key not in tries:
+            try:
+                tries[key] = (read(value), None)
+            except Misfit as misfit:
+                tries[key] = (None, misfit)
+        made, problem = tries[key]
+        if problem is not None:  # as a new one: those around it write their place into it
+            raise Misfit(problem.problem, problem.at) from problem.__cause__
+        return made
+
+    return read_once
 
 
 def _anything(value: Any) -> Any:
@@ -364,10 +420,14 @@ def _list(make: Callable[[Iterable[Any]], Any], read: Read) -> Read:
     def read_list(value: Any) -> Any:
         if not isinstance(value, list):
             raise Misfit(f"must be a list, not {_shown(value)}")
+        done: list[Any] = []
         try:
-            return make([read(one) for one in value])
-        except Misfit:
-            return make(_read_each(value, [read] * len(value)))  # once more, to learn which
+            for one in value:
+                done.append(read(one))  # noqa: PERF401  # how far it came tells the place
+        except Misfit as misfit:
+            raise misfit.inside(f"[{len(done)}]") from misfit.__cause__
+        try:
+            return make(done)
         except TypeError as error:  # a set, of what has no hash
             raise Misfit(f"can't be a set: {error}") from error
 
@@ -560,8 +620,12 @@ def _name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 4, 8, 8, SHOWN, SHOWN
+
+
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else repr(value[:SHOWN])
+    text = _SHORT.repr(value) if not isinstance(value, str) else repr(value[:SHOWN])
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
