@@ -24,9 +24,10 @@ from tenure.backends.azure_storage import queue as queue_module
 from tenure.backends.azure_storage.client import Line, Said
 from tenure.backends.azure_storage.names import DEAD, queue_of
 from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
+from tenure.errors import ConfigError
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.lease import Granted, NoAnswer
-from tenure.queue.broker import Selection
+from tenure.queue.broker import EVERY_LIVE, LiveSelection, Selection
 from tenure.queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -343,6 +344,30 @@ async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeyp
         assert await broker.purge("by-reason", Selection(reason="front"), 33) == 33
         assert await broker.purge("by-reason", Selection(reason="front"), None) == 1
         assert (await broker.stats("by-reason")).dead == 0
+
+
+async def test_a_purge_counts_what_it_has_removed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def somebody_else_is_first(_: Line, one: Any) -> None:
+        queue.delete_message(one.raw.id, one.raw.pop_receipt)
+
+    async with opened() as backend:
+        await backend.broker.send("beside", [Outgoing(b"a"), Outgoing(b"b")])
+        queue = native("beside")
+        monkeypatch.setattr(queue_module, "_drop", somebody_else_is_first)
+        assert await backend.broker.purge_live("beside", EVERY_LIVE) == 0
+
+
+async def test_a_purge_that_fails_hides_nothing_that_it_was_not_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise ConfigError("not to be removed")
+
+    async with opened() as backend:
+        await backend.broker.send("in-part", [Outgoing(b"goes", id="goes"), Outgoing(b"stays", id="stays")])
+        monkeypatch.setattr(queue_module, "_drop", fail)
+        with pytest.raises(ConfigError, match="not to be removed"):
+            await backend.broker.purge_live("in-part", LiveSelection(ids=frozenset(["goes"])))
+        [got] = (await backend.broker.receive("in-part", 32, 30.0)).deliveries
+        assert (got.body, got.delivery_count) == (b"stays", 1)
 
 
 # --- what comes in between ---------------------------------------------------------------------------------------

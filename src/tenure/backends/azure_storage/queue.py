@@ -744,29 +744,30 @@ class AzureBroker:
             receipt = str(found.raw.pop_receipt)
             await said(_client(line, queue).update_message(one, receipt, content=text, visibility_timeout=0), *_GONE)
 
-        while True:
-            found: list[Found] = []
-            while len(found) < ROUND:
-                page = await self._account.ask(partial(self._page, queue=queue, limit=PAGE, seconds=MOVING))
-                found += page
-                if len(page) < PAGE:
-                    break
-            meant = sorted((one for one in found if is_wanted(one)), key=lambda one: one.sequence)
-            taken = meant if limit is None else meant[: limit - count]
-            chosen = {one.raw.id for one in taken}
+        async def move(line: Line, one: Found) -> bool:
+            await act(line, one)
+            gone = await said(_client(line, queue).delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
+            return not isinstance(gone, Said)  # else somebody else has it, or has removed it
 
-            async def move(line: Line, one: Found) -> None:
-                await act(line, one)
-                await said(_client(line, queue).delete_message(one.raw.id, one.raw.pop_receipt), *_GONE)
-
-            # Those seen before were so many that their locks have ended.
-            is_round = len(found) >= ROUND and not all(one.raw.id in others for one in found)
-            others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
-            await self._account.ask_all([partial(move, one=one) for one in taken])
-            count += len(taken)
-            if not is_round or count == limit:
-                await self._account.ask_all([partial(unlock, one=one) for one in others])
-                return count
+        try:
+            while True:
+                found: list[Found] = []
+                while len(found) < ROUND:
+                    page = await self._account.ask(partial(self._page, queue=queue, limit=PAGE, seconds=MOVING))
+                    found += page
+                    if len(page) < PAGE:
+                        break
+                meant = sorted((one for one in found if is_wanted(one)), key=lambda one: one.sequence)
+                taken = meant if limit is None else meant[: limit - count]
+                chosen = {one.raw.id for one in taken}
+                # Those seen before were so many that their locks have ended.
+                is_round = len(found) >= ROUND and not all(one.raw.id in others for one in found)
+                others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
+                count += sum(await self._account.ask_all([partial(move, one=one) for one in taken]))
+                if not is_round or count == limit:
+                    return count
+        finally:
+            await self._account.ask_all([partial(unlock, one=one) for one in others])
 
     # --- looking on ---
 
