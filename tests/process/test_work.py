@@ -22,7 +22,7 @@ import pytest
 import tenure
 import tenure.sync
 from tests.ports import ports_held
-from tests.process.looking import PATIENCE, is_alive, stop, until
+from tests.process.looking import PATIENCE, is_alive, stop, tell, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 
@@ -201,7 +201,7 @@ def test_much_on_stderr_is_all_passed_on_and_little_of_it_kept(stage: Stage, cod
     assert 16_000 < len(letter.error.traceback) < 17_000
 
 
-def test_whoever_holds_the_stderr_of_a_command_does_not_hold_up_its_message(stage: Stage) -> None:
+def test_a_stderr_held_beyond_the_end_of_a_command_does_not_hold_up_its_message(stage: Stage) -> None:
     stage.send("one")
     script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect('held'); socket.send_fds(s, [b'x'], [2])"
     with closing(socket.socket(socket.AF_UNIX)) as listening:
@@ -217,8 +217,9 @@ def test_whoever_holds_the_stderr_of_a_command_does_not_hold_up_its_message(stag
         assert worker.stderr.readline() == "afterwards\n"
 
 
-def test_whoever_does_not_read_our_stderr_does_not_hold_up_messages(stage: Stage) -> None:
-    stage.send("one", "two", "three")
+@pytest.mark.parametrize("verbosity", ["--quiet", "--verbose"])
+def test_an_unread_stderr_holds_up_neither_messages_nor_the_end(stage: Stage, verbosity: str) -> None:
+    stage.send("one", "two", "three", "four")
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as full:
         os.set_blocking(full.fileno(), False)
@@ -226,9 +227,23 @@ def test_whoever_does_not_read_our_stderr_does_not_hold_up_messages(stage: Stage
             while True:
                 os.write(full.fileno(), b"x" * 4096)
         os.set_blocking(full.fileno(), True)
-        worker = stage.work("--quiet", "--", "sh", "-c", "echo said >&2", stderr=full.fileno())
-        stage.wait(lambda: stage.stats() == tenure.Stats())
-        worker.kill()
+        script = "echo said >&2; [ $(cat) != four ] || { echo waits > said; sleep 600; }"
+        worker = stage.work(verbosity, "--grace", "100ms", "--", "sh", "-c", script, stderr=full.fileno())
+        stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats(locked=1))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(PATIENCE) == 0
+        assert stage.stats().ready == 1
+
+
+def test_a_second_signal_ends_the_wait_for_an_unread_stderr(stage: Stage) -> None:
+    stage.send("one")
+    script = "head -c 200000 /dev/zero >&2; echo done > said"
+    worker = stage.work("--grace", "10m", "--until-empty", "--", "sh", "-c", script)
+    stage.wait(lambda: stage.said() and stage.stats() == tenure.Stats())
+    tell(worker.pid, signal.SIGTERM)
+    assert worker.poll() is None  # what was written may still be read
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(PATIENCE) == 0
 
 
 def test_a_worker_without_stderr(stage: Stage) -> None:

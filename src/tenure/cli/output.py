@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,11 +42,30 @@ def notice(message: str) -> None:
 def _tell(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
     when = f"{timestamp()} " if _told.timed else ""
+    with suppress(AttributeError, OSError, ValueError):  # it is closed, there is none, or nobody listens
+        _write(f"tenure: {_marked(kind)}{when}{line}\n")
+
+
+def _write(text: str) -> None:
+    if _instead is not None and _instead(text):
+        return
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+_instead: Callable[[str], bool] | None = None
+"""Writes to stderr in our place, and returns whether it could; callable from any thread."""
+
+
+@contextmanager
+def told_by(write: Callable[[str], bool]) -> Iterator[None]:
+    """Pass to *write*, in a block, all that is told on stderr: an event loop must not wait for the reader of that."""
+    global _instead
+    _instead = write
     try:
-        sys.stderr.write(f"tenure: {_marked(kind)}{when}{line}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        pass  # it is closed, there is none, or nobody listens; what we do is more important than what we say
+        yield
+    finally:
+        _instead = None
 
 
 def _marked(kind: str) -> str:
@@ -208,9 +227,8 @@ def _tell_traceback(exc_info: Any) -> None:
     from traceback import format_exception
 
     lines = "".join(format_exception(*exc_info)).splitlines()
-    with suppress(OSError, ValueError):
-        sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
-        sys.stderr.flush()
+    with suppress(AttributeError, OSError, ValueError):
+        _write("".join(f"{clean(line)}\n" for line in lines))
 
 
 class _Told(logging.Handler):

@@ -1,13 +1,13 @@
-"""The stderr of the commands of ``tenure work``: copied to ours as it comes, and the end of each kept for its message.
+"""The stderr of ``tenure work``: what its commands write there, copied as it comes, and the lines of its own between.
 
 House rules:
 
-- What a command writes is read at once, unless much of it could not be passed on yet: then it waits, as it would for
-  whoever reads our stderr if that were its own.
-- Our loop never waits for whoever reads our stderr: a thread writes there.
+- The output of a command is read at once, unless much of it could not be passed on yet: then the command waits, as it
+  would for the reader of our stderr if it wrote there itself.
+- The event loop never waits for the reader of our stderr: a thread writes there, and what waits is in order.
 - Memory is bounded: by what is kept of each command, by what may wait to be written, and by one pipe's content for each
-  command that has ended meanwhile.
-- Whoever holds a command's stderr beyond its end is copied on, and waited for by nobody.
+  command that has ended meanwhile. Lines of our own that find too many waiting are left out and counted.
+- A process that holds the stderr of a command beyond the command's end is copied on; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -33,19 +34,26 @@ READS = 16
 AHEAD = 4 * CHUNK
 """Bytes that may wait to be written; then commands wait, too."""
 
+LINES_AHEAD = 1_000
+"""Lines of our own that may wait to be written."""
+
+_Chunk = tuple[bytes, Callable[[], None]]
+"""What is to be written, and what is called in the thread afterwards."""
+
 
 class Stderr:
-    """Our stderr, as the place where that of the commands goes. It belongs to the event loop that it was made on."""
+    """Our stderr, written to by a thread. It belongs to the event loop that it was made on."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._chunks: SimpleQueue[bytes] = SimpleQueue()
+        self._chunks: SimpleQueue[_Chunk] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._waiting = 0  # bytes that are not written yet
+        self._waiting = 0  # bytes of commands that are not written yet
+        self._lines = 0  # lines of our own that are not written yet
+        self._left_out = 0  # and those that found too many waiting
+        self._lock = threading.Lock()  # of these two, and of starting the thread
         self._reading: set[CommandStderr] = set()
-        self._all_written = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._all_written.set()
         self._has_room.set()
         try:
             self._ours: int | None = sys.stderr.fileno()
@@ -57,11 +65,37 @@ class Stderr:
         await self._has_room.wait()
 
     async def written(self, within: float) -> None:
-        """Wait until all is written, or for so many seconds."""
-        if self._waiting:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(within):
-                    await self._all_written.wait()
+        """Wait until what was passed on so far is written, or for so many seconds."""
+        if self._thread is None:
+            return
+        written = self._loop.create_future()
+        self._put(b"", lambda: self._on_loop(_settle, written))
+        await asyncio.wait([written], timeout=within)
+
+    def tell(self, text: str) -> bool:
+        """Write lines of our own, behind what waits already. Callable from any thread.
+
+        Returns:
+            Whether there is a stderr that a thread can write to.
+        """
+        if self._ours is None:
+            return False
+        with self._lock:
+            if self._lines >= LINES_AHEAD:
+                self._left_out += 1
+                return True
+            self._lines += 1
+        self._put(_encoded(text), self._line_written)
+        return True
+
+    def _line_written(self) -> None:
+        with self._lock:
+            self._lines -= 1
+            left_out, self._left_out = self._left_out, 0
+            self._lines += bool(left_out)
+        if left_out:
+            told = f"tenure: warning: {left_out} lines left out here: too many waited for stderr to be read\n"
+            self._put(_encoded(told), self._line_written)
 
     def open(self) -> CommandStderr:
         """Return a stderr for a command.
@@ -75,23 +109,27 @@ class Stderr:
         if self._ours is None:
             return
         self._waiting += len(chunk)
-        self._all_written.clear()
         if self._waiting > AHEAD and self._has_room.is_set():
             self._has_room.clear()
             for one in self._reading:
                 self._loop.remove_reader(one.pipe)
-        self._chunks.put(chunk)
-        if self._thread is None:
-            # A daemon: our end does not wait for whoever reads our stderr.
-            thread = threading.Thread(target=self._write_all, args=(self._ours,), name="tenure-stderr", daemon=True)
-            with suppress(RuntimeError):  # the system gives us no thread: the next chunk tries again
-                thread.start()
-                self._thread = thread
+        self._put(chunk, lambda: self._on_loop(self._note, len(chunk)))
+
+    def _put(self, chunk: bytes, written: Callable[[], None]) -> None:
+        """Let the thread write *chunk*, and call *written* there afterwards."""
+        self._chunks.put((chunk, written))
+        with self._lock:
+            if self._thread is None and self._ours is not None:
+                # A daemon: the end of the program does not wait for the reader of our stderr.
+                thread = threading.Thread(target=self._write_all, args=(self._ours,), name="tenure-stderr", daemon=True)
+                with suppress(RuntimeError):  # the system gives us no thread: the next chunk tries again
+                    thread.start()
+                    self._thread = thread
 
     def _write_all(self, ours: int) -> None:
         """Write chunk after chunk, however long each takes. Run in the thread."""
         while True:
-            chunk = self._chunks.get()
+            chunk, written = self._chunks.get()
             left = memoryview(chunk)
             try:
                 while left:
@@ -101,13 +139,14 @@ class Stderr:
                         select.select([], [ours], [])
             except OSError:
                 pass  # nobody listens any more; the command is to run all the same
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._note, len(chunk))
+            written()
+
+    def _on_loop(self, callback: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _note(self, count: int) -> None:
         self._waiting -= count
-        if not self._waiting:
-            self._all_written.set()
         if self._waiting <= AHEAD and not self._has_room.is_set():
             self._has_room.set()
             for one in self._reading:
@@ -124,6 +163,15 @@ class Stderr:
     def _remove(self, one: CommandStderr) -> None:
         self._reading.discard(one)
         self._loop.remove_reader(one.pipe)
+
+
+def _settle(written: asyncio.Future[None]) -> None:
+    if not written.done():
+        written.set_result(None)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(sys.stderr.encoding or "utf-8", sys.stderr.errors or "backslashreplace")
 
 
 class CommandStderr:
@@ -173,7 +221,7 @@ class CommandStderr:
             self._length -= len(self._kept.popleft())
 
     def end(self) -> str:
-        """The command has ended: return the end of what it has written. What others write there is only copied."""
+        """The command has ended: return the end of what it has written. The output of others is only copied."""
         for _ in range(READS):
             if not self.read():
                 break

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from tenure.cli import codes, footer, guard
 from tenure.cli.child import Child, Outcome, environment
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import never_used
-from tenure.cli.output import notice, seconds, tell_log, warn
+from tenure.cli.output import notice, seconds, tell_log, told_by, warn
 from tenure.cli.stderr import CommandStderr, Stderr
 from tenure.cli.tally import Tally
 
@@ -39,9 +39,6 @@ TIMEOUT = 3_600.0
 LAST_LINE = 200
 """So many characters of the last line that a command wrote to stderr stand in what is told of its failure."""
 
-IN_ORDER = 0.1
-"""Seconds to wait, once a command has ended, until what it wrote to stderr is passed on: before we tell of it."""
-
 
 class CommandFailed(Exception):
     """Say how a command failed that may do better another time; kept with the message as its last error."""
@@ -54,6 +51,7 @@ class Working:
         self._order = order
         self._timeout = TIMEOUT if order.timeout is None else order.timeout
         self._signalled = False
+        self._hurry = asyncio.Event()  # a second signal has come
         self._tally = Tally(order.queue, order.verbosity)
         self._looking: asyncio.Task[None] | None = None  # whether the queue was ever used
         self._consumer: tenure.Consumer | tenure.SessionConsumer
@@ -70,19 +68,24 @@ class Working:
             guard.adopt_orphans()  # if a guard is killed, what it held comes to us
         tell_log(order.verbosity)
         handler = _function(order.handler) if order.handler else self._serve
-        try:
-            async with tenure.connect(order.url, on_event=self._tally.hear) as backend:
-                self._shown_url = str(backend.url)
-                queue = backend.queue(order.queue, **order.settings)
-                self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
-                await self._begin(backend, queue)
-                with self._bar(queue):
-                    await consumer.run()
-        except BaseException:
-            if not self._tally.is_empty:
-                await self._sum_up()
-            raise
-        await self._sum_up()
+        with told_by(self._stderr.tell):
+            try:
+                await self._consume(handler)
+            except BaseException:
+                if not self._tally.is_empty:
+                    await self._sum_up()
+                raise
+            await self._sum_up()
+
+    async def _consume(self, handler: Callable[[Any], Awaitable[object] | object]) -> None:
+        order = self._order
+        async with tenure.connect(order.url, on_event=self._tally.hear) as backend:
+            self._shown_url = str(backend.url)
+            queue = backend.queue(order.queue, **order.settings)
+            self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
+            await self._begin(backend, queue)
+            with self._bar(queue):
+                await consumer.run()
 
     def _bar(self, queue: tenure.Queue) -> AbstractContextManager[None]:
         if self._order.until_empty and self._order.verbosity >= 0 and footer.has_room():
@@ -91,7 +94,11 @@ class Working:
 
     async def _sum_up(self) -> None:
         self._tell(self._tally.summary())
-        await self._stderr.written(self._order.grace)
+        waiting = asyncio.create_task(self._stderr.written(self._order.grace))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        hurry.cancel()
 
     def _options(self) -> dict[str, Any]:
         order = self._order
@@ -143,8 +150,10 @@ class Working:
     def _take_signal(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
-        if not self._signalled and self._tally.running:
-            running, grace = self._tally.running, seconds(self._order.grace)
+        if self._signalled:
+            self._hurry.set()
+        elif running := self._tally.running:
+            grace = seconds(self._order.grace)
             self._tell(
                 f"{self._order.queue}: told to end; {running} running, with {grace} to finish; again to stop now"
             )
@@ -162,8 +171,6 @@ class Working:
                 outcome = await self._run(message, body, stderr)
         finally:
             end = stderr.end()
-        with suppress(asyncio.CancelledError):  # the command has ended, and its code stands
-            await self._stderr.written(IN_ORDER)
         return self._judge(message, outcome, end)
 
     def _judge(self, message: tenure.Message, outcome: Outcome | TimeoutError, stderr: str) -> Exception | None:
