@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,13 @@ class Room:
 
     async def handle(self, message: Message) -> None:
         self.handled.append(message.body)
+
+
+class Silent(LossyBroker):
+    """A broker that is asked, and never answers."""
+
+    async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
+        await asyncio.Event().wait()
 
 
 @KINDS
@@ -81,6 +89,27 @@ def test_it_gives_up_when_its_wait_is_over(wait: float, sessions: bool) -> None:
             assert not consuming.done()
             await room.queue.drain()
             await consuming
+
+    run(main())
+
+
+@KINDS
+@pytest.mark.parametrize("asks", ["first", "later"])
+def test_its_wait_ends_while_a_question_is_under_way(asks: str, sessions: bool) -> None:
+    """As where a server takes connections, and never says a word."""
+
+    async def main() -> None:
+        room = Room()
+        await room.queue.send(b"one")
+        consuming = asyncio.create_task(room.queue.consume(room.handle, sessions=sessions, wait=5, sigterm=False))
+        if asks == "later":
+            async with room.broker.cut():
+                await asyncio.sleep(1)
+        room.queue._desk.broker = Silent.around(room.broker._inside)
+        with pytest.raises(Unavailable, match="no answer within 5 s"):
+            async with asyncio.timeout(60):
+                await consuming
+        assert room.now() == pytest.approx(5)
 
     run(main())
 

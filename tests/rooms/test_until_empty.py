@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
 import tenure
+from tenure.queue.broker import Broker
 from tenure.queue.message import Stats
 from tenure.testing import connect_here
+from tenure.testing.conformance.harness import LossyBroker
 from tenure.testing.loop import run
 
 KINDS = pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
@@ -148,3 +151,57 @@ def test_a_handler_that_is_cancelled_for_its_time_raises_too(sessions: bool) -> 
         assert (await queue.stats()).delayed == 1
 
     assert 60 <= in_a_queue(test, sessions) < 61
+
+
+@KINDS
+@pytest.mark.parametrize("by", ["raises", "abandons"])
+def test_what_was_abandoned_without_an_answer_is_waited_for(sessions: bool, by: str) -> None:
+    """The verdict stands, and what passes it once more hears that the lock is over."""
+
+    async def test(queue: tenure.Queue, sessions: bool) -> None:
+        handled: list[int] = []
+        broker, lost = LossyBroker(queue._desk.broker), asyncio.Event()
+        queue._desk.broker = cast(Broker, broker)
+
+        async def handle(message: tenure.Message) -> None:
+            handled.append(message.delivery_count)
+            if message.delivery_count > 1:
+                return
+            lost.set()
+            await asyncio.sleep(0.01)
+            if by == "raises":
+                raise ValueError("not yet")
+            await message.abandon(delay=600)
+
+        async def lose_an_answer() -> None:
+            await lost.wait()
+            async with broker.lose_answer():
+                await asyncio.sleep(0.1)
+
+        await send(queue, sessions, b"one")
+        losing = asyncio.create_task(lose_an_answer())
+        policy = tenure.RetryPolicy(first=600, factor=1, longest=600, jitter=0)
+        await queue.consume(handle, until_empty=True, sessions=sessions, retry=policy, poll_every=float("inf"))
+        await losing
+        assert handled == [1, 2]
+
+    assert 600 <= in_a_queue(test, sessions) < 660
+
+
+@KINDS
+def test_a_handler_that_cancels_itself_raises_what_no_task_group_swallows(sessions: bool) -> None:
+    async def test(queue: tenure.Queue, sessions: bool) -> None:
+        async def handle(message: tenure.Message) -> None:
+            raise asyncio.CancelledError("by itself")
+
+        await send(queue, sessions, b"one")
+        with pytest.raises(ExceptionGroup) as raised:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(queue.consume(handle, raise_errors=True, sessions=sessions))
+        [error] = raised.value.exceptions
+        assert isinstance(error, RuntimeError)
+        assert "the handler cancelled itself" in str(error)
+        assert isinstance(error.__cause__, asyncio.CancelledError)
+        assert (await queue.stats()).delayed == 1
+
+    assert in_a_queue(test, sessions) < 1

@@ -348,14 +348,14 @@ class Consumer:
 
     def _report(self, settlement: Settlement, answer: Settled | Lapsed, why: str | None) -> None:
         delivery, verdict = settlement
+        if (back_at := self._desk.back_at(verdict, answer)) is not None:
+            self._pump.abandoned(back_at)
         if isinstance(answer, Lapsed):
             if why is not None and verdict is not GIVE_BACK:
                 self._desk.tell(event_of(ResultDiscarded, self._desk, delivery, why))
             error = LockLost(obituary(delivery, "its handler had ended, and that was too late"))
             self._spawn(self._complain(Message(delivery, self._desk), error))
         else:
-            if isinstance(verdict, Abandon) and not answer.dead:
-                self._pump.abandoned(self._desk.back_at(verdict.delay))
             self._desk.tell_if_dead(delivery, verdict, answer)
 
     # --- handlers ---
@@ -402,7 +402,7 @@ class Consumer:
             return GIVE_BACK
         await self._complain(message, outcome)
         if self._consuming.is_to_raise(outcome):
-            self._end_with(outcome)
+            self._end_with(self._consuming.raised_for(outcome))
         if why == "denied":
             return None
         if why in ("unanswered", "stalled", "max_hold") and self._pump.sure_until(delivery) <= self._desk.clock.now():
@@ -753,17 +753,23 @@ async def is_to_begin(desk: Desk, told: asyncio.Event, stop: asyncio.Event | Non
 async def _readied(desk: Desk, wait: float | None) -> None:
     """Make *desk* ready, asking as long as there is no answer, for *wait* seconds at most; for any time if None."""
     began = desk.clock.now()
-    pause, is_told = PAUSE_MIN, False
+    why, is_told = "the store did not answer", False
+    pause, left = PAUSE_MIN, wait
     while True:
+        # With no time to wait, the patience of the store itself counts.
+        limit = asyncio.timeout(left if left and left < NEVER else None)
         try:
-            was_ready = desk.given is None
-            await desk.ready()
-            if was_ready and wait is not None:  # then it has asked nothing
-                await desk.broker.settings(desk.name)
+            async with limit:
+                was_ready = desk.given is None
+                await desk.ready()
+                if was_ready and wait is not None:  # then it has asked nothing
+                    await desk.broker.settings(desk.name)
             break
         except (Exception, asyncio.CancelledError) as error:
-            if (why := desk.why_unanswered(error)) is None:
-                raise
+            if not (limit.expired() and isinstance(error, TimeoutError)):
+                if (found := desk.why_unanswered(error)) is None:
+                    raise
+                why = found
             waited = desk.clock.now() - began
             if wait is not None and waited >= wait:
                 if not wait:
@@ -772,7 +778,10 @@ async def _readied(desk: Desk, wait: float | None) -> None:
             if not is_told:
                 is_told = True
                 desk.tell(BrokerAwaited(desk.clock.now(), desk.name, desk.holder, why))
-        await asyncio.sleep(later(pause if wait is None else min(pause, wait - waited), desk.dice))
+        rest = pause if wait is None else min(pause, max(PAUSE_MIN, (wait - waited) / 2))
+        await asyncio.sleep(later(rest, desk.dice))
+        if wait:
+            left = max(1e-9, wait - (desk.clock.now() - began))
         pause = min(1.5 * pause, PAUSE_MAX)
     if is_told:
         now = desk.clock.now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass, fields
 from typing import TypedDict
@@ -96,6 +97,15 @@ class Consuming:
     def is_to_raise(self, error: BaseException) -> bool:
         """Tell whether *error*, of a handler, is to end consuming: unless it is a verdict, or no handler was begun."""
         return self.raise_errors and not isinstance(error, (Retry, Reject, NotBegun))
+
+    @staticmethod
+    def raised_for(error: BaseException) -> BaseException:
+        """Return what to raise for *error*, of a handler: a cancellation would be taken for one of the caller's."""
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        failure = RuntimeError("the handler cancelled itself: it raised CancelledError, and nobody had cancelled it")
+        failure.__cause__ = error
+        return failure
 
     def habits(self, lock: float, *, hints: bool = True) -> Habits:
         """Return how a consumer works whose locks last *lock* seconds.

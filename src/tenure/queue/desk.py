@@ -237,14 +237,21 @@ class Desk:
             if isinstance(answer, Settled):
                 self.tell_if_dead(delivery, verdict, answer)
 
-    async def settle(self, delivery: Delivery, verdict: Verdict) -> bool:
+    async def settle(self, delivery: Delivery, verdict: Verdict, keeper: Unsettled | None = None) -> bool:
         """Pass *verdict*, and return once it stands: True if the message died of it.
+
+        The *keeper* is told when the message may be back, if it was abandoned and is not known to be dead.
 
         Raises:
             LockLost: It doesn't stand, for the lock was over.
             Unavailable: There was no answer; it may stand or not.
         """
-        [answer] = await self.broker.settle([Settlement(delivery, verdict)])
+        answer: Settled | Lapsed | NoAnswer | None = None
+        try:
+            [answer] = await self.broker.settle([Settlement(delivery, verdict)])
+        finally:  # without an answer, too: the verdict may stand
+            if keeper is not None and (back_at := self.back_at(verdict, answer)) is not None:
+                keeper.abandoned(back_at)
         if isinstance(answer, NoAnswer):
             raise Unavailable(answer.why)
         if isinstance(answer, Lapsed):
@@ -252,9 +259,15 @@ class Desk:
         self.tell_if_dead(delivery, verdict, answer)
         return answer.dead
 
-    def back_at(self, delay: float) -> float:
-        """Return when a message is back that was just now abandoned with *delay*, also where that is rounded."""
-        return self.clock.now() + delay + self.broker.traits.delay_step
+    def back_at(self, verdict: Verdict, answer: Settled | Lapsed | NoAnswer | None) -> float | None:
+        """Return when a message is back that was abandoned just now, also where delays are rounded; else None.
+
+        Unless the *answer* is that it died: a verdict whose first answer was lost stands, and has lapsed when it is
+        passed again.
+        """
+        if not isinstance(verdict, Abandon) or (isinstance(answer, Settled) and answer.dead):
+            return None
+        return self.clock.now() + verdict.delay + self.broker.traits.delay_step
 
     def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
         """Let the ears know if *verdict*, that stands, was the death of the message."""
@@ -370,7 +383,7 @@ class Unsettled(Protocol):
         ...
 
     def abandoned(self, until: float) -> None:
-        """Note that a message which was settled comes back at *until*."""
+        """Note that a message which was abandoned, as far as is known, comes back at *until*."""
         ...
 
 
@@ -545,9 +558,7 @@ class Message(Received):
     async def abandon(self, delay: float = 0.0, *, error: BaseException | None = None) -> None:
         """Unlock the message, to be delivered again after *delay* seconds; or dead, if that was its last delivery."""
         check_seconds("delay", delay, least=0.0)
-        is_dead = await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
-        if self._keeper is not None and not is_dead:
-            self._keeper.abandoned(self._desk.back_at(delay))
+        await self._settle(Abandon(delay, Failure.of(error) if error is not None else None))
 
     async def defer(self) -> None:
         """Put the message aside, to be received again only by its sequence; see ``Queue.receive_deferred``."""
@@ -600,18 +611,17 @@ class Message(Received):
         if self._keeper is not None:
             self._keeper.heard(self._delivery)
 
-    async def _settle(self, verdict: Verdict) -> bool:
+    async def _settle(self, verdict: Verdict) -> None:
         keeper = self._keeper
         if keeper is not None:
             keeper.asks(self._delivery)
         try:
-            is_dead = await self._desk.settle(self._delivery, verdict)
+            await self._desk.settle(self._delivery, verdict, keeper)
         except LockLost:
             self._lost()
             raise
         else:
             self._gone()
-            return is_dead
         finally:  # Unavailable: it may be ours yet, and be settled once more
             if keeper is not None:
                 keeper.heard(self._delivery)

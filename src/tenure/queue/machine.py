@@ -447,7 +447,7 @@ class Pump:
             hold.asking.discard(delivery.sequence)
 
     def abandoned(self, until: float) -> None:
-        """Note that a message that was taken comes back at *until*, for all that the broker said."""
+        """Note that a message that was taken was abandoned, as far as is known, and comes back at *until*."""
         self.retry_at = max(self.retry_at, until)
 
     def settled(self, delivery: Delivery) -> bool:

@@ -27,7 +27,7 @@ from tenure.queue.desk import POLL, Desk, Message
 from tenure.queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure.queue.hooks import complain, is_interrupt
 from tenure.queue.machine import Habits
-from tenure.queue.message import COMPLETE, GIVE_BACK, Abandon, Complete, Delivery, Verdict
+from tenure.queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure.queue.processes import NeverBegins, NotBegun
 from tenure.queue.session import Session
 from tenure.sigterm import sigterm_tells
@@ -283,7 +283,7 @@ class _Worker:
         if error is not None:
             await consumer._complain(message, error)
             if consumer._consuming.is_to_raise(error):
-                consumer._end_with(error)
+                consumer._end_with(consumer._consuming.raised_for(error))
             if isinstance(error, NeverBegins):
                 consumer._end_with(unusable(error))
             if self._has_expired and self._desk.clock.now() >= session.sure_until:
@@ -297,9 +297,7 @@ class _Worker:
         consumer, desk, delivery = self._consumer, self._desk, message.delivery
         lost: LockLost | None = None
         try:
-            is_dead = await consumer._ask(session, "settle", lambda: desk.settle(delivery, verdict))
-            if isinstance(verdict, Abandon) and not is_dead:
-                self.abandoned(desk.back_at(verdict.delay))
+            await consumer._ask(session, "settle", lambda: desk.settle(delivery, verdict, self))
         except LockLost as error:  # if the session is lost, the next receive says so
             lost = error
         except asyncio.CancelledError:
@@ -450,5 +448,5 @@ class _Worker:
         return is_news
 
     def abandoned(self, until: float) -> None:
-        """Note that a message comes back at *until*."""
+        """Note that a message which was abandoned, as far as is known, comes back at *until*."""
         self._consumer._retry_at = max(self._consumer._retry_at, until)
