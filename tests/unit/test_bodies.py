@@ -407,6 +407,64 @@ def test_a_value_too_deep_to_be_written_is_refused() -> None:
         encode(value)
 
 
+@dataclass
+class Placed:
+    id: int
+
+
+@dataclass
+class Cancelled:
+    id: int
+    reason: str = ""
+
+
+@dataclass
+class Grown:
+    kind: Literal["grown"]
+    size: int
+    age: int = 0
+
+
+class Opened(msgspec.Struct, tag="opened"):
+    id: int
+
+
+class Closed(msgspec.Struct, tag="closed"):
+    id: int
+    by: str = ""
+
+
+class Aliased(pydantic.BaseModel):
+    number: int = pydantic.Field(alias="No")
+    who: str = pydantic.Field(default="", validation_alias=pydantic.AliasChoices("by", pydantic.AliasPath("from", 0)))
+
+
+@pytest.mark.parametrize(
+    "kind", [Placed | Cancelled, Cancelled | Placed, Placed | Cancelled | None, Placed | Cancelled | int]
+)
+def test_a_union_never_reads_a_member_that_knows_less_where_the_likeliest_misfits(kind: Any) -> None:
+    with pytest.raises(DecodeError, match=r"^the body\.reason must be str, not None$"):
+        decode(b'{"id":1,"reason":null}', kind)
+    with pytest.raises(DecodeError, match=r"^the body\[0\]\.reason must be str, not None$"):
+        decode(b'[{"id":1,"reason":null}]', list[kind])
+    assert decode(b'{"id":1,"reason":"late"}', kind) == Cancelled(1, "late")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "value"),
+    [
+        (b'{"name":"Tom"}', Dog | Cat, Cat("Tom")),  # of those that know as much, the one that fits
+        (b'{"kind":"circle","size":1,"age":2}', Grown | Circle, Circle("circle", 1)),  # a literal is for certain
+        (b'{"type":"opened","id":1,"by":"x"}', Closed | Opened, Opened(1)),
+        (b'{"No":1,"id":2,"from":["x"]}', Cancelled | Aliased, Aliased.model_validate({"No": 1, "by": "x"})),
+        (b'{"id":1,"reason":null}', Placed | Cancelled | dict[str, Any], {"id": 1, "reason": None}),
+        (b'{"other":1}', dict[str, int] | Cat, {"other": 1}),
+    ],
+)
+def test_a_union_takes_the_member_that_an_object_is_most_likely(body: bytes, kind: Any, value: Any) -> None:
+    assert decode(body, kind) == value
+
+
 def test_a_union_is_read_in_the_order_written_where_text_may_be_both() -> None:
     body = encode(ID)
     assert decode(body, UUID | str) == ID

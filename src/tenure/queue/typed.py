@@ -176,7 +176,8 @@ class _Maker:
         reads = [(kind, self.of(kind, bound)) for kind in flat]
         scalars = (bool, int, float, type(None))
         exact = {one: read for kind, read in reads for one in scalars if kind is one}
-        records = [kind for kind in flat if _fields_of(kind)]
+        records = [_Candidate(kind, read, _keys_of(kind), _signs(kind)) for kind, read in reads if _fields_of(kind)]
+        others = [(kind, read) for kind, read in reads if not _fields_of(kind)]
         only = [read for kind, read in reads if kind is not type(None)]
         named = ", ".join(_name(kind) for kind in flat)
         if len(only) > 1:
@@ -190,17 +191,19 @@ class _Maker:
             return once_each(value) if type(value) in (dict, list) else choose(value)
 
         def choose(value: Any) -> Any:
-            tries = reads
-            if isinstance(value, dict) and len(records) > 1:  # the one that knows most of what is there
-                known = {id(kind): len(value.keys() & _fields_of(kind)) for kind, _ in reads}
-                tries = sorted(reads, key=lambda one: -known[id(one[0])])
-            problems = []
+            likely = _likely(value, records) if isinstance(value, dict) else []
+            tries = [*((one.kind, one.read) for one in likely), *others] if likely and len(records) > 1 else reads
+            problems: list[str] = []
+            last: Misfit | None = None
             for kind, read in tries:
                 try:
                     return read(value)
                 except Misfit as misfit:
-                    if misfit.at or (isinstance(value, dict) and kind in records):  # it came so far
+                    if misfit.at or (isinstance(value, dict) and _fields_of(kind)):  # it came so far
                         problems.append(f"{_name(kind)}: {misfit.at.lstrip('.') or 'it'} {misfit.problem}")
+                        last = misfit
+            if last is not None and len(likely) == len(problems) == 1:
+                raise last
             why = f" ({'; '.join(problems)[:400]})" if problems else f", being {_shown(value)}"
             raise Misfit(f"fits none of {named}{why}")
 
@@ -260,6 +263,40 @@ class _Maker:
         if _is_named_tuple(kind):
             return _named_tuple(kind, made, list(reads.values()), len(required))
         return made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """A member of a union that has named fields."""
+
+    kind: Any
+    read: Read
+    keys: frozenset[str]
+    signs: Mapping[str, Read]
+    """The fields that tell the member from the others, as they are a ``Literal``."""
+
+    def may_be(self, value: dict[str, Any]) -> bool:
+        """Tell whether the signs in *value* are this one's."""
+        try:
+            for key, read in self.signs.items():
+                if key in value:
+                    read(value[key])
+        except Misfit:
+            return False
+        return True
+
+
+def _likely(value: dict[str, Any], records: list[_Candidate]) -> list[_Candidate]:
+    """Return which *records* an object may be: those that know most of its fields; all, if its signs are of none.
+
+    One that knows fewer isn't tried when that misfits: it would leave out in silence what makes *value* another type.
+    """
+    fitting = [one for one in records if one.may_be(value)]
+    if not fitting:
+        return records
+    known = [len(value.keys() & one.keys) for one in fitting]
+    most = max(known, default=0)
+    return [one for one, count in zip(fitting, known, strict=True) if count == most > 0]
 
 
 # --- readers -----------------------------------------------------------------------------------------------------
@@ -527,6 +564,37 @@ def _fields_of(kind: Any) -> Mapping[str, object]:
     if isinstance(kind, type):
         return getattr(kind, "model_fields", None) or dict.fromkeys(getattr(kind, "__struct_fields__", ()))
     return {}
+
+
+def _keys_of(kind: Any) -> frozenset[str]:
+    """Return the keys that an object of this *kind* can have in JSON: its fields, and how its library writes them."""
+    kind = typing.get_origin(kind) or kind
+    keys = {*_fields_of(kind), *getattr(kind, "__struct_encode_fields__", ())}
+    described: Mapping[str, Any] = getattr(kind, "__pydantic_fields__", None) or getattr(kind, "model_fields", {})
+    for field in described.values():
+        alias = field.validation_alias or field.alias
+        for choice in getattr(alias, "choices", None) or [alias]:
+            keys.add(choice if isinstance(choice, str) else getattr(choice, "path", [""])[0])
+    return frozenset(keys)
+
+
+def _signs(kind: Any) -> dict[str, Read]:
+    """Return the readers of those fields of a *kind* that are a ``Literal``, or the tag of a msgspec struct."""
+    kind = typing.get_origin(kind) or kind
+    try:
+        hints = _hints(kind)
+    except ConfigError:  # of a type whose library finds what they name
+        hints = {}
+    signs = {}
+    for name, hint in hints.items():
+        while typing.get_origin(hint) in (Annotated, Required, NotRequired, typing.Final):
+            hint = typing.get_args(hint)[0]
+        if typing.get_origin(hint) is Literal:
+            signs[name] = _choice(typing.get_args(hint))
+    tagged = getattr(kind, "__struct_config__", None)
+    if tagged is not None and tagged.tag is not None:
+        signs[tagged.tag_field] = _choice((tagged.tag,))
+    return signs
 
 
 def _required(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
