@@ -122,7 +122,19 @@ def _release_interrupt() -> None:
     global _before
     before, _before = _before, None
     if before is not None and signal.getsignal(signal.SIGINT) is _hear_interrupt:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler if _has_ended(before) else before)
+
+
+def _has_ended(handler: object) -> bool:
+    """Whether it is of an ``asyncio.run`` that is over, and would have been taken away if it had been in its place."""
+    main_task = handler.keywords.get("main_task") if isinstance(handler, partial) else None
+    return isinstance(main_task, asyncio.Task) and main_task.done()
+
+
+def _leave_to_python(signal_number: int, hear: object, usual: Any) -> None:
+    """Take *hear* away where others had saved it as what was there before them, and put it back when we had ended."""
+    if signal.getsignal(signal_number) is hear:
+        signal.signal(signal_number, usual)
 
 
 def _forget() -> None:
@@ -144,6 +156,7 @@ if hasattr(os, "register_at_fork"):
 
 def _hear(*_: object) -> None:
     _release()
+    _leave_to_python(signal.SIGTERM, _hear, signal.SIG_DFL)
     if not _parties:  # an interrupt came when it was to be let go of
         signal.raise_signal(signal.SIGTERM)
     for party in _parties.copy():  # others may come or go meanwhile, in their threads
@@ -153,6 +166,7 @@ def _hear(*_: object) -> None:
 def _hear_interrupt(*_: object) -> None:
     global _was_interrupted
     _release_interrupt()
+    _leave_to_python(signal.SIGINT, _hear_interrupt, signal.default_int_handler)
     if not _parties:  # an interrupt came when it was to be let go of
         signal.raise_signal(signal.SIGINT)
         return

@@ -153,7 +153,11 @@ pytestmark = pytest.mark.process
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
     def start(program: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
         )
 
         def end() -> None:
@@ -231,7 +235,7 @@ import asyncio, signal, sys, tenure
 async def handle(message):
     print("begins", flush=True)
     try:
-        await asyncio.sleep(2 if message.body == b"short" else 3600)
+        await (asyncio.to_thread(sys.stdin.readline) if message.body == b"short" else asyncio.sleep(3600))
         print("done", flush=True)
     except asyncio.CancelledError:
         print("cut", flush=True)
@@ -253,11 +257,11 @@ asyncio.run(main())
 """
 
 CONSUMING_THREADS = """
-import signal, sys, time, tenure.sync
+import signal, sys, tenure.sync
 
 def handle(message):
     print("begins", flush=True)
-    time.sleep(1)
+    sys.stdin.readline()
     print("done", flush=True)
 
 with tenure.sync.connect("sqlite:///work.db") as backend:
@@ -291,36 +295,89 @@ def begin(start: Start, program: str, *arguments: str) -> subprocess.Popen[str]:
     return child
 
 
-@pytest.mark.parametrize("kind", ["messages", "sessions", "threads"])
+def interrupt(child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Interrupt *child*, and see it say so on stderr, and nothing else."""
+    child.send_signal(signal.SIGINT)
+    told, give_up = "", time.monotonic() + PATIENCE
+    while not told.endswith("\n"):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        told += capfd.readouterr().err
+    assert told == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+
+
+def go_on(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+@pytest.mark.parametrize("kind", ["sessions", "threads"])
 def test_an_interrupt_lets_handlers_finish(start: Start, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     child = begin(start, CONSUMING_THREADS if kind == "threads" else CONSUMING, "short", kind)
-    child.send_signal(signal.SIGINT)
+    interrupt(child, capfd)
+    go_on(child)
     assert child.communicate(timeout=PATIENCE)[0] == "done\nover True\n"
     assert child.returncode == 0
-    assert capfd.readouterr().err == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_second_interrupt_hurries(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     child = begin(start, CONSUMING, "long")
-    child.send_signal(signal.SIGINT)
-    give_up = time.monotonic() + PATIENCE
-    while "once more" not in capfd.readouterr().err:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    interrupt(child, capfd)
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
     assert child.returncode == -signal.SIGINT
 
 
-def test_what_consumes_in_a_loop_is_ended_by_a_later_interrupt(start: Start) -> None:
+def test_what_consumes_in_a_loop_is_ended_by_a_later_interrupt(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     child = begin(start, CONSUMING, "short", "messages", "again")
-    child.send_signal(signal.SIGINT)
+    interrupt(child, capfd)
+    go_on(child)
     read(child, "done")
     read(child, "over True")
     read(child, "begins")
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
     assert child.returncode == -signal.SIGINT
+
+
+ENDED = """
+import asyncio, signal, tenure
+
+async def main():
+    background.append(asyncio.create_task(queue().consume(print)))
+    await asyncio.sleep(0.01)
+
+def queue():
+    return backend.queue("orders")
+
+async def beside():
+    consuming = asyncio.create_task(queue().consume(print))
+    await asyncio.sleep(0.01)
+    saved = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    await queue().drain()
+    consuming.cancel()
+    await asyncio.wait({consuming})
+    signal.signal(signal.SIGINT, saved)
+    print("saved ours", saved is tenure.sigterm._hear_interrupt, flush=True)
+    signal.raise_signal(signal.SIGINT)
+
+background, backend = [], tenure.connect("memory:")
+asyncio.run(backend.open())
+asyncio.run(main())
+print("python's", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+try:
+    asyncio.run(beside())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_no_handler_is_left_behind_in_whatever_order_they_end(start: Start) -> None:
+    """One of asyncio.run whose consumer ends after its main task; and ours, saved and put back by somebody else."""
+    child = start(ENDED)
+    assert child.communicate(timeout=PATIENCE)[0] == "python's True\nsaved ours True\ninterrupted\n"
 
 
 def test_an_interrupt_lets_work_end_and_hands_the_lease_back(start: Start, tmp_path: Path) -> None:
