@@ -90,7 +90,7 @@ class Backend:
         self._requests: dict[str, Requests] = {}
         self._hearing = Hearing()
         self._was_open = False
-        self._turn: Future[None] | None = None  # done when it has been opened, or closed; None while neither goes on
+        self._turns: dict[str, Future[None]] = {}  # the one that opens or closes it now, done when that is over
 
     async def open(self) -> Backend:
         """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
@@ -113,7 +113,8 @@ class Backend:
     async def aclose(self) -> None:
         """Close the backend unless it is closed: end campaigns and consumers, hand back what is held, close the store.
 
-        Handlers are cancelled; await ``queue.drain()`` before, to let them finish.
+        Handlers are cancelled; await ``queue.drain()`` before, to let them finish. So is a handler that calls this: it
+        gets no further than that line, and ``consume`` raises ``Unavailable``. Let it tell whoever opened the backend.
         """
         async with self._in_turn():
             if self._keeper is not None:
@@ -133,15 +134,16 @@ class Backend:
     async def _in_turn(self) -> AsyncIterator[None]:
         """Open and close one after the other, on whatever loops."""
         if self._keeper is not None and self._keeper.is_forked:
-            self._keeper = self._driver = self._opened = self._turn = None  # what is open stayed with the parent
-        while self._turn is not None:
-            await asyncio.wait({asyncio.wrap_future(self._turn)})
+            self._keeper = self._driver = self._opened = None  # what is open stayed with the parent
         turn: Future[None] = Future()
-        self._turn = turn
+        while (before := self._turns.setdefault("now", turn)) is not turn:  # in one step, as threads may race
+            await asyncio.wait({asyncio.wrap_future(before)})
+        _turning.add(self)
         try:
             yield
         finally:
-            self._turn = None
+            _turning.discard(self)
+            self._turns.pop("now", None)  # a fork inside of the block has left none
             turn.set_result(None)
 
     async def _open(self) -> None:
@@ -450,6 +452,7 @@ class Backend:
     def _note_fork(self) -> None:
         """Let nothing of a forked child reach the store by what is the parent's: connections, threads, memory."""
         _of_parent.append((self._keeper, self._driver, self._opened))
+        self._turns.clear()  # who was to end it is a thread that isn't here
         for queue in list(self._queues.values()):
             queue._desk.broker = cast(Broker, _OfParent(self._connected))
 
@@ -467,14 +470,18 @@ class _OfParent:
 
 _open: WeakSet[Backend] = WeakSet()
 
+_turning: WeakSet[Backend] = WeakSet()
+"""Those that are being opened or closed just now."""
+
 _of_parent: list[object] = []
 """In a forked child: everything that its parent has open. It is never let go of: a connection that is collected here
 would tell the kernel not to wait for it, and the parent's loop waits with the same ``epoll``."""
 
 
 def _note_fork() -> None:
-    for backend in list(_open):
+    for backend in {*_open, *_turning}:
         backend._note_fork()
+    _turning.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -122,6 +122,40 @@ def test_a_child_by_fork_opens_it_again(tmp_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_child_by_fork_opens_what_its_parent_was_just_opening() -> None:
+    backend = tenure.connect("memory:")
+    is_opening, may_end = threading.Event(), threading.Event()
+
+    async def open_slowly() -> None:
+        async with backend._in_turn():
+            is_opening.set()
+            await asyncio.to_thread(may_end.wait)
+
+    async def open_in_child() -> None:
+        async with asyncio.timeout(10):
+            await backend.open()
+            await backend.queue("orders").send(b"child")
+
+    opening = threading.Thread(target=lambda: asyncio.run(open_slowly()))
+    opening.start()
+    is_opening.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            asyncio.run(open_in_child())
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        may_end.set()
+        opening.join()
+
+
 async def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", "memory:from-the-environment")
     assert str(tenure.connect().url) == str(tenure.sync.connect().url) == "memory:from-the-environment"
