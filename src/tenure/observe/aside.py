@@ -47,6 +47,11 @@ class Aside:
         else:
             self._calls.put((contextvars.copy_context(), function, arguments))
 
+    @property
+    def backlog(self) -> int:
+        """How many calls wait."""
+        return self._calls.qsize()
+
     def end(self) -> None:
         """End the thread once all is told; don't wait for long, and from that thread itself not at all."""
         self._calls.put(None)
@@ -65,6 +70,12 @@ class Aside:
             if self.left_out:
                 left_out, self.left_out = self.left_out, 0
                 self.send(_log.error, "%d log records and events were left out, as a handler blocked", left_out)
+
+
+def backlog() -> int:
+    """Return how many calls wait behind one that blocks, if :func:`aside` has them called on the thread beside."""
+    beside: Aside | None = getattr(_thread, "aside", None)
+    return beside.backlog if beside is not None else 0
 
 
 def aside(function: Callable[..., object], *arguments: Any) -> None:

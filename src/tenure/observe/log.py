@@ -31,9 +31,12 @@ from tenure.events import (
     TermEnding,
     TokenFell,
 )
-from tenure.observe.aside import aside
+from tenure.observe.aside import aside, backlog
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+TRACES_MAX = 100
+"""So many exceptions wait with their frames, and what those hold, while a log handler blocks; of more, the text."""
 
 logger: logging.Logger = logging.getLogger("tenure")
 
@@ -48,14 +51,17 @@ def log_event(event: Event, exc_info: ExcInfo | None = None) -> None:
 
     The event's fields are in ``record.tenure`` for structured handlers.
     """
-    aside(_write, event, exc_info)
+    if exc_info is not None and backlog() >= TRACES_MAX:
+        aside(_write, event, None, f"\n{logging.Formatter().formatException(exc_info)}")
+    else:
+        aside(_write, event, exc_info)
 
 
-def _write(event: Event, exc_info: ExcInfo | None) -> None:
+def _write(event: Event, exc_info: ExcInfo | None, trace: str = "") -> None:
     level, message = _said(event)
     if logger.isEnabledFor(level):
         extra = {"tenure": dataclasses.asdict(event)}
-        logger.log(level, "%s: %s", event.name, message, extra=extra, exc_info=exc_info)
+        logger.log(level, "%s: %s%s", event.name, message, trace, extra=extra, exc_info=exc_info)
 
 
 def _said(event: Event) -> tuple[int, str]:
