@@ -272,6 +272,42 @@ def test_a_dataclass_is_the_json_that_any_client_would_send() -> None:
     assert decode(b"[1]", typing.List[int]) == [1]  # noqa: UP006
 
 
+@dataclass
+class Price:
+    exact: Decimal
+    close: float = 0.0
+    level: Level | None = None
+    wait: timedelta | None = None
+    note: Any = None
+    model: Model | None = None
+    struct: Struct | None = None
+
+
+def test_a_decimal_has_all_digits_that_were_sent_as_a_number() -> None:
+    text = b"19999999999999999.99"
+    assert decode(text, Decimal) == Decimal("19999999999999999.99")
+    assert decode(b"[0.1,1e400,-1.00000000000000000001]", list[Decimal]) == [
+        Decimal("0.1"), Decimal("1e400"), Decimal("-1.00000000000000000001")
+    ]  # fmt: skip
+    body = b'{"exact":%s,"close":%s,"note":[{"a":%s}],"wait":0.10000000000000000001,"more":%s,'
+    body += b'"model":{"number":1,"price":%s},"struct":{"number":1,"unknown":%s}}'
+    price = decode(body.replace(b"%s", text), Price)
+    assert price.exact == Decimal("19999999999999999.99")
+    assert [type(price.close), type(price.note[0]["a"])] == [float, float]
+    assert price.close == price.note[0]["a"] == 2e16
+    assert price.wait == timedelta(seconds=0.1)
+    assert price.model == Model(number=1, price=Decimal("2E+16"))  # pydantic makes it of a float, nested or not
+    with pytest.raises(DecodeError, match=r"the body.level must be one of 1, 2, not 1\.0"):
+        decode(b'{"exact":1,"level":1.00000000000000000001}', Price)
+
+
+@pytest.mark.parametrize("exact", [Any, dict[str, Any]])
+def test_json_has_no_other_numbers(exact: Any) -> None:
+    for name in (b"NaN", b"Infinity", b"-Infinity"):
+        with pytest.raises(DecodeError, match=f"the body is no JSON: it has no {name.decode()}"):
+            decode(b'{"a":%s}' % name, exact)
+
+
 def test_fields_that_a_type_does_not_know_are_ignored() -> None:
     newer = b'{"number":7,"lines":[{"article":"x","colour":"red"}],"more":{"a":1},"half":9}'
     assert decode(newer, Order) == Order(7, [Line("x")])
@@ -306,6 +342,14 @@ def test_fields_that_a_type_does_not_know_are_ignored() -> None:
         (b"3", Literal["a", 4], "the body must be 'a' or 4, not 3"),
         (b"true", Level, "the body must be one of 1, 2, not True"),
         (b"true", Literal[1], "the body must be 1, not True"),
+        (b"1.0", Level, "the body must be one of 1, 2, not 1.0"),
+        (b"3.0", Right, "the body must be one of 1, 2, not 3.0"),
+        (b'{"NaN":1}', dict[float, int], "the body has the key 'NaN', which must be float"),
+        (b"NaN", float, "the body is no JSON: it has no NaN"),
+        (b"1e400", float, "the body must be float, and is too large for one"),
+        (b'"NaN"', Decimal, "the body must be a Decimal that is a number, not 'NaN'"),
+        (b"Infinity", Decimal, "the body is no JSON: it has no Infinity"),
+        (b'{"1":1,"1.0":2}', dict[Decimal, int], "the body has the key '1.0', which is the same as one before it"),
         (b'"x"', UUID, "the body must be a UUID (UUID), not 'x'"),
         (b'"x"', Decimal, "the body must be a Decimal, as text or number, not 'x'"),
         (b'"*"', bytes, "the body must be bytes in base64 (bytes), not '*'"),
@@ -498,6 +542,7 @@ def test_a_type_whose_annotations_name_nothing_is_refused() -> None:
         ({"a": [1, Line(object(), 2)]}, r"object has no JSON form, at \['a'\]\[1\]\['article'\]"),  # type: ignore[arg-type]
         ({(1, 2): 3}, r"tuple can't be a key in JSON, at \[\(1, 2\)\]"),
         (math.nan, "not JSON compliant"),
+        ({"a": Decimal("NaN")}, "NaN is no number in JSON"),
         ("\ud800", "can't be written as JSON"),
     ],
 )

@@ -9,7 +9,7 @@ import json
 from typing import Any, TypeVar, overload
 
 from tenure.errors import ConfigError, DecodeError
-from tenure.queue.typed import Misfit, plain, reader, reads_bytes, spelled_out, written_by_library
+from tenure.queue.typed import Misfit, plain, reader, spelled_out, written, written_by_library
 
 T = TypeVar("T")
 
@@ -45,10 +45,22 @@ def loads(body: bytes) -> Any:
     Raises:
         DecodeError: It is none.
     """
+    return _loads(body, _JSON)
+
+
+def _loads(body: bytes, decoder: json.JSONDecoder) -> Any:
     try:
-        return json.loads(body)
+        return decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"the body is no JSON: {error}") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it has no {name}")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+_EXACT_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=written)
 
 
 @overload
@@ -62,10 +74,10 @@ def decode(body: bytes, kind: Any) -> Any:
         DecodeError: The body is no JSON, or doesn't fit.
         ConfigError: Bodies can't be read as a *kind*, whatever is in them.
     """
-    read = reader(kind)
-    value = body if reads_bytes(kind) else loads(body)
+    how = reader(kind)
+    value = body if how.takes_bytes else _loads(body, _EXACT_JSON if how.exact else _JSON)
     try:
-        return read(value)
+        return how.read(value)
     except Misfit as misfit:
         raise DecodeError(str(misfit)) from misfit.__cause__
     except RecursionError as error:

@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from functools import lru_cache
+from math import isfinite
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union
 
 from tenure.errors import ConfigError
@@ -89,7 +90,47 @@ class Misfit(Exception):
         return f"the body{at} {self.problem}"
 
 
-def reader(kind: Any) -> Read:
+class Written(float):
+    """A number with more digits than a ``float`` has, and its text, which a ``Decimal`` is made of."""
+
+    text: str
+
+
+def written(text: str) -> float:
+    """Return the number in *text*; a ``Written`` one if a ``float`` isn't exactly it."""
+    exact = sys.modules["decimal"].Decimal  # a kind that holds one has imported it
+    number = float(text)
+    try:
+        if exact(text) == exact(repr(number)):
+            return number
+    except ArithmeticError:  # an exponent that a Decimal can't have either
+        pass
+    longer = Written(number)
+    longer.text = text
+    return longer
+
+
+def _rounded(value: Any) -> Any:
+    """Return *value* with nothing but plain numbers in it."""
+    if type(value) is Written:
+        return float(value)
+    if type(value) is list:
+        return [_rounded(one) for one in value]
+    return {key: _rounded(one) for key, one in value.items()} if type(value) is dict else value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reader:
+    """What reads whole bodies of a type, and how it wants them."""
+
+    read: Read
+    takes_bytes: bool
+    """It is another library's, and takes the bytes of a body as they are."""
+    exact: bool
+    """There is a ``Decimal`` in it: numbers are to be ``written`` ones."""
+
+
+def reader(kind: Any) -> Reader:
     """Return what reads a *kind*.
 
     Raises:
@@ -102,7 +143,7 @@ def reader(kind: Any) -> Read:
 
 
 @lru_cache(maxsize=512)
-def _made(kind: Any, written: str) -> Read:
+def _made(kind: Any, spelled: str) -> Reader:
     return _Maker().whole(kind)
 
 
@@ -112,12 +153,14 @@ class _Maker:
     def __init__(self) -> None:
         self._begun: dict[tuple[Any, str], Read] = {}
         self._chooses = False
+        self._exact = False
 
-    def whole(self, kind: Any) -> Read:
+    def whole(self, kind: Any) -> Reader:
         """Return the reader of whole bodies of this *kind*."""
+        takes_bytes = isinstance(kind, type) and _library_of(kind) is not None
         read = self.of(kind, {})
         if not self._chooses:
-            return read
+            return Reader(read, takes_bytes, self._exact)
 
         def read_whole(value: Any) -> Any:
             before = _TRIES.set({})
@@ -126,7 +169,11 @@ class _Maker:
             finally:
                 _TRIES.reset(before)
 
-        return read_whole
+        return Reader(read_whole, takes_bytes, self._exact)
+
+    def _plain(self, read: Read) -> Read:
+        """Return a *read* that knows nothing of ``Written`` numbers, for a type that may stand beside a ``Decimal``."""
+        return lambda value: read(_rounded(value)) if self._exact else read(value)
 
     def of(self, kind: Any, bound: Mapping[Any, Any]) -> Read:
         """Return the reader of *kind*, in which type variables are *bound* to types."""
@@ -135,7 +182,7 @@ class _Maker:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin is Annotated:
             if library := _constrained_by(kind.__metadata__):
-                return _borrowed(library, kind)
+                return self._plain(_borrowed(library, kind))
             return self.of(arguments[0], bound)
         if origin in (Required, NotRequired, typing.Final) or getattr(origin, "_name", "") == "ReadOnly":
             return self.of(arguments[0], bound)
@@ -150,7 +197,12 @@ class _Maker:
         if origin is Literal:
             return _choice(arguments)
         if (library := _library_of(alias)) is not None:
-            return _borrowed(library, kind)
+            return self._plain(_borrowed(library, kind))
+        if kind is Any or kind is object:
+            return self._plain(_anything)
+        if _is_of("decimal", "Decimal", kind):
+            self._exact = True
+            return _decimal(kind)
         if (simple := _simple(kind)) is not None:
             return simple
         return self._of_many(kind, alias, arguments, bound)
@@ -212,7 +264,7 @@ class _Maker:
 
     def _tuple(self, kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> Read:
         if kind in (tuple, typing.Tuple):  # noqa: UP006  # as it was once written
-            return _list(tuple, _anything)
+            return _list(tuple, self.of(Any, bound))
         if len(arguments) == 2 and arguments[1] is ...:
             return _list(tuple, self.of(arguments[0], bound))
         reads = [self.of(one, bound) for one in arguments]
@@ -327,8 +379,6 @@ def _anything(value: Any) -> Any:
 
 def _simple(kind: Any) -> Read | None:
     """Return the reader of a type with no other types inside, if *kind* is one."""
-    if kind is Any or kind is object:
-        return _anything
     if kind is None or kind is type(None):
         return _instance(type(None), "null")
     if not isinstance(kind, type):
@@ -345,8 +395,6 @@ def _simple(kind: Any) -> Read | None:
         return _timedelta
     if issubclass(kind, (bytes, bytearray)):
         return _from_text(kind, lambda text: kind(base64.b64decode(text, validate=True)), "bytes in base64")
-    if _is_of("decimal", "Decimal", kind):
-        return _decimal(kind)
     if any(_is_of(*text, kind) for text in _TEXTS):
         return _from_text(kind, kind, f"a {kind.__name__}")
     if issubclass(kind, (int, float, str)):
@@ -364,8 +412,10 @@ def _instance(kind: Any, name: str) -> Read:
 
 
 def _float(value: Any) -> Any:
-    if type(value) is float:
-        return value
+    if type(value) is float or type(value) is Written:
+        if not isfinite(value):
+            raise Misfit("must be float, and is too large for one")
+        return float(value)
     if type(value) is not int:
         raise Misfit(f"must be float, not {_shown(value)}")
     try:
@@ -394,18 +444,21 @@ def _from_text(kind: Any, make: Callable[[str], Any], what: str) -> Read:
 
 def _decimal(kind: Any) -> Read:
     def read_decimal(value: Any) -> Any:
-        if type(value) not in (str, int, float):
+        if type(value) not in (str, int, float, Written):
             raise Misfit(f"must be a Decimal, as text or number, not {_shown(value)}")
         try:
-            return kind(str(value))
+            made = kind(value.text if type(value) is Written else str(value))
         except ArithmeticError:  # its InvalidOperation
             raise Misfit(f"must be a Decimal, as text or number, not {_shown(value)}") from None
+        if not made.is_finite():
+            raise Misfit(f"must be a Decimal that is a number, not {_shown(value)}")
+        return made
 
     return read_decimal
 
 
 def _timedelta(value: Any) -> Any:
-    if type(value) in (int, float):
+    if type(value) in (int, float, Written):
         return _made_of(lambda seconds: timedelta(seconds=seconds), value, "must be a timedelta")
     found = _DURATION.fullmatch(value) if type(value) is str else None
     if not found or not value[-1].isalpha() or value[-1] in "PT":
@@ -428,10 +481,11 @@ def _enum(kind: type[Enum]) -> Read:
     choices = ", ".join(repr(form) for form, _ in forms)
 
     def read_enum(value: Any) -> Any:
+        value = _rounded(value)
         for form, member in forms:
             if type(form) is type(value) and form == value:
                 return member
-        if type(value) is not bool:
+        if type(value) in (int, str):
             try:
                 return kind(value)  # combined flags, and whatever its _missing_ knows
             except Exception as error:  # raised by the enumeration's own code, too
@@ -491,6 +545,8 @@ def _mapping(kind: Any, read_key: Read, read: Read) -> Read:
                 name = read_key(key)
             except Misfit as misfit:
                 raise Misfit(f"has the key {_shown(key)}, which {misfit.problem}") from misfit.__cause__
+            if name in made:
+                raise Misfit(f"has the key {_shown(key)}, which is the same as one before it")
             try:
                 made[name] = read(one)
             except Misfit as misfit:
@@ -771,11 +827,6 @@ def _by_msgspec(kind: Any) -> Read:
     return read_with_msgspec
 
 
-def reads_bytes(kind: Any) -> bool:
-    """Tell whether the reader of *kind* is another library's, that takes the bytes of a body as they are."""
-    return isinstance(kind, type) and _library_of(kind) is not None
-
-
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
@@ -815,7 +866,9 @@ def _writer(kind: Any) -> Callable[[Any], Any]:
         return lambda value: value.value
     if issubclass(kind, (bytes, bytearray)):
         return lambda value: base64.b64encode(value).decode()
-    if _is_of("decimal", "Decimal", kind) or any(_is_of(*text, kind) for text in _TEXTS):
+    if _is_of("decimal", "Decimal", kind):
+        return _decimal_text
+    if any(_is_of(*text, kind) for text in _TEXTS):
         return str
     kinds: dict[Any, Callable[[Any], Any]] = {
         timedelta: _duration,
@@ -865,6 +918,12 @@ def _sorted(values: Iterable[Any]) -> list[Any]:
         return sorted(values, key=lambda one: json.dumps(spelled_out(one), sort_keys=True))
 
 
+def _decimal_text(value: Any) -> str:
+    if not value.is_finite():
+        raise ValueError(f"{value} is no number in JSON")
+    return str(value)
+
+
 def _duration(length: timedelta) -> str:
     """Return *length* as ISO 8601 has it, exactly: ``P1DT5.5S``."""
     sign, length = ("-", -length) if length < timedelta() else ("", length)
@@ -879,5 +938,5 @@ def _form(value: Any) -> Any:
     """Return *value* as it comes back from JSON; itself if JSON has no form for it."""
     try:
         return spelled_out(value)
-    except TypeError:
+    except (TypeError, ValueError):
         return value
