@@ -202,6 +202,22 @@ async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
     assert len(told) == (2 if answers else 0)
 
 
+async def test_what_was_refused_after_an_interrupt_is_known_not_to_be_sent(url: str, capsys: Captured) -> None:
+    async with tenure.connect(url) as backend:
+        await backend.queue("orders").stats()
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("UPDATE tenure_schema SET version = 999")  # as of a newer tenure
+        other.execute("BEGIN EXCLUSIVE")  # which keeps readers out, too
+        wanted = Wanted("orders", {})
+        sending = asyncio.create_task(send_lines(url, wanted, given(b"1\n2\n"), lambda *_: None, Silent()))
+        await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
+        sending.cancel()
+        other.rollback()
+        assert await sending == 130
+    assert capsys.readouterr().err == "tenure: interrupted; 0 sent; go on with --skip 0\n"
+
+
 # --- on a terminal -----------------------------------------------------------------------------------------------
 
 

@@ -199,10 +199,12 @@ class _Sender:
             raise
         except asyncio.CancelledError:
             await asyncio.wait([asking], timeout=PATIENCE)
-            if asking.done() and not asking.cancelled() and asking.exception() is None:
-                self._tell(standing.here + 1, self._count(messages, asking.result()))
-            else:
+            if not asking.done() or asking.cancelled():
                 asking.cancel()
+            elif (error := asking.exception()) is None:
+                self._tell(standing.here + 1, self._count(messages, asking.result()))
+            elif isinstance(error, ConfigError):
+                standing.asked = 0
             raise
         return self._count(messages, asking.result())
 

@@ -190,11 +190,14 @@ class CommandStderr:
         self._length = 0
         self._is_keeping = True
         self._is_open = True
+        self._is_started = False
         stderr._add(self)
 
     def started(self) -> None:
-        """The command has its end of the pipe, or never will: close ours."""
-        os.close(self.writing)
+        """The command has its end of the pipe, or never will: close ours, unless that was done before."""
+        if not self._is_started:
+            self._is_started = True
+            os.close(self.writing)
 
     def read(self) -> bool:
         """Take what is there; tell whether there was anything."""

@@ -38,7 +38,9 @@ class Tally:
         self._verbosity = verbosity
         self._begun = 0
         self._ended = 0
-        self._stopped: set[tuple[int, int]] = set()  # handlers that were cancelled, as sequence and delivery
+        self._stopped: set[tuple[int, int]] = (
+            set()
+        )  # cancelled and not failed, as sequence and delivery: at the end only
         self._lock = threading.Lock()
         self._began_at = time.monotonic()
 
@@ -112,9 +114,10 @@ class Tally:
 
     def note_failure(self, message: Any, error: BaseException) -> None:
         """Count a failure: the error hook of the consumer."""
+        with self._lock:  # it is not given back as well
+            self._stopped.discard((message.sequence, message.delivery_count))
         if isinstance(error, tenure.LockLost):
             self.lost += 1
-            self._stopped.discard((message.sequence, message.delivery_count))
             if self._verbosity >= 0:
                 warn(str(error))  # of failures and dead letters, the log tells
         else:

@@ -163,14 +163,15 @@ class Working:
     async def _serve(self, message: tenure.Message) -> Exception | None:
         """Run the command for one message, and say by what is returned what becomes of it."""
         await self._stderr.has_room()
-        stderr = self._stderr.open()
-        try:
-            with tempfile.TemporaryFile() as body:
-                body.write(message.body)
-                body.seek(0)
+        with tempfile.TemporaryFile() as body:
+            body.write(message.body)
+            body.seek(0)
+            stderr = self._stderr.open()
+            try:
                 outcome = await self._run(message, body, stderr)
-        finally:
-            end = stderr.end()
+            finally:
+                stderr.started()
+                end = stderr.end()
         return self._judge(message, outcome, end)
 
     def _judge(self, message: tenure.Message, outcome: Outcome | TimeoutError, stderr: str) -> Exception | None:
