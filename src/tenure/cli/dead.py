@@ -13,7 +13,7 @@ import click
 from tenure.cli.completion import queue_names
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import HelpfulGroup, asked_of, complete, duration, json_option, on_option
-from tenure.cli.output import body_fields, body_text, clean, say, say_json, say_table, timestamp
+from tenure.cli.output import body_text, clean, message_fields, say, say_json, say_table, timestamp
 
 if TYPE_CHECKING:
     from tenure import DeadMessage, Queue
@@ -158,21 +158,18 @@ def _died(letter: DeadMessage) -> str:
 def _why(letter: DeadMessage) -> str:
     # That it was tried so often, the column of the tries says already.
     if letter.error and (letter.reason == "max_deliveries" or not letter.description):
-        return f"{letter.error.type}: {letter.error.message}"
+        return f"{letter.error.type.rpartition('.')[2]}: {letter.error.message}"
     return letter.description
 
 
 def _record(letter: DeadMessage) -> dict[str, Any]:
-    import dataclasses
+    from dataclasses import asdict
 
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(letter):
-        fields |= body_fields(letter.body) if field.name == "body" else {field.name: getattr(letter, field.name)}
-    fields["headers"] = dict(letter.headers)
-    fields["enqueued_at"], fields["dead_at"] = timestamp(letter.enqueued_at), timestamp(letter.dead_at)
-    fields["error"] = dataclasses.asdict(letter.error) if letter.error else None
-    fields["history"] = [{**dataclasses.asdict(attempt), "at": timestamp(attempt.at)} for attempt in letter.history]
-    return fields
+    return {
+        **message_fields(letter),
+        "error": asdict(letter.error) if letter.error else None,
+        "history": [{**asdict(attempt), "at": timestamp(attempt.at)} for attempt in letter.history],
+    }
 
 
 def _describe(letter: DeadMessage) -> None:

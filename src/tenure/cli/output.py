@@ -15,9 +15,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from tenure import Leader
+    from tenure import DeadMessage, Leader, LiveMessage
 
 NOBODY = "(nobody)"
+
+_MOMENTS = frozenset({"enqueued_at", "locked_until", "due_at", "dead_at"})
+"""The fields of a message that are Unix seconds."""
 
 _HOLDER = re.compile(r"(?P<label>.+)-(?P<random>[0-9a-f]{32})(?P<count>#\d+)?", re.DOTALL)
 
@@ -214,6 +217,22 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body": body.decode(), "body_encoding": "utf-8"}
     except UnicodeDecodeError:
         return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def message_fields(one: LiveMessage | DeadMessage) -> dict[str, Any]:
+    """Return a message for programs: the body with its encoding, moments in ISO 8601."""
+    from dataclasses import fields
+
+    told: dict[str, Any] = {}
+    for field in fields(one):
+        value = getattr(one, field.name)
+        if field.name == "body":
+            told |= body_fields(value)
+        elif field.name in _MOMENTS and value is not None:
+            told[field.name] = timestamp(value)
+        else:
+            told[field.name] = value
+    return {**told, "headers": dict(one.headers)}
 
 
 def body_text(body: bytes) -> str:

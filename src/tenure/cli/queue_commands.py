@@ -15,7 +15,7 @@ from tenure.cli.completion import queue_names
 from tenure.cli.examples import Command
 from tenure.cli.exits import Exit, Failure
 from tenure.cli.group import asked_of, complete, connect_to_look, duration, json_option, never_used, on_option
-from tenure.cli.output import body_fields, body_text, clean, say, say_json, say_table, seconds, timestamp
+from tenure.cli.output import body_text, clean, message_fields, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
     from tenure import LiveMessage, Stats
@@ -93,7 +93,7 @@ def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: A
     """
     shown = complete(asked_of(url, name, lambda queue: queue.peek(limit, after=after, **given(chosen))))
     if as_json:
-        say_json([_record(one) for one in shown])
+        say_json([message_fields(one) for one in shown])
     elif shown:
         now = time.time()
         rows = [_row(one, now) for one in shown]
@@ -161,15 +161,6 @@ async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
 def _in_words(stats: Stats) -> str:
     counts = {state: getattr(stats, state) for state in ("ready", "locked", "delayed", "deferred", "dead")}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing"
-
-
-def _record(one: LiveMessage) -> dict[str, Any]:
-    fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    fields |= body_fields(one.body)
-    fields["headers"] = dict(one.headers)
-    for moment in ("enqueued_at", "locked_until", "due_at"):
-        fields[moment] = None if fields[moment] is None else timestamp(fields[moment])
-    return fields
 
 
 def _row(one: LiveMessage, now: float) -> tuple[str, ...]:
