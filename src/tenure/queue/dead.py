@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
 
-from tenure.errors import ConfigError
 from tenure.pacing import check_seconds
 from tenure.queue.broker import EVERYTHING, Claim, Selection
 from tenure.queue.desk import Desk, Message
@@ -15,8 +14,8 @@ from tenure.queue.message import (
     check_name,
     check_sequences,
     check_text,
+    chosen,
     dead_letters_of,
-    names_of,
 )
 
 PAGE = 100
@@ -144,13 +143,13 @@ class DeadLetters:
     async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
         if where is None:
             return which
-        chosen: set[int] = set()
+        meant: set[int] = set()
         async for letter in self._all(which):
             if where(letter):
-                chosen.add(letter.sequence)
-                if len(chosen) == limit:
+                meant.add(letter.sequence)
+                if len(meant) == limit:
                     break
-        return replace(EVERYTHING, sequences=frozenset(chosen))
+        return replace(EVERYTHING, sequences=frozenset(meant))
 
     async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
         while page := await self._desk.broker.peek_dead(self._desk.name, which, PAGE):
@@ -162,20 +161,9 @@ class DeadLetters:
 def _selection(
     ids: Collection[str] | None, sequences: Collection[int] | None, reason: str | None, dead_before: float | None
 ) -> Selection:
-    for name, given in (("ids", ids), ("sequences", sequences)):
-        if isinstance(given, (str, bytes)):
-            raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
-    for one in ids or ():
-        check_text("an id", one)
-    which = Selection(
-        sequences=None if sequences is None else frozenset(sequences),
-        ids=None if ids is None else frozenset(name for one in ids for name in names_of(one)),
-        reason=reason,
-        dead_before=dead_before,
-    )
-    check_sequences("a sequence", which.sequences or ())
+    named, numbered = chosen(ids, sequences)
     if reason is not None:
         check_text("reason", reason, optional=True)
     if dead_before is not None:
         check_seconds("dead_before", dead_before, what="finite Unix seconds")
-    return which
+    return Selection(ids=named, sequences=numbered, reason=reason, dead_before=dead_before)

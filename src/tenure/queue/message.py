@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import Enum
@@ -318,6 +318,31 @@ def check_sequences(what: str, sequences: Iterable[object]) -> None:
     """Refuse what can't be the sequence of a message."""
     for one in sequences:
         check_count(what, one, least=0, most=INT_MAX)
+
+
+def check_collection(what: str, given: object) -> None:
+    """Refuse a text, which is a collection of letters, where a collection of texts or numbers is meant."""
+    if isinstance(given, (str, bytes)):
+        raise ConfigError(f"{what} must be a collection, not {given!r}; try {what}=[{given!r}]")
+
+
+def chosen(
+    ids: Collection[str] | None, sequences: Collection[int] | None
+) -> tuple[frozenset[str] | None, frozenset[int] | None]:
+    """Return which messages *ids* mean, in whatever form they were noted, and *sequences*; None where none are given.
+
+    Raises:
+        ConfigError: One of them can't be the id, or the sequence, of a message.
+    """
+    check_collection("ids", ids)
+    check_collection("sequences", sequences)
+    for one in ids or ():
+        check_text("an id", one)
+    check_sequences("a sequence", sequences or ())
+    return (
+        None if ids is None else frozenset(name for one in ids for name in names_of(one)),
+        None if sequences is None else frozenset(sequences),
+    )
 
 
 def _encodable(what: str, text: str) -> None:

@@ -29,10 +29,11 @@ from tenure.queue.message import (
     SendOptions,
     State,
     Stats,
+    check_collection,
     check_count,
     check_sequences,
     check_text,
-    names_of,
+    chosen,
     outgoing,
 )
 from tenure.queue.producer import Producer, Requests
@@ -471,24 +472,20 @@ def _selection(
     session: str | None,
     sent_before: float | None,
 ) -> LiveSelection:
-    for name, given in (("states", states), ("ids", ids), ("sequences", sequences)):
-        if isinstance(given, (str, bytes)):
-            raise ConfigError(f"{name} must be a collection, not {given!r}; try {name}=[{given!r}]")
+    check_collection("states", states)
     for state in set(states or ()) - STATES:
         raise ConfigError(
             f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; what is dead is in dead_letters"
         )
-    for one in ids or ():
-        check_text("an id", one)
-    check_sequences("a sequence", sequences or ())
+    named, numbered = chosen(ids, sequences)
     if session is not None:
         check_text("session", session, optional=True)
     if sent_before is not None:
         check_seconds("sent_before", sent_before, what="finite Unix seconds")
     return LiveSelection(
         states=None if states is None else frozenset(states),
-        sequences=None if sequences is None else frozenset(sequences),
-        ids=None if ids is None else frozenset(name for one in ids for name in names_of(one)),
+        sequences=numbered,
+        ids=named,
         session=session,
         sent_before=sent_before,
     )
