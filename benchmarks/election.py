@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import tenure
+from tenure._timing import Timing
 from tenure.events import Event, TermBegan
-from tenure.pacing import Timing
 
 CANDIDATE = """
 import asyncio, os, sys, time

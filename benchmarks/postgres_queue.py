@@ -22,9 +22,9 @@ import asyncpg
 
 import tenure
 from benchmarks import standing
-from tenure.backends import postgres
-from tenure.queue.message import COMPLETE, Outgoing, Settlement
-from tenure.url import Url
+from tenure._backends import postgres
+from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._url import Url
 from tests.servers import Postgres, private
 from tests.servers.process import _family
 

@@ -20,9 +20,9 @@ from redis import asyncio as aioredis
 
 import tenure
 from benchmarks import standing
-from tenure.backends import redis
-from tenure.queue.message import COMPLETE, Outgoing, Settlement
-from tenure.url import Url
+from tenure._backends import redis
+from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._url import Url
 from tests.servers import Redis, private
 
 BODY = b"x" * 200

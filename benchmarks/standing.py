@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import tenure
-from tenure.backend import Backend
+from tenure._backend import Backend
 
 TERM = 0.5
 """Seconds of a term here. Who has just looked waits a little before it looks again, however often it is told to."""
@@ -63,7 +63,7 @@ async def hold(backend: Backend) -> None:
     """Lead "idle" for an hour, without renewing."""
     assert backend._opened is not None
     held = await backend._opened.leases.acquire("idle", "nobody", 3_600.0)
-    assert isinstance(held, tenure.lease.Granted)
+    assert isinstance(held, tenure._lease.Granted)
 
 
 def tell(took: list[float]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tenure
 
-PLAIN = ("tenure.errors", "tenure.events", "tenure.lease", "tenure.pacing", "tenure.url")
+PLAIN = ("tenure.errors", "tenure.events", "tenure._lease", "tenure._timing", "tenure._url")
 
 
 def main() -> int:

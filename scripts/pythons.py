@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ["tests/unit", "tests/rooms", "tests/cli"]
+TESTS = ["tests/unit", "tests/application", "tests/cli"]
 CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 
 # As in stages.py: enough workers to fill the waits, and a file stays on one of them.

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tenure.registry import BACKENDS
+from tenure._registry import BACKENDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 

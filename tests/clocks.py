@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.clock import SystemClock
+from tenure._runtime.clock import SystemClock
 
 
 class TurnedClock:

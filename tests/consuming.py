@@ -6,9 +6,9 @@ import asyncio
 from typing import Unpack
 
 import tenure
-from tenure.queue.consuming import ConsumeOptions
-from tenure.queue.handlers import Handler
-from tenure.queue.message import Stats
+from tenure._queue.handlers import Handler
+from tenure._queue.message import Stats
+from tenure._queue.options import ConsumeOptions
 from tenure.testing import until
 
 PATIENCE = 60.0

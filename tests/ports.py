@@ -28,7 +28,7 @@ def bound() -> socket.socket:
     Bound and not listening, it lets nobody in, and the system gives the port to nobody who asks for any. Who names the
     port and reuses addresses, as servers do, can listen on it all the same.
     """
-    keeper = socket.socket()
-    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    keeper.bind(("127.0.0.1", 0))
-    return keeper
+    renewal_thread = socket.socket()
+    renewal_thread.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    renewal_thread.bind(("127.0.0.1", 0))
+    return renewal_thread

@@ -11,11 +11,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenure import events as events
     from tenure import sync as sync
-    from tenure.backend import Backend as Backend
-    from tenure.backend import Diagnosis as Diagnosis
-    from tenure.backend import connect as connect
-    from tenure.election.elector import Election as Election
-    from tenure.election.elector import Term as Term
+    from tenure._backend import Backend as Backend
+    from tenure._backend import Diagnosis as Diagnosis
+    from tenure._backend import connect as connect
+    from tenure._election.elector import Election as Election
+    from tenure._election.elector import Term as Term
+    from tenure._lease import Leader as Leader
+    from tenure._queue.broker import QueueTraits as QueueTraits
+    from tenure._queue.consumer import Consumer as Consumer
+    from tenure._queue.dead_letters import DeadLetters as DeadLetters
+    from tenure._queue.message import DeadMessage as DeadMessage
+    from tenure._queue.message import Failure as Failure
+    from tenure._queue.message import LiveMessage as LiveMessage
+    from tenure._queue.message import Outgoing as Outgoing
+    from tenure._queue.message import Stats as Stats
+    from tenure._queue.message import partition_of as partition_of
+    from tenure._queue.queue import Queue as Queue
+    from tenure._queue.received import Message as Message
+    from tenure._queue.received import Received as Received
+    from tenure._queue.retry import Reject as Reject
+    from tenure._queue.retry import Retry as Retry
+    from tenure._queue.retry import RetryPolicy as RetryPolicy
+    from tenure._queue.session import Session as Session
+    from tenure._queue.session_consumer import SessionConsumer as SessionConsumer
+    from tenure._timing import Timing as Timing
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
     from tenure.errors import ConfigError as ConfigError
     from tenure.errors import DecodeError as DecodeError
@@ -26,31 +45,12 @@ if TYPE_CHECKING:
     from tenure.errors import TermLost as TermLost
     from tenure.errors import Unavailable as Unavailable
     from tenure.events import Event as Event
-    from tenure.lease import Leader as Leader
-    from tenure.pacing import Timing as Timing
-    from tenure.queue.broker import QueueTraits as QueueTraits
-    from tenure.queue.consumer import Consumer as Consumer
-    from tenure.queue.dead import DeadLetters as DeadLetters
-    from tenure.queue.desk import Message as Message
-    from tenure.queue.desk import Received as Received
-    from tenure.queue.message import DeadMessage as DeadMessage
-    from tenure.queue.message import Failure as Failure
-    from tenure.queue.message import LiveMessage as LiveMessage
-    from tenure.queue.message import Outgoing as Outgoing
-    from tenure.queue.message import Stats as Stats
-    from tenure.queue.message import partition_of as partition_of
-    from tenure.queue.queue import Queue as Queue
-    from tenure.queue.retry import Reject as Reject
-    from tenure.queue.retry import Retry as Retry
-    from tenure.queue.retry import RetryPolicy as RetryPolicy
-    from tenure.queue.session import Session as Session
-    from tenure.queue.session_consumer import SessionConsumer as SessionConsumer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "tenure.backend": ("Backend", "Diagnosis", "connect"),
-    "tenure.election.elector": ("Election", "Term"),
+    "tenure._backend": ("Backend", "Diagnosis", "connect"),
+    "tenure._election.elector": ("Election", "Term"),
     "tenure.errors": (
         "BackendNotInstalled",
         "ConfigError",
@@ -63,17 +63,17 @@ _HOMES = {
         "Unavailable",
     ),
     "tenure.events": ("Event",),
-    "tenure.lease": ("Leader",),
-    "tenure.pacing": ("Timing",),
-    "tenure.queue.broker": ("QueueTraits",),
-    "tenure.queue.consumer": ("Consumer",),
-    "tenure.queue.dead": ("DeadLetters",),
-    "tenure.queue.desk": ("Message", "Received"),
-    "tenure.queue.message": ("DeadMessage", "Failure", "LiveMessage", "Outgoing", "Stats", "partition_of"),
-    "tenure.queue.queue": ("Queue",),
-    "tenure.queue.retry": ("Reject", "Retry", "RetryPolicy"),
-    "tenure.queue.session": ("Session",),
-    "tenure.queue.session_consumer": ("SessionConsumer",),
+    "tenure._lease": ("Leader",),
+    "tenure._timing": ("Timing",),
+    "tenure._queue.broker": ("QueueTraits",),
+    "tenure._queue.consumer": ("Consumer",),
+    "tenure._queue.dead_letters": ("DeadLetters",),
+    "tenure._queue.received": ("Message", "Received"),
+    "tenure._queue.message": ("DeadMessage", "Failure", "LiveMessage", "Outgoing", "Stats", "partition_of"),
+    "tenure._queue.queue": ("Queue",),
+    "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
+    "tenure._queue.session": ("Session",),
+    "tenure._queue.session_consumer": ("SessionConsumer",),
 }
 _MODULES = ("events", "sync")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

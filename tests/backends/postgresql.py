@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import asyncpg
 
-from tenure.backends import postgres
-from tenure.url import Url
+from tenure._backends import postgres
+from tenure._url import Url
 from tests.servers import Postgres
 
 Native: TypeAlias = "asyncpg.Connection[asyncpg.Record]"

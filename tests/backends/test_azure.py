@@ -18,17 +18,15 @@ from azure.storage.blob.aio import BlobServiceClient
 from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
-from tenure.backends import azure_storage
-from tenure.backends.azure_storage import leases as leases_module
-from tenure.backends.azure_storage import queue as queue_module
-from tenure.backends.azure_storage.client import Line, Said
-from tenure.backends.azure_storage.names import DEAD, queue_of
-from tenure.backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
-from tenure.errors import ConfigError
-from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
-from tenure.lease import Granted, NoAnswer
-from tenure.queue.broker import EVERY_LIVE, LiveSelection, Selection
-from tenure.queue.message import (
+from tenure._backends import azure_storage
+from tenure._backends.azure_storage import leases as leases_module
+from tenure._backends.azure_storage import queue as queue_module
+from tenure._backends.azure_storage.client import LoopConnections, Said
+from tenure._backends.azure_storage.names import DEAD, queue_of
+from tenure._backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
+from tenure._lease import Granted, NoAnswer
+from tenure._queue.broker import EVERY_LIVE, LiveSelection, Selection
+from tenure._queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
     MAX_DELIVERIES,
@@ -40,9 +38,11 @@ from tenure.queue.message import (
     Settled,
     Settlement,
 )
+from tenure._url import Url
+from tenure.errors import ConfigError
+from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.testing import until
-from tenure.testing.conformance.lease_faults import Hall
-from tenure.url import Url
+from tenure.testing._conformance.lease_faults import Hall
 from tests.servers import Azurite, shared, url_of
 from tests.servers.gate import HttpGate
 
@@ -182,7 +182,7 @@ async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.
     """Let nothing through to the dead letters until the event is set."""
     put, answers = queue_module._put, asyncio.Event()
 
-    async def put_if_it_answers(line: Line, *, queue: str, text: str, delay: int) -> QueueMessage:
+    async def put_if_it_answers(line: LoopConnections, *, queue: str, text: str, delay: int) -> QueueMessage:
         if queue.endswith(DEAD_SUFFIX):
             await answers.wait()
         return await put(line, queue=queue, text=text, delay=delay)
@@ -347,7 +347,7 @@ async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeyp
 
 
 async def test_a_purge_counts_what_it_has_removed_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def somebody_else_is_first(_: Line, one: Any) -> None:
+    async def somebody_else_is_first(_: LoopConnections, one: Any) -> None:
         queue.delete_message(one.raw.id, one.raw.pop_receipt)
 
     async with opened() as backend:

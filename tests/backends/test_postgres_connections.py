@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tenure.backends import postgres
-from tenure.backends.postgres.client import Client
+from tenure._backends import postgres
+from tenure._backends.postgres.client import Client
+from tenure._lease import Grant, Granted
+from tenure._queue.message import Abandon, Complete, Delivery, Outgoing, Settlement
 from tenure.errors import Unavailable
-from tenure.lease import Grant, Granted
-from tenure.queue.message import Abandon, Complete, Delivery, Outgoing, Settlement
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.backends.postgresql import Native, migrated, native, opened
@@ -61,7 +61,7 @@ class Blocked:
         [self.delivery] = (await backend.broker.receive(self.name, 1, TTL)).deliveries
         await stranger.execute("BEGIN")
         names = [self.grant.name, self.free.name]
-        await stranger.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
+        await stranger.execute("SELECT FROM tenure._lease WHERE name = ANY ($1) FOR UPDATE", names)
         await stranger.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", self.delivery.sequence)
         await stranger.execute("SELECT tenure.send($1, 'b', id => 'one')", self.name)
 

@@ -15,14 +15,13 @@ from redis.crc import key_slot
 from redis.exceptions import LockNotOwnedError
 
 import tenure
-from tenure.backends import redis
-from tenure.backends.redis import wake
-from tenure.backends.redis.client import address_of
-from tenure.election.store import LeaseStore
-from tenure.errors import ConfigError, Unavailable
-from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
-from tenure.queue.broker import EVERYTHING, Broker
-from tenure.queue.message import (
+from tenure._backends import redis
+from tenure._backends.redis import wake
+from tenure._backends.redis.client import address_of
+from tenure._election.store import LeaseStore
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure._queue.broker import EVERYTHING, Broker
+from tenure._queue.message import (
     COMPLETE,
     Abandon,
     Complete,
@@ -33,9 +32,10 @@ from tenure.queue.message import (
     Settled,
     Settlement,
 )
+from tenure._url import Url
+from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
 from tests.servers import Authority, Redis, private, shared, url_of
 
 TTL = 60.0  # nothing here waits for its end, and no test takes as long

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 from redis import asyncio as aioredis
 
-from tenure.backends import redis
-from tenure.backends.redis import claims
-from tenure.errors import Unavailable
-from tenure.queue.broker import CLAIM_BYTES, EVERYTHING, Claim, LiveSelection, NoSession
-from tenure.queue.message import (
+from tenure._backends import redis
+from tenure._backends.redis import claims
+from tenure._queue.broker import CLAIM_BYTES, EVERYTHING, Claim, LiveSelection, NoSession
+from tenure._queue.message import (
     COMPLETE,
     EXPIRED,
     GIVE_BACK,
@@ -29,9 +28,10 @@ from tenure.queue.message import (
     Stats,
     dead_letters_of,
 )
+from tenure._url import Url
+from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
 from tests.servers import Redis, private
 
 LOCK = 60.0

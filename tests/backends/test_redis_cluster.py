@@ -10,13 +10,13 @@ import pytest
 from redis.crc import key_slot
 
 import tenure
-from tenure.backends import redis
-from tenure.backends.redis.queue import QUEUE_TRAITS
+from tenure._backends import redis
+from tenure._backends.redis.queue import QUEUE_TRAITS
+from tenure._lease import Granted, NoAnswer, Vacant
+from tenure._queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Renewed, Settlement
+from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
-from tenure.lease import Granted, NoAnswer, Vacant
-from tenure.queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Renewed, Settlement
 from tenure.testing import until
-from tenure.url import Url
 from tests.servers import Redis, private, shared, url_of
 from tests.servers.redis_cluster import RedisCluster, client_of
 

@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 from redis import asyncio as aioredis
 
-from tenure.backend import TRIAL, Backend
-from tenure.backends import redis
-from tenure.errors import Unavailable
-from tenure.lease import Granted, Released
-from tenure.queue.broker import EVERYTHING, Claim
-from tenure.queue.message import (
+from tenure._backend import TRIAL, Backend
+from tenure._backends import redis
+from tenure._lease import Granted, Released
+from tenure._queue.broker import EVERYTHING, Claim
+from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
     Abandon,
@@ -30,7 +29,8 @@ from tenure.queue.message import (
     Stats,
     Verdict,
 )
-from tenure.url import Url
+from tenure._url import Url
+from tenure.errors import Unavailable
 from tests.servers import Redis, private
 
 TTL = 60.0  # nothing here waits for its end

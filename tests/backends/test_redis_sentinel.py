@@ -11,13 +11,13 @@ import pytest
 from redis import asyncio as aioredis
 
 import tenure
-from tenure.backends import redis
-from tenure.backends.redis.sentinel import SentinelOptions, primary_of
+from tenure._backends import redis
+from tenure._backends.redis.sentinel import SentinelOptions, primary_of
+from tenure._lease import Granted
+from tenure._queue.message import Outgoing, Stats
+from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
-from tenure.lease import Granted
-from tenure.queue.message import Outgoing, Stats
 from tenure.testing import until
-from tenure.url import Url
 from tests.servers import Authority, Redis, free_port, private, shared
 from tests.servers.redis_sentinel import Sentinel
 

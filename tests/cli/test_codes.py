@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from tenure.cli.codes import exit_codes, rejecting, told
+from tenure._cli.codes import exit_codes, rejecting, told
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tenure._cli.exits import Exit
 from tenure.cli import main
-from tenure.cli.exits import Exit
 
 Captured = pytest.CaptureFixture[str]
 

@@ -12,8 +12,8 @@ import pytest
 
 import tenure
 import tenure.sync
+from tenure._cli.exits import Exit
 from tenure.cli import main
-from tenure.cli.exits import Exit
 
 Captured = pytest.CaptureFixture[str]
 SECRET = "hunter2"
@@ -191,7 +191,7 @@ def test_an_interrupt_that_another_thread_takes_is_heard_at_once() -> None:
     """The same as one that comes just before the loop waits: nothing but a wake-up can tell the loop of it."""
     code = """if True:
         import asyncio, signal, threading
-        from tenure.cli.group import complete
+        from tenure._cli.group import complete
         async def wait():
             loop = asyncio.get_running_loop()
             threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)).start()

@@ -16,9 +16,9 @@ import click
 import pytest
 
 import tenure.sync
+from tenure._cli.examples import EXAMPLES, Examples
+from tenure._cli.group import Branching, group
 from tenure.cli import main
-from tenure.cli.examples import EXAMPLES, Examples
-from tenure.cli.group import Branching, group
 
 Captured = pytest.CaptureFixture[str]
 
@@ -80,7 +80,7 @@ LINES = [(path, line) for path, examples in EXAMPLES.items() for _, line in exam
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path or "tenure")
 def test_the_help_ends_with_two_examples(path: str, capsys: Captured) -> None:
     examples: Examples | None = EXAMPLES.get(path)
-    assert examples is not None, f"give `tenure {path}` two examples in src/tenure/cli/examples.py"
+    assert examples is not None, f"give `tenure {path}` two examples in src/tenure/_cli/examples.py"
     shown = "".join(f"  # {told}\n  {line}\n" for told, line in examples)
     assert main([*path.split(), "--help"]) == 0
     out = capsys.readouterr().out

@@ -22,10 +22,10 @@ import pytest
 
 import tenure
 import tenure.sync
-from tenure.cli import lines as cli_lines
+from tenure._cli import lines as cli_lines
+from tenure._cli.lines import Wanted, given, send_lines
+from tenure._cli.progress import Silent
 from tenure.cli import main
-from tenure.cli.lines import Wanted, given, send_lines
-from tenure.cli.progress import Silent
 from tenure.testing import until
 
 Captured = pytest.CaptureFixture[str]

@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
+from tenure._cli.exits import Exit
 from tenure.cli import main
-from tenure.cli.exits import Exit
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.cli.tally import Tally
-from tenure.cli.work import Order
-from tenure.cli.working import Working
+from tenure._cli.tally import Tally
+from tenure._cli.work import Order
+from tenure._cli.working import Working
 from tenure.testing import message
 
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import pytest
 from redis import asyncio as aioredis
 
-import tenure.backends.memory
-from tenure.backends.postgres.client import Client
+import tenure._backends.memory
+from tenure._backends.postgres.client import Client
 
 T = TypeVar("T")
 
-MEMORY = str(Path(tenure.backends.memory.__file__).parent)
+MEMORY = str(Path(tenure._backends.memory.__file__).parent)
 
 
 async def lines_run(ask: Callable[[], Awaitable[T]], *files: str) -> tuple[T, int]:

@@ -10,13 +10,14 @@ from typing import cast
 
 import pytest
 
-from tenure.backends import azure_storage
-from tenure.backends.azure_storage import leases, queue
-from tenure.backends.azure_storage.names import blob_of
-from tenure.backends.azure_storage.queue import QUEUE_TRAITS
-from tenure.clock import Clock
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
+from tenure._backends import azure_storage
+from tenure._backends.azure_storage import leases, queue
+from tenure._backends.azure_storage.names import blob_of
+from tenure._backends.azure_storage.queue import QUEUE_TRAITS
+from tenure._election.store import LeaseStore
+from tenure._queue.broker import Broker
+from tenure._runtime.clock import Clock
+from tenure._url import Url
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -32,7 +33,6 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tenure.url import Url
 from tests.servers import Azurite, shared
 from tests.servers.gate import HttpGate, Refusal
 

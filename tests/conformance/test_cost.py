@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from redis import asyncio as aioredis
 
-from tenure.backends import postgres
+from tenure._backends import postgres
 from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Scale
 from tests.conformance.counting import VmSteps, commands_called, lines_run, requests_sent, rows_visited
 from tests.conformance.test_azure import AzureHarness, AzureQueueHarness

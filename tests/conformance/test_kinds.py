@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 from tenure.testing import conformance
-from tenure.testing.conformance.harness import Fault
-from tenure.testing.conformance.leases import LeaseSuite
-from tenure.testing.conformance.queues import QueueSuite
+from tenure.testing._conformance.harness import Fault
+from tenure.testing._conformance.leases import LeaseSuite
+from tenure.testing._conformance.queues import QueueSuite
 from tests.conformance import (
     test_azure,
     test_cost,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 
-from tenure.backends.memory import TRAITS, Memory, MemoryBroker, MemoryLeases
-from tenure.backends.memory.queue import QUEUE_TRAITS
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
+from tenure._backends.memory import TRAITS, Memory, MemoryBroker, MemoryLeases
+from tenure._backends.memory.queue import QUEUE_TRAITS
+from tenure._election.store import LeaseStore
+from tenure._queue.broker import Broker
 from tenure.testing import ManualClock
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -55,7 +55,7 @@ class MemoryHarness(LeaseHarness):
         return Lossy(MemoryLeases(self._clock, self._memory))
 
     async def close(self) -> None:
-        self._memory.bell.close()
+        self._memory.notifier.close()
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)
@@ -99,7 +99,7 @@ class MemoryQueueHarness(QueueHarness):
         return LossyBroker.around(MemoryBroker(self._clock, self._memory))
 
     async def close(self) -> None:
-        self._memory.bell.close()
+        self._memory.notifier.close()
 
     async def pass_time(self, seconds: float) -> None:
         self._clock.advance(seconds)

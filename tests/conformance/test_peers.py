@@ -6,16 +6,16 @@ import random
 import socket
 from contextlib import AbstractAsyncContextManager
 
-from tenure.election.store import LeaseStore, LeaseTraits
-from tenure.lease import Granted, HeldBy
-from tenure.peers.fleet import Fleet, Strategy
-from tenure.peers.machine import Tick
-from tenure.peers.member import Member
-from tenure.peers.seal import Secret
-from tenure.peers.tcp import TcpTransport
+from tenure._backends.peers.fleet import Fleet, Strategy
+from tenure._backends.peers.machine import Tick
+from tenure._backends.peers.member import Member
+from tenure._backends.peers.seal import Secret
+from tenure._backends.peers.tcp import TcpTransport
+from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._lease import Granted, HeldBy
 from tenure.testing import until
+from tenure.testing._conformance.leases import claim
 from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
-from tenure.testing.conformance.leases import claim
 from tests.clocks import TurnedClock
 
 SIZE = 5

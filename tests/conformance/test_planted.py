@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tenure.backends.memory import MemoryLeases
-from tenure.bell import Bell
+from tenure._backends.memory import MemoryLeases
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite, Lossy
 from tests.conformance.test_memory import MemoryHarness
 
@@ -91,11 +91,11 @@ class ReleaseForgetsToken(MemoryLeases):
 
 class ReleaseTellsNobody(MemoryLeases):
     async def release(self, grant: Grant) -> Released | Lost:
-        bell, self._memory.bell = self._memory.bell, Bell()
+        notifier, self._memory.notifier = self._memory.notifier, Notifier()
         try:
             return await super().release(grant)
         finally:
-            self._memory.bell = bell
+            self._memory.notifier = notifier
 
 
 class RenewalTakesOver(MemoryLeases):
@@ -199,7 +199,7 @@ class AnyTime(MemoryLeases):
 class Deaf(MemoryLeases):
     def hints(self, name: str) -> AsyncIterator[None]:
         super().hints(name)
-        return Bell().listen(name)
+        return Notifier().listen(name)
 
 
 PLANTED = [
@@ -252,7 +252,7 @@ async def findings(plant: type[MemoryLeases] | type[Lossy]) -> set[str]:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for hints that never come."""
-    from tenure.testing.conformance import leases
+    from tenure.testing._conformance import leases
 
     monkeypatch.setattr(leases.hint, "__kwdefaults__", {"within": 0.2})
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure._backends.memory import MemoryBroker, MemoryLeases
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Vacant
+from tenure._queue.broker import Broker, Claim
+from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Vacant
-from tenure.queue.broker import Broker, Claim
-from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
@@ -159,7 +159,7 @@ async def findings(plant: Plant) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenure.testing.conformance import lease_faults, queue_faults
+    from tenure.testing._conformance import lease_faults, queue_faults
 
     for module in (lease_faults, queue_faults):
         monkeypatch.setattr(module, "BACK_WITHIN", 0.5)

@@ -8,11 +8,11 @@ from typing import ClassVar, TypeVar
 
 import pytest
 
-from tenure.backends.memory import MemoryBroker, MemoryLeases
-from tenure.election.store import LeaseStore
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
-from tenure.queue.broker import Broker, Claim, NoSession, Selection
-from tenure.queue.message import (
+from tenure._backends.memory import MemoryBroker, MemoryLeases
+from tenure._election.store import LeaseStore
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure._queue.broker import Broker, Claim, NoSession, Selection
+from tenure._queue.message import (
     DeadMessage,
     Delivery,
     Lapsed,

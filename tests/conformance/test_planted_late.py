@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tenure.backends.memory import MemoryBroker, MemoryLeases
-from tenure.backends.memory.queue import Row, Shelf
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
-from tenure.queue.broker import Broker
-from tenure.queue.message import Delivery, SessionLock
+from tenure._backends.memory import MemoryBroker, MemoryLeases
+from tenure._backends.memory.queue import Row, Shelf
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
+from tenure._queue.broker import Broker
+from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy, LossyBroker
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 from tests.conformance.test_planted import calls

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Row
-from tenure.queue.broker import EVERYTHING, Broker, LiveSelection
-from tenure.queue.message import LiveMessage
+from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Row
+from tenure._queue.broker import EVERYTHING, Broker, LiveSelection
+from tenure._queue.message import LiveMessage
 from tenure.testing.conformance import LiveSuite, LossyBroker
 from tests.conformance.test_memory import MemoryQueueHarness
 from tests.conformance.test_planted import calls
@@ -133,7 +133,7 @@ class ForgetsSessionsThatItPurges(MemoryBroker):
 
 class LeavesSessionsHeldUp(MemoryBroker):
     def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
-        held_up = [row.session for row in rows if row.session is not None and row.place is Place.DELAYED]
+        held_up = [row.session for row in rows if row.session is not None and row.place is MessageState.DELAYED]
         count = super()._remove(name, which, rows)
         for session in held_up:
             session.retrying.add(0)

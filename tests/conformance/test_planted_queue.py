@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tenure.backends.memory.queue import Ids, MemoryBroker, Place, Queue, Row, Shelf
-from tenure.bell import Bell
-from tenure.queue.broker import Broker, Claim, NoSession, Selection
-from tenure.queue.message import (
+from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Queue, Row, Shelf
+from tenure._queue.broker import Broker, Claim, NoSession, Selection
+from tenure._queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
     EXPIRED,
@@ -30,6 +29,7 @@ from tenure.queue.message import (
     Settlement,
     Stats,
 )
+from tenure._runtime.notifier import Notifier
 from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, LossyBroker
 from tests.conformance.test_memory import MemoryQueueHarness
 from tests.conformance.test_planted import calls
@@ -39,7 +39,7 @@ class LooksAtSequenceOnly(MemoryBroker):
     def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
         shelf = self._shelf(delivery.queue, now)
         row = shelf.rows.get(delivery.sequence) if shelf else None
-        return (shelf, row) if shelf and row and row.place is Place.LOCKED else None
+        return (shelf, row) if shelf and row and row.place is MessageState.LOCKED else None
 
 
 class LateVerdictsStand(MemoryBroker):
@@ -137,7 +137,7 @@ class ForgetsDeathsWhereNoSessionIs(MemoryBroker):
 
 class DropsTheDead(MemoryBroker):
     def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        self._move(shelf, row, Place.GONE)
+        self._move(shelf, row, MessageState.GONE)
 
 
 class ForgetsReasons(MemoryBroker):
@@ -272,7 +272,7 @@ class RedrivesWithoutHistory(MemoryBroker):
 
 class Deaf(MemoryBroker):
     def hints(self, queue: str) -> AsyncIterator[None]:
-        return Bell().listen(queue)
+        return Notifier().listen(queue)
 
 
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tenure.backends.memory import MemoryBroker, MemoryLeases
+from tenure._backends.memory import MemoryBroker, MemoryLeases
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
+from tenure._queue.broker import Broker, Claim, Selection
+from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
 from tenure.errors import Unavailable
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
-from tenure.queue.broker import Broker, Claim, Selection
-from tenure.queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
 from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite, Lossy
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 from tests.conformance.test_planted import calls
@@ -206,7 +206,7 @@ async def findings(plant: Plant) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenure.testing.conformance import strain
+    from tenure.testing._conformance import strain
 
     monkeypatch.setattr(strain, "BACK_WITHIN", 0.3)
 

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import asyncpg
 
-from tenure.backends import postgres
-from tenure.backends.postgres.client import Client
-from tenure.election.store import LeaseStore
-from tenure.lease import Granted
-from tenure.queue.broker import Broker
-from tenure.queue.message import COMPLETE, Abandon, Outgoing, Settlement
+from tenure._backends import postgres
+from tenure._backends.postgres.client import Client
+from tenure._election.store import LeaseStore
+from tenure._lease import Granted
+from tenure._queue.broker import Broker
+from tenure._queue.message import COMPLETE, Abandon, Outgoing, Settlement
+from tenure._url import Url
 from tenure.testing import until
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -32,7 +33,6 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tenure.url import Url
 from tests.servers import Postgres, shared
 
 
@@ -217,13 +217,13 @@ class LockedRowHarness(PostgresHarness):
 
     async def pass_time(self, seconds: float) -> None:
         async with connected_to(self._cabinet.server.url) as user:
-            await user.execute("UPDATE tenure.lease SET expires_at = expires_at - $1", seconds)
+            await user.execute("UPDATE tenure._lease SET expires_at = expires_at - $1", seconds)
 
     @asynccontextmanager
     async def cut_one(self, store: LeaseStore, name: str) -> AsyncIterator[None]:
         """Hold the row, as anybody's open transaction may."""
         async with connected_to(self._cabinet.server.url) as user, user.transaction():
-            await user.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
+            await user.execute("SELECT FROM tenure._lease WHERE name = $1 FOR UPDATE", name)
             with self._cabinet.impatient(store, timeout=1.0):
                 yield
 

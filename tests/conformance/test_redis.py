@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from redis import asyncio as aioredis
 
-from tenure.backends import redis
-from tenure.backends.redis.client import scripts
-from tenure.backends.redis.queue import QUEUE_TRAITS
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
+from tenure._backends import redis
+from tenure._backends.redis.client import scripts
+from tenure._backends.redis.queue import QUEUE_TRAITS
+from tenure._election.store import LeaseStore
+from tenure._queue.broker import Broker
+from tenure._url import Url
 from tenure.testing.conformance import (
     BrokerFaultSuite,
     BrokerSuite,
@@ -26,7 +27,6 @@ from tenure.testing.conformance import (
     QueueHarness,
 )
 from tenure.testing.faultproxy import FaultProxy, late
-from tenure.url import Url
 from tests.servers import Redis, shared
 
 PATIENCE = 8.0  # seconds; what the clients are told to wait at most: nothing here is met with silence

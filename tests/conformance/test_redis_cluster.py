@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from tenure.backends import redis
-from tenure.backends.redis.queue import QUEUE_TRAITS
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
+from tenure._backends import redis
+from tenure._backends.redis.queue import QUEUE_TRAITS
+from tenure._election.store import LeaseStore
+from tenure._queue.broker import Broker
+from tenure._url import Url
 from tenure.testing.conformance import (
     BrokerSuite,
     LeaseFaultSuite,
@@ -18,7 +19,6 @@ from tenure.testing.conformance import (
     LiveSuite,
     QueueHarness,
 )
-from tenure.url import Url
 from tests.servers import Redis, shared
 from tests.servers.redis_cluster import RedisCluster
 

@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from tenure.backends import sqlite
-from tenure.election.store import LeaseStore
+from tenure._backends import sqlite
+from tenure._election.store import LeaseStore
+from tenure._url import Url
 from tenure.testing import ManualClock
 from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
-from tenure.url import Url
 
 
 class SqliteHarness(LeaseHarness):

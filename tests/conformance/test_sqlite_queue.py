@@ -9,8 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from tenure.backends import sqlite
-from tenure.queue.broker import Broker
+from tenure._backends import sqlite
+from tenure._queue.broker import Broker
+from tenure._url import Url
 from tenure.testing import ManualClock
 from tenure.testing.conformance import (
     BrokerFaultSuite,
@@ -22,7 +23,6 @@ from tenure.testing.conformance import (
     LossyBroker,
     QueueHarness,
 )
-from tenure.url import Url
 from tests.conformance.test_sqlite import moved_away
 
 

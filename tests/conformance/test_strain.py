@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 import asyncpg
 from redis import asyncio as aioredis
 
-from tenure.backends import postgres
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
+from tenure._backends import postgres
+from tenure._election.store import LeaseStore
+from tenure._queue.broker import Broker
+from tenure._url import Url
 from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
 from tests.conformance.test_azure import AzureQueueHarness
 from tests.conformance.test_postgres import PostgresHarness, PostgresQueueHarness
 from tests.conformance.test_redis import House, RedisHarness, RedisQueueHarness

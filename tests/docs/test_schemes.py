@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tenure.registry import BACKENDS
+from tenure._registry import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = {"http", "https", "postgresql+psycopg"}

@@ -14,7 +14,7 @@
  * A message is a mark that stays until it is overwritten by a newer one: it may arrive late, more than once, or never,
  * which is how it is lost. What a member sends to itself is done at once.
  *
- * Time is left out but for one axiom, which is what tenure.lease.trusted_until computes: who leads has stopped
+ * Time is left out but for one axiom, which is what tenure._lease.trusted_until computes: who leads has stopped
  * believing before the first promise that it counts on runs out. So a promise may run out at any moment at which the
  * leader does not need it any more. The wall clock is an axiom, too: it is ahead of all tokens given before a start.
  */

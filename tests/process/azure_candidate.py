@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tenure
-from tenure.backend import Backend
-from tenure.backends.sqlite import Fence
-from tenure.clock import SystemClock
-from tenure.keeper import Keeper
+from tenure._backend import Backend
+from tenure._backends.sqlite import Fence
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.renewal_thread import RenewalThread
 
 SPEED = 10.0
 TTL = 60.0
@@ -95,7 +95,7 @@ async def main(url: str, folder: Path, names: list[str]) -> None:
     def work(term: tenure.Term) -> object:
         return lead(stage, term)
 
-    async with Backend(url, keeper=Keeper.here(), clock=FastClock()) as backend:
+    async with Backend(url, renewal_thread=RenewalThread.here(), clock=FastClock()) as backend:
         await asyncio.gather(*(stand(backend, name, work) for name in names))
 
 

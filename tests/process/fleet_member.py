@@ -7,7 +7,7 @@ import os
 import sys
 
 import tenure
-from tenure.clock import SystemClock
+from tenure._runtime.clock import SystemClock
 
 
 async def main(url: str, ttl: float, log: str) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import tenure.sync
-from tenure.keeper import Keeper
+from tenure._runtime.renewal_thread import RenewalThread
 
 TTL = 2.0
 RENEWALS = 4
@@ -64,10 +64,10 @@ def resolve() -> None:
     async def look_up() -> object:
         return await asyncio.get_running_loop().getaddrinfo("localhost", 80, type=socket.SOCK_STREAM)
 
-    keeper = Keeper.enter()
+    renewal_thread = RenewalThread.enter()
     outlive_main()
-    assert keeper.call_blocking(look_up)
-    keeper.leave()
+    assert renewal_thread.call_blocking(look_up)
+    renewal_thread.leave()
     sys.stdout.write("a host was found\n")
 
 

@@ -50,7 +50,7 @@ elif kind == "session":
 elif kind == "stopped caller":
     unfinished = looking = look()
     # As a daemon thread has it, if the interpreter stops it in the middle of a call.
-    next(looking)._keeper._lock.acquire()
+    next(looking)._renewal_thread._lock.acquire()
 else:
     backend = tenure.sync.connect(url)
     backend.__enter__()

@@ -19,9 +19,9 @@ from functools import cache
 from multiprocessing.connection import Connection
 
 import tenure
-import tenure.backend  # tenure loads it when it is first needed; it is to be there before the fork
-import tenure.queue.queue
-from tenure.backends.sqlite import transact
+import tenure._backend  # tenure loads it when it is first needed; it is to be there before the fork
+import tenure._queue.queue
+from tenure._backends.sqlite import transact
 
 LOCK = 1.5
 EFFECT = "INSERT INTO effect VALUES (?, ?, ?)"

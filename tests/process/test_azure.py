@@ -27,13 +27,11 @@ from azure.storage.blob.aio import BlobClient, BlobLeaseClient, BlobServiceClien
 from azure.storage.queue.aio import QueueClient
 
 import tenure
-from tenure.backends import azure_storage
-from tenure.backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
-from tenure.errors import ConfigError, MessageRefused, TenureError, TermLost, Unavailable
-from tenure.lease import Grant, Granted, HeldBy, Lost, Vacant
-from tenure.queue.broker import EVERYTHING
-from tenure.queue.desk import Message
-from tenure.queue.message import (
+from tenure._backends import azure_storage
+from tenure._backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
+from tenure._lease import Grant, Granted, HeldBy, Lost, Vacant
+from tenure._queue.broker import EVERYTHING
+from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
@@ -46,8 +44,10 @@ from tenure.queue.message import (
     Settlement,
     dead_letters_of,
 )
+from tenure._queue.received import Message
+from tenure._url import Url
+from tenure.errors import ConfigError, MessageRefused, TenureError, TermLost, Unavailable
 from tenure.testing.faultproxy import FaultProxy
-from tenure.url import Url
 from tests.servers import Azurite, shared
 from tests.servers.azurite import ACCOUNT, KEY
 

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.backends.memory import Memory, MemoryBroker
-from tenure.cli import guard, lead, working
-from tenure.cli.child import Child
-from tenure.cli.leading import Leading
-from tenure.cli.work import Order
-from tenure.cli.working import Working
-from tenure.keeper import Keeper
-from tenure.lease import Grant
-from tenure.queue import handlers, processes
-from tenure.queue.broker import QueueSettings
-from tenure.queue.desk import Desk
-from tenure.queue.queue import Queue
+from tenure._backends.memory import Memory, MemoryBroker
+from tenure._cli import guard, lead, working
+from tenure._cli.child import Child
+from tenure._cli.leading import Leading
+from tenure._cli.work import Order
+from tenure._cli.working import Working
+from tenure._lease import Grant
+from tenure._queue import handlers, processes
+from tenure._queue.broker import QueueSettings
+from tenure._queue.context import QueueContext
+from tenure._queue.queue import Queue
+from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing import ManualClock, until
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
@@ -62,11 +62,13 @@ def _silent(event: tenure.Event) -> None:
 async def opened(clock: ManualClock) -> AsyncIterator[Queue]:
     memory = Memory()
     broker = MemoryBroker(clock, memory)
-    desk = Desk("orders", broker, Keeper.here(), clock, QueueSettings(lock=LOCK), "me", _silent, {"lock": LOCK})
+    context = QueueContext(
+        "orders", broker, RenewalThread.here(), clock, QueueSettings(lock=LOCK), "me", _silent, {"lock": LOCK}
+    )
     try:
-        yield Queue(desk)
+        yield Queue(context)
     finally:
-        memory.bell.close()
+        memory.notifier.close()
 
 
 def stand_still_after(monkeypatch: pytest.MonkeyPatch, clock: ManualClock, owner: type[Any]) -> None:

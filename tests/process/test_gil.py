@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tenure
+from tenure._queue.handlers import Handler, RunIn
+from tenure._queue.message import Stats
 from tenure.events import Event, LockEnded, MessageDied, MessageEvent, MessageFailed, ResultDiscarded
-from tenure.queue.handlers import Handler, RunIn
-from tenure.queue.message import Stats
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs usleep")]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tenure.cli import guard
-from tenure.cli.child import Child
+from tenure._cli import guard
+from tenure._cli.child import Child
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
 

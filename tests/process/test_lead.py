@@ -49,7 +49,7 @@ FORKING = f"""
 """
 """A tidy command, but what it started is deaf, and forks all the time."""
 
-Line = tuple[str, int, int]
+LoopConnections = tuple[str, int, int]
 
 
 class Stage:
@@ -105,7 +105,7 @@ class Stage:
             process.communicate()[1] for process in self.processes if process.stderr and not process.stderr.closed
         )
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LoopConnections]:
         path = self.folder / "acts"
         rows = path.read_text().splitlines(keepends=True) if path.exists() else []
         found = [re.fullmatch(r"(\w+) (\d+) (\d+)\n", row) for row in rows]
@@ -229,7 +229,7 @@ def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
     python.chmod(0o755)
     python.with_suffix(".py").write_text(_NO_PROCESS)
     line = ["lead", "job", "-q", "--on", f"sqlite:///{stage.folder / 'work.db'}", "--", "touch", "acts"]
-    script = f"import sys; from tenure.cli.group import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
+    script = f"import sys; from tenure._cli.group import run; sys.executable = {str(python)!r}; sys.exit(run({line!r}))"
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )

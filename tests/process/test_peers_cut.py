@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60 + 20 * CUTS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LoopConnections:
     """What a member wrote: when, by the clock that all processes of this machine share, and under which term."""
 
     at: float
@@ -39,10 +39,10 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[Line] = []
+        self.lines: list[LoopConnections] = []
         self._read = 0
 
-    def refresh(self) -> list[Line]:
+    def refresh(self) -> list[LoopConnections]:
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._read)
@@ -51,14 +51,16 @@ class Log:
             self._read += len(whole)
             for each in whole.decode().splitlines():
                 at, what, token, holder = each.split()
-                self.lines.append(Line(float(at), what, int(token), int(holder.split("-")[0].rpartition(".")[2]) - 1))
+                self.lines.append(
+                    LoopConnections(float(at), what, int(token), int(holder.split("-")[0].rpartition(".")[2]) - 1)
+                )
         return self.lines
 
-    def newest(self) -> Line | None:
+    def newest(self) -> LoopConnections | None:
         """Return the beginning of the newest term."""
         return max((line for line in self.refresh() if line.what == "in"), key=lambda line: line.token, default=None)
 
-    def wait_for_newer(self, token: int, *, not_on: int | None = None) -> Line:
+    def wait_for_newer(self, token: int, *, not_on: int | None = None) -> LoopConnections:
         """Wait until a term above *token* has begun."""
         give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up:
@@ -89,11 +91,11 @@ def test_a_leader_that_is_cut_off_is_out_before_the_next_is_in(strategy: str, la
         url = f"peers://{addresses}?me={lab.address(host)}:7000&ttl_max={TTL}&strategy={strategy}"
         lab.start(host, [sys.executable, str(MEMBER), url, str(TTL), str(log.path)], env=environment, stderr=DEVNULL)
     leader = log.wait_for_newer(0)
-    dice = random.Random(1)
+    rng = random.Random(1)
     cuts = len(range(["lowest", "bully", "ring"].index(strategy), CUTS, 3))
     took: list[float] = []
     for number in range(cuts):
-        time.sleep(dice.random() * TTL / 2)  # at any moment between two renewals
+        time.sleep(rng.random() * TTL / 2)  # at any moment between two renewals
         leader = log.newest() or leader
         ways = ("both", "out", "in")[number % 3]
         cut_at = time.monotonic()
@@ -108,7 +110,7 @@ def test_a_leader_that_is_cut_off_is_out_before_the_next_is_in(strategy: str, la
     assert not overlaps, overlaps
 
 
-def overlapping(lines: list[Line]) -> list[str]:
+def overlapping(lines: list[LoopConnections]) -> list[str]:
     """Return every act of a term that came after a newer term had begun, and every token that did not rise."""
     found = []
     newest = 0
@@ -123,6 +125,11 @@ def overlapping(lines: list[Line]) -> list[str]:
 
 
 def test_an_overlap_would_be_seen() -> None:
-    lines = [Line(1.0, "in", 1, 0), Line(2.0, "act", 1, 0), Line(3.0, "in", 2, 1), Line(3.1, "act", 1, 0)]
+    lines = [
+        LoopConnections(1.0, "in", 1, 0),
+        LoopConnections(2.0, "act", 1, 0),
+        LoopConnections(3.0, "in", 2, 1),
+        LoopConnections(3.1, "act", 1, 0),
+    ]
     assert len(overlapping(lines)) == 1
-    assert len(overlapping([*lines, Line(4.0, "in", 2, 0)])) == 2
+    assert len(overlapping([*lines, LoopConnections(4.0, "in", 2, 0)])) == 2

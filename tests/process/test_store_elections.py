@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from redis import asyncio as aioredis
 
-from tenure.backends import postgres
+from tenure._backends import postgres
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
 from tests.servers import Postgres, Redis, Server, private
@@ -106,11 +106,11 @@ class Yard:
         self.server = server
         self.candidates = candidates
         self.diary = diary
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.stopped: set[int] = set()
 
     def one(self) -> Candidate:
-        return self.dice.choice(self.candidates)
+        return self.rng.choice(self.candidates)
 
     async def kill(self) -> None:
         self.one().begin_anew()
@@ -140,7 +140,7 @@ class Yard:
 
     async def restart(self) -> None:
         self.server.kill()
-        await asyncio.sleep(self.dice.uniform(0.0, TTL))
+        await asyncio.sleep(self.rng.uniform(0.0, TTL))
         self.server.start()
 
     @property

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from tenure import registry
+from tenure import _registry as registry
+from tenure._queue.broker import Broker
+from tenure._queue.message import Outgoing, Stats
+from tenure._url import Url
 from tenure.errors import Unavailable
-from tenure.queue.broker import Broker
-from tenure.queue.message import Outgoing, Stats
 from tenure.testing import until
-from tenure.url import Url
 from tests.servers import Azurite, Postgres, Redis, private
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
@@ -66,10 +66,10 @@ COURSES = [
 
 CONSUMER = """
 import asyncio, os, sys
-from tenure import registry
+from tenure import _registry as registry
 from tenure.errors import Unavailable
-from tenure.queue.message import COMPLETE, Settled, Settlement
-from tenure.url import Url
+from tenure._queue.message import COMPLETE, Settled, Settlement
+from tenure._url import Url
 
 async def main(url, log, lock, batch, pause):
     broker = registry.load(url).open(url).broker
@@ -111,9 +111,9 @@ class Staff:
         numbers = [str(number) for number in (course.lock, course.batch, course.pause)]
         return subprocess.Popen([sys.executable, "-c", CONSUMER, self._url, str(log), *numbers]), log
 
-    async def kill_one(self, dice: random.Random) -> None:
+    async def kill_one(self, rng: random.Random) -> None:
         """Kill one that has begun to work."""
-        place = dice.randrange(len(self.running))
+        place = rng.randrange(len(self.running))
         one, log = self.running[place]
         await until(lambda: log.exists() and log.stat().st_size, within=120)
         one.kill()
@@ -138,7 +138,7 @@ class Staff:
 @pytest.mark.parametrize("course", COURSES, ids=lambda course: course.server.__name__)
 async def test_nothing_is_lost_and_nothing_settled_twice(course: Course, tmp_path: Path) -> None:
     pytest.importorskip(course.driver)
-    dice = random.Random(17)
+    rng = random.Random(17)
     with private(course.server) as server:
         # A server that is killed hangs up; one that is silent for less than this is only busy.
         url = Url.parse(f"{server.url}{'&' if '?' in server.url else '?'}timeout=20")
@@ -151,7 +151,7 @@ async def test_nothing_is_lost_and_nothing_settled_twice(course: Course, tmp_pat
         try:
             enough = asyncio.Event()
             sending = asyncio.create_task(send(course, backend.broker, enough))
-            await hurt(course, server, staff, dice)
+            await hurt(course, server, staff, rng)
             enough.set()
             sent = await sending
             await empty(course, backend.broker)
@@ -180,10 +180,10 @@ async def send(course: Course, broker: Broker, enough: asyncio.Event) -> set[str
     return sent
 
 
-async def hurt(course: Course, server: Any, staff: Staff, dice: random.Random) -> None:
+async def hurt(course: Course, server: Any, staff: Staff, rng: random.Random) -> None:
     for number in range(course.kills):
-        await asyncio.sleep(dice.uniform(0.05, 0.25))
-        await staff.kill_one(dice)
+        await asyncio.sleep(rng.uniform(0.05, 0.25))
+        await staff.kill_one(rng)
         if course.server_kills:
             every = course.kills // course.server_kills
             if number % every == every // 2:

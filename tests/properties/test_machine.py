@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tenure.election.machine import (
+from tenure._election.machine import (
     TRANSITIONS,
     Answer,
     Hint,
@@ -27,10 +27,10 @@ from tenure.election.machine import (
     Withheld,
     WorkEnded,
 )
-from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
-from tenure.pacing import Timing
-from tenure.testing.sim.plan import TIMINGS
-from tenure.testing.sim.script import Zeros
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
+from tenure._timing import Timing
+from tenure.testing._sim.plan import TIMINGS
+from tenure.testing._sim.script import Zeros
 from tests.properties.watched_machine import MOVES, WatchedMachine
 
 Step = Callable[[WatchedMachine], object]

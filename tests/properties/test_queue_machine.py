@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.errors import ConfigError
-from tenure.events import MessageDied
-from tenure.lease import NoAnswer
-from tenure.pacing import Timing
-from tenure.queue import machine
-from tenure.queue.machine import (
+from tenure._lease import NoAnswer
+from tenure._queue import machine
+from tenure._queue.machine import (
     NEVER,
     TRANSITIONS,
     Answered,
@@ -26,21 +23,21 @@ from tenure.queue.machine import (
     Claimed,
     Drain,
     Effect,
-    Habits,
+    Emit,
     Hint,
-    Hold,
+    LockGroup,
     Locks,
     Pause,
     Pump,
+    PumpSettings,
     Receive,
     Renew,
     Resume,
     Settle,
     State,
-    Tell,
     Tick,
 )
-from tenure.queue.message import (
+from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
@@ -55,7 +52,10 @@ from tenure.queue.message import (
     Token,
     Verdict,
 )
-from tenure.queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure._timing import Timing
+from tenure.errors import ConfigError
+from tenure.events import MessageDied
 
 LOCK = 30.0
 TIMING = Timing(LOCK)
@@ -121,12 +121,12 @@ class Node:
     """A consumer: its machines, its handlers, its questions on the road. Its clock runs at *rate*."""
 
     broker: Broker
-    dice: random.Random
+    rng: random.Random
     rate: float
     loss: float
     slow: float
-    habits: Habits
-    holds: dict[Token, Hold] = field(default_factory=dict)
+    settings: PumpSettings
+    holds: dict[Token, LockGroup] = field(default_factory=dict)
     running: dict[tuple[Token, int], tuple[Delivery, float]] = field(default_factory=dict)
     road: list[tuple[float, Any, Any]] = field(default_factory=list)  # (arrives at, machine, event)
     violations: list[str] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Node:
     cut_until: float = 0.0
 
     def __post_init__(self) -> None:
-        args: tuple[Any, ...] = ("q", "me", self.habits, self.dice, self.holds)
+        args: tuple[Any, ...] = ("q", "me", self.settings, self.rng, self.holds)
         self.pump = Pump(*args, now=self.now)
         self.locks = Locks(*args, now=self.now)
 
@@ -160,14 +160,14 @@ class Node:
         for key, (delivery, until) in list(self.running.items()):
             if self.broker.now >= until:
                 del self.running[key]
-                self.pump.done(delivery, COMPLETE if self.dice.random() < 0.8 else Abandon())
-        while len(self.running) < self.habits.concurrency:
+                self.pump.done(delivery, COMPLETE if self.rng.random() < 0.8 else Abandon())
+        while len(self.running) < self.settings.concurrency:
             taken = self.pump.take(self.now)
             if taken is None:
                 break
             if not self.believes(taken):
                 self.violations.append(f"took {taken.sequence} when its lock was not sure")
-            seconds = self.dice.choice([0.0, 0.1, 3.0, 50.0, 300.0])
+            seconds = self.rng.choice([0.0, 0.1, 3.0, 50.0, 300.0])
             self.running[(taken.token, taken.sequence)] = (taken, self.broker.now + seconds)
         self.perform(self.pump, self.pump.handle(Tick(), self.now))
 
@@ -193,8 +193,8 @@ class Node:
 
     def ask(self, who: Any, ask: int, question: Any, *, claim: bool = False) -> None:
         """Send a question: it arrives or not, its answer comes or not, sooner or later."""
-        delay = self.dice.choice([0.0, 0.01, self.slow])
-        fate = self.dice.random()
+        delay = self.rng.choice([0.0, 0.01, self.slow])
+        fate = self.rng.random()
         if fate < self.loss or self.broker.now < self.cut_until:
             event: Any = Answered(ask, NoAnswer("lost on its way there"))
         else:
@@ -202,7 +202,7 @@ class Node:
             if fate < 2 * self.loss:
                 event = Answered(ask, NoAnswer("lost on its way back"))
             elif not claim and fate < 3 * self.loss:  # of what lies in several places, a part is answered
-                event = Answered(ask, [one if self.dice.random() < 0.5 else NoAnswer("away") for one in answer])
+                event = Answered(ask, [one if self.rng.random() < 0.5 else NoAnswer("away") for one in answer])
             else:
                 event = Claimed(ask, answer) if claim else Answered(ask, answer)
         self.road.append((self.broker.now + delay, who, event))
@@ -231,22 +231,22 @@ def check(nodes: list[Node]) -> None:
 
 def live(seed: int, loss: float, slow: float) -> None:
     """Live through a stretch of trouble, then demand that everything is handled."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     broker = Broker(messages=40)
     nodes = []
     for rate in (1.0, 0.96, 1.05):
-        habits = Habits(TIMING, concurrency=dice.choice([1, 3]), prefetch=dice.choice([0, 20]), max_hold=120.0)
-        nodes.append(Node(broker, random.Random(dice.random()), rate, loss, slow, habits))
+        settings = PumpSettings(TIMING, concurrency=rng.choice([1, 3]), prefetch=rng.choice([0, 20]), max_hold=120.0)
+        nodes.append(Node(broker, random.Random(rng.random()), rate, loss, slow, settings))
     step = 0.5
     for _ in range(600):
-        broker.now += dice.choice([0.01, step])
+        broker.now += rng.choice([0.01, step])
         for node in nodes:
-            if dice.random() < 0.01:  # user code blocks this node's loop; its locks are kept all the same
-                node.blocked_until = broker.now + dice.choice([1.0, 40.0])
-            if dice.random() < 0.005:  # this node's way to the broker is cut
-                node.cut_until = broker.now + dice.choice([5.0, 60.0])
-            if dice.random() < 0.01:
-                event: Any = dice.choice([Pause(), Resume(), Hint()])
+            if rng.random() < 0.01:  # user code blocks this node's loop; its locks are kept all the same
+                node.blocked_until = broker.now + rng.choice([1.0, 40.0])
+            if rng.random() < 0.005:  # this node's way to the broker is cut
+                node.cut_until = broker.now + rng.choice([5.0, 60.0])
+            if rng.random() < 0.01:
+                event: Any = rng.choice([Pause(), Resume(), Hint()])
                 node.perform(node.pump, node.pump.handle(event, node.now))
             node.step()
         check(nodes)
@@ -310,9 +310,11 @@ def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monke
 def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
     """Nor that of a claim of which nothing was asked, as its handlers were told to stop."""
     one, two = (Delivery("q", number, f"t{number}", "x", b"", NO_HEADERS, 1, 0.0, 0.0) for number in (1, 2))
-    holds = {each.token: Hold(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)}
+    holds = {
+        each.token: LockGroup(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)
+    }
     holds[two.token].cancelled[two.sequence] = 25.0
-    locks = Locks("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
+    locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
     assert asked.held == [one]
     locks.handle(Answered(asked.ask, NoAnswer("away")), 11.0)
@@ -325,16 +327,16 @@ WORDS = st.sampled_from(
 
 
 def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
-    holds: dict[Token, Hold] = {}
-    pump = Pump("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
-    locks = Locks("q", "me", Habits(TIMING), random.Random(1), holds, now=0.0)
+    holds: dict[Token, LockGroup] = {}
+    pump = Pump("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
+    locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in pump.handle(Tick(), 0.0) if isinstance(effect, Receive)]
     one = Delivery("q", 7, 1, "late", b"", NO_HEADERS, 1, 0.0, 0.0)
     pump.handle(Claimed(asked.ask, [one]), 0.0)
     now = holds[1].renew_at  # nobody has taken it by then
     [back] = [effect for effect in locks.handle(Tick(), now) if isinstance(effect, Settle)]
     effects = locks.handle(Answered(back.ask, [Settled(dead=True)]), now)
-    assert [effect.event for effect in effects if isinstance(effect, Tell)] == [
+    assert [effect.event for effect in effects if isinstance(effect, Emit)] == [
         MessageDied(now, "q", "me", "late", 7, 1, "expired")
     ]
     assert holds == {}
@@ -342,7 +344,7 @@ def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
 
 @pytest.mark.parametrize("late", [True, False], ids=["answered late", "unanswered"])
 def test_a_claim_that_was_too_much_is_halved_and_grows_again(late: bool) -> None:
-    pump = Pump("q", "me", Habits(TIMING, concurrency=16, prefetch=0), random.Random(1), {}, now=0.0)
+    pump = Pump("q", "me", PumpSettings(TIMING, concurrency=16, prefetch=0), random.Random(1), {}, now=0.0)
     now, limits = 0.0, []
     for number in range(7):
         now = max(now, pump.wake_at)
@@ -362,10 +364,10 @@ def test_a_claim_that_was_too_much_is_halved_and_grows_again(late: bool) -> None
 @settings(max_examples=300)
 @given(st.lists(st.tuples(WORDS, st.integers(0, 5), st.floats(0.0, 20.0)), max_size=60))
 def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) -> None:
-    holds: dict[Token, Hold] = {}
-    habits = Habits(TIMING, concurrency=3)
-    pump = Pump("q", "me", habits, random.Random(1), holds, now=0.0)
-    locks = Locks("q", "me", habits, random.Random(1), holds, now=0.0)
+    holds: dict[Token, LockGroup] = {}
+    settings = PumpSettings(TIMING, concurrency=3)
+    pump = Pump("q", "me", settings, random.Random(1), holds, now=0.0)
+    locks = Locks("q", "me", settings, random.Random(1), holds, now=0.0)
     now, sequence = 0.0, 0
     taken: list[Delivery] = []
     for word, number, pause in words:
@@ -457,9 +459,9 @@ def test_what_a_failure_leads_to() -> None:
         (lambda: Retry(after=NEVER), "after must be"),
         (lambda: Reject(""), "reason must not be empty"),
         (lambda: Reject("bad", ValueError("x")), r"description must be text, not ValueError\('x'\)"),  # type: ignore[arg-type]
-        (lambda: Habits(TIMING, concurrency=0), "concurrency must be"),
-        (lambda: Habits(TIMING, prefetch=-1), "prefetch must be"),
-        (lambda: Habits(TIMING, max_hold=0), "max_hold must be more"),
+        (lambda: PumpSettings(TIMING, concurrency=0), "concurrency must be"),
+        (lambda: PumpSettings(TIMING, prefetch=-1), "prefetch must be"),
+        (lambda: PumpSettings(TIMING, max_hold=0), "max_hold must be more"),
     ],
 )
 def test_settings_that_can_not_work(build: Any, complaint: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tenure.queue.waiters import Waiters
+from tenure._queue.waiters import Waiters
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 
-from tenure.election.machine import (
+from tenure._election.machine import (
     Acquire,
     Answer,
     Answered,
@@ -23,8 +23,9 @@ from tenure.election.machine import (
     Trust,
     WorkEnded,
 )
-from tenure.lease import Grant, Granted
-from tenure.pacing import Dice, Timing
+from tenure._jitter import Rng
+from tenure._lease import Grant, Granted
+from tenure._timing import Timing
 
 MOVES: set[tuple[State, State]] = set()
 """Every change of state that any watched machine has made."""
@@ -40,10 +41,10 @@ class _Recording(Machine):
 class WatchedMachine:
     """Feed a machine, keep its questions, and assert what must hold after each step."""
 
-    def __init__(self, timing: Timing, dice: Dice, *, hints: bool, now: float) -> None:
+    def __init__(self, timing: Timing, rng: Rng, *, hints: bool, now: float) -> None:
         self.timing = timing
         self.now = now
-        self.machine = _Recording("election", "n", timing, dice, hints=hints, now=now)
+        self.machine = _Recording("election", "n", timing, rng, hints=hints, now=now)
         self.open: dict[int, tuple[Acquire | Renew | Release, float]] = {}
         self.last_ask = 0
         self.stopping = False
@@ -56,7 +57,7 @@ class WatchedMachine:
         twin.open = dict(self.open)
         twin.machine = copy.copy(self.machine)
         twin.machine._questions = dict(self.machine._questions)
-        twin.machine._office = copy.copy(self.machine._office)
+        twin.machine._term = copy.copy(self.machine._term)
         return twin
 
     def fingerprint(self) -> tuple[object, ...]:
@@ -65,7 +66,7 @@ class WatchedMachine:
         def ago(moment: float) -> float:
             return round(moment - self.now, 6)
 
-        machine, office = self.machine, self.machine._office
+        machine, office = self.machine, self.machine._term
         questions = tuple(
             (ask == machine._current, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
             for ask, (asked, at) in sorted(self.open.items())
@@ -145,7 +146,7 @@ class WatchedMachine:
         if self.work is not None and self.now >= machine.trusted_until - self.timing.grace:
             assert self.told, "work goes on though its time is over"
         assert machine.settled == (machine.state is State.STOPPED and not self.open)
-        overran = machine._office is not None and machine._office.overran
+        overran = machine._term is not None and machine._term.overran
         assert (machine.overruns_at == math.inf) == (self.work is None)
         assert self.now >= machine.overruns_at if overran else machine.wake_at <= machine.overruns_at
         if machine.state is not State.STOPPED and not (self.work is not None and overran):

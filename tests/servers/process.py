@@ -253,16 +253,16 @@ def free_port() -> int:
 
     It may do so before its first start, and between two.
     """
-    keeper = bound()
-    port: int = keeper.getsockname()[1]
-    _kept[port] = keeper
+    renewal_thread = bound()
+    port: int = renewal_thread.getsockname()[1]
+    _kept[port] = renewal_thread
     return port
 
 
 def let_go(port: int) -> None:
     """Let whoever wants it have the port, if it was kept."""
-    if (keeper := _kept.pop(port, None)) is not None:
-        keeper.close()
+    if (renewal_thread := _kept.pop(port, None)) is not None:
+        renewal_thread.close()
 
 
 _kept: dict[int, socket.socket] = {}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tenure.testing.sim.planted import Mutant
-from tenure.testing.sim.report import Outcome
-from tenure.testing.sim.seeds import many
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.report import Outcome
+from tenure.testing._sim.seeds import many
 
 SEEDS_PER_BUG = 200
 

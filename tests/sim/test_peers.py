@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.peers.fleet import Quorum, Strategy
+from tenure._backends.peers.fleet import Quorum, Strategy
 from tests.sim.peers import MUTANTS, Given, run
 from tests.sim.peers.counting import Count, failover
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tenure import ConfigError
+from tenure.testing._sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_FAULTS, USER_NATURES
 from tenure.testing.sim.queues import MUTANTS, SURVIVORS, QueueReport, campaign, run
-from tenure.testing.sim.queues.plan import FAULTS, NATURES, STORE_FAULTS, USER_FAULTS, USER_NATURES
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 MESSAGES = int(os.environ.get("TENURE_SIM_MESSAGES", "10000"))

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from tenure import ConfigError
-from tenure.pacing import Timing
+from tenure._timing import Timing
+from tenure.testing._sim.plan import FAULTS, USER_FAULTS
 from tenure.testing.sim import MUTANTS, SURVIVORS, Report, campaign, leader_within, run
-from tenure.testing.sim.plan import FAULTS, USER_FAULTS
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 
 ELECTIONS = int(os.environ.get("TENURE_SIM_ELECTIONS", "20000"))

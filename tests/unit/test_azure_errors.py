@@ -16,9 +16,9 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
-from tenure.backends.azure_storage.client import Patient, translate
+from tenure._backends.azure_storage.client import Patient, translate
+from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.url import Url
 
 URL = Url.parse("azure://mine?sv=2024&sig=c2VjcmV0")
 

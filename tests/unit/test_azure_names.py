@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("azure.storage.blob")
 
-from tenure.backends.azure_storage import lease_id
-from tenure.backends.azure_storage.address import DEVELOPMENT_KEY, address_of, connected
-from tenure.backends.azure_storage.names import BLOB_MAX, DEAD, blob_of, name_of, queue_of, told, untold
-from tenure.backends.azure_storage.note import TEXT_MAX, Note, fitted, read, written
+from tenure._backends.azure_storage import lease_id
+from tenure._backends.azure_storage.address import DEVELOPMENT_KEY, address_of, connected
+from tenure._backends.azure_storage.message_format import TEXT_MAX, Note, fitted, read, written
+from tenure._backends.azure_storage.names import BLOB_MAX, DEAD, blob_of, name_of, queue_of, told, untold
+from tenure._lease import Grant
+from tenure._queue.message import Attempt, Failure
+from tenure._url import Url
 from tenure.errors import ConfigError
-from tenure.lease import Grant
-from tenure.queue.message import Attempt, Failure
-from tenure.url import Url
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=200)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tenure.cli.output import Cell
-from tenure.cli.tables import LEAST, Column, cut, laid_out
+from tenure._cli.output import Cell
+from tenure._cli.tables import LEAST, Column, cut, laid_out
 
 COLUMNS = (Column("NAME", is_cut=True), Column("COUNT", numbers=True), Column("NOTE", is_cut=True))
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tenure.clock import SystemClock
+from tenure._runtime.clock import SystemClock
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system counts suspend by another clock")

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tenure
-from tenure.demo import computation, job
-from tenure.demo.computation import Count, TooDeep, count_chunk, count_file, differences, merge
-from tenure.demo.job import Chunk, File, poisoned, survey
-from tenure.demo.messages import BODY_MAX, Task
+from tenure._demo import computation, job
+from tenure._demo.computation import Count, TooDeep, count_chunk, count_file, differences, merge
+from tenure._demo.job import Chunk, File, poisoned, survey
+from tenure._demo.messages import BODY_MAX, Task
 
 
 def write(folder: Path, **contents: str) -> Path:

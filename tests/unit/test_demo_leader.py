@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.demo.computation import Count, count_chunk, merge
-from tenure.demo.job import Job, poisoned, survey
-from tenure.demo.leader import Leader
-from tenure.demo.ledger import Ledger
-from tenure.demo.messages import Channels, Result
-from tenure.demo.worker import Worker
+from tenure._demo.computation import Count, count_chunk, merge
+from tenure._demo.job import Job, poisoned, survey
+from tenure._demo.leader import Leader
+from tenure._demo.ledger import Ledger
+from tenure._demo.messages import Channels, Result
+from tenure._demo.worker import Worker
 from tenure.testing import until
 
 CHANNELS = Channels("work", "results", lock=30.0, named=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.demo.computation import Count, merge
-from tenure.demo.job import Chunk, File, Job
-from tenure.demo.ledger import Ledger, Progress
-from tenure.demo.messages import Dead, Result
+from tenure._demo.computation import Count, merge
+from tenure._demo.job import Chunk, File, Job
+from tenure._demo.ledger import Ledger, Progress
+from tenure._demo.messages import Dead, Result
 
 FILES = (File("a.py", True), File(os.fsdecode(b"caf\xe9"), False), File("c", False), File("d", False))
 JOB = Job("/some/where", (Chunk(1, FILES[:2]), Chunk(2, FILES[2:3]), Chunk(3, FILES[3:])), 0.5)

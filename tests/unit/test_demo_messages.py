@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import tenure
-from tenure.demo.computation import Count
-from tenure.demo.job import Chunk, File
-from tenure.demo.messages import Dead, Result, Task
+from tenure._demo.computation import Count
+from tenure._demo.job import Chunk, File
+from tenure._demo.messages import Dead, Result, Task
 
 TASK = Task("/some/where", Chunk(7, (File("a.py", True), File(os.fsdecode(b"caf\xe9"), False))), 0.25)
 

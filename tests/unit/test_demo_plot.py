@@ -6,13 +6,13 @@ from contextlib import closing
 from pathlib import Path
 
 import tenure
-from tenure.demo.computation import Count
-from tenure.demo.job import Chunk, File, Job
-from tenure.demo.ledger import Ledger
-from tenure.demo.messages import Result
-from tenure.demo.plot import Plot
-from tenure.demo.stage import Stage
-from tenure.demo.summary import Failover
+from tenure._demo.computation import Count
+from tenure._demo.job import Chunk, File, Job
+from tenure._demo.ledger import Ledger
+from tenure._demo.messages import Result
+from tenure._demo.plot import Plot
+from tenure._demo.stage import Stage
+from tenure._demo.summary import Failover
 
 JOB = Job("/some/where", (Chunk(1, (File("a", False),)),), 0.5)
 

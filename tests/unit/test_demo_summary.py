@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 import tenure
-from tenure.cli.demo_display import Lines, Picture, show_summary
-from tenure.demo.computation import Count, merge
-from tenure.demo.job import Chunk, File, Job
-from tenure.demo.ledger import Progress
-from tenure.demo.messages import Dead
-from tenure.demo.scene import Player, Scene
-from tenure.demo.summary import Failover, Strike, Summary, Term
+from tenure._cli.demo_display import Lines, Picture, show_summary
+from tenure._demo.computation import Count, merge
+from tenure._demo.job import Chunk, File, Job
+from tenure._demo.ledger import Progress
+from tenure._demo.messages import Dead
+from tenure._demo.setup import Player, Scene
+from tenure._demo.summary import Failover, Strike, Summary, Term
 from tests.terminal import HOME, SHOW, plain
 
 TOTAL = merge([Count("a", words=3), Count("b", error="Permission denied")])

@@ -8,10 +8,11 @@ import traceback
 import pytest
 
 import tenure
-from tenure import errors, registry
-from tenure.queue.message import checked
+from tenure import _registry as registry
+from tenure import errors
+from tenure._queue.message import checked
+from tenure._url import Url
 from tenure.testing import loop
-from tenure.url import Url
 
 
 @pytest.mark.parametrize("name", ["ConfigError", "BackendNotInstalled", "Unavailable", "TermLost", "LockLost"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Vacant, trusted_until
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Vacant, trusted_until
 
 times = st.floats(min_value=0.0, max_value=1e6)
 

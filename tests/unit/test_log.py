@@ -7,10 +7,10 @@ import logging
 import threading
 import weakref
 
+from tenure._queue.tracebacks import told_of
+from tenure._telemetry.aside import Aside
+from tenure._telemetry.log import TRACES_MAX, log_event
 from tenure.events import MessageFailed
-from tenure.observe.aside import Aside
-from tenure.observe.log import TRACES_MAX, log_event
-from tenure.queue.frames import told_of
 
 
 class Body:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tenure.clock import Clock
+from tenure._runtime.clock import Clock
 from tenure.testing import loop as virtual
 from tenure.testing.loop import Deadlock, LimitReached, Livelock, VirtualLoop
 

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from tenure.backends import memory
+from tenure._backends import memory
+from tenure._lease import Granted, HeldBy
+from tenure._queue.message import COMPLETE, Complete, Outgoing, Settlement
+from tenure._url import Url
 from tenure.errors import ConfigError
-from tenure.lease import Granted, HeldBy
-from tenure.queue.message import COMPLETE, Complete, Outgoing, Settlement
 from tenure.testing import ManualClock
-from tenure.url import Url
 
 
 async def test_a_name_is_shared_and_no_name_is_not() -> None:

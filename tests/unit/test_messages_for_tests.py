@@ -11,7 +11,7 @@ import pytest
 
 import tenure
 from tenure import testing
-from tenure.queue.desk import Message, Received
+from tenure._queue.received import Message, Received
 from tenure.testing import Abandon, Complete, DeadLetter, Defer, GiveBack
 
 VERBS: dict[str, tuple[Callable[[Any], Any], Any]] = {

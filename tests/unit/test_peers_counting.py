@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tenure.lease import Grant, HeldBy, Lost
-from tenure.peers.fleet import Fleet, Quorum
-from tenure.peers.quorum import Poll, Voter
-from tenure.peers.rounds import ClaimRound, FreeRound, LookRound
-from tenure.peers.wire import Claim, Deny, Free, Freed, Held, Look, Seen, Vouch
+from tenure._backends.peers.fleet import Fleet, Quorum
+from tenure._backends.peers.quorum import Poll, Voter
+from tenure._backends.peers.rounds import ClaimRound, FreeRound, LookRound
+from tenure._backends.peers.wire import Claim, Deny, Free, Freed, Held, Look, Seen, Vouch
+from tenure._lease import Grant, HeldBy, Lost
 
 TTL = 15.0
 TOKEN = 200

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tenure.lease import Grant, Granted, HeldBy, Lost, NoAnswer
-from tenure.peers.fleet import Fleet, Quorum, Strategy
-from tenure.peers.machine import (
+from tenure._backends.peers.fleet import Fleet, Quorum, Strategy
+from tenure._backends.peers.machine import (
     Acquire,
     Answer,
     AskToResign,
@@ -26,7 +25,8 @@ from tenure.peers.machine import (
     Send,
     Tick,
 )
-from tenure.peers.wire import Claim, Deny, Elect, Elected, Election, Free, Message, Vouch
+from tenure._backends.peers.wire import Claim, Deny, Elect, Elected, Election, Free, Message, Vouch
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer
 
 TTL = 15.0
 STEP = 0.01
@@ -370,7 +370,7 @@ def test_who_remembers_too_many_names_to_vouch_for_itself_says_so_at_once(
     late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hall = Hall()
-    monkeypatch.setattr("tenure.peers.quorum.NAMES_MAX", 1)
+    monkeypatch.setattr("tenure._backends.peers.quorum.NAMES_MAX", 1)
     if late:
         ask = hall.acquire(2)  # waits for its turn
         hall.machines[2].voter.free("other", 0, "x", 1, won=True)

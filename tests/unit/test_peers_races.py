@@ -7,14 +7,14 @@ from collections import deque
 
 import pytest
 
-from tenure.peers import race
-from tenure.peers.bully import Bully
-from tenure.peers.fleet import Fleet
-from tenure.peers.liveness import Liveness
-from tenure.peers.lowest import Lowest
-from tenure.peers.race import Race
-from tenure.peers.ring import Ring
-from tenure.peers.wire import Elect, Election, Okay
+from tenure._backends.peers import race
+from tenure._backends.peers.bully import Bully
+from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.liveness import Liveness
+from tenure._backends.peers.lowest import Lowest
+from tenure._backends.peers.race import Race
+from tenure._backends.peers.ring import Ring
+from tenure._backends.peers.wire import Elect, Election, Okay
 
 SIZES = range(2, 26)
 
@@ -28,7 +28,7 @@ class Track:
         self.claimed: list[int] = []
         self.dead: set[tuple[int, int]] = set()
         """Ways on which nothing arrives."""
-        self._underway: deque[tuple[int, int, race.Tell]] = deque()
+        self._underway: deque[tuple[int, int, race.Emit]] = deque()
         members = tuple(f"m{number}:1" for number in range(size))
         self.fleet = Fleet(members, None, quorum="none")
         self.races: dict[int, Race] = {}
@@ -52,7 +52,7 @@ class Track:
     def _do(self, me: int, event: race.Input) -> None:
         for effect in self.races[me].handle(event, self.now):
             match effect:
-                case race.Tell(to, _):
+                case race.Emit(to, _):
                     self.messages += 1
                     self._underway.append((me, to, effect))
                 case race.Stake():
@@ -88,10 +88,10 @@ def test_ring_begun_by_one_takes_at_most_3n_minus_1_messages(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_ring_begun_by_all_at_once_stays_within_chang_and_roberts(size: int) -> None:
-    dice = random.Random(size)
+    rng = random.Random(size)
     for _ in range(20):
         track = Track(Ring, size)
-        track.begin(*dice.sample(range(size), size))
+        track.begin(*rng.sample(range(size), size))
         assert track.claimed == [size - 1]
         assert track.messages <= size * (size + 1) // 2 + size
 
@@ -169,7 +169,7 @@ def test_bully_elects_the_highest_that_lives_and_wants_it() -> None:
 def test_bully_begins_anew_when_who_took_over_dies() -> None:
     track = Track(Bully, 3)
     track._do(0, race.StandBack())
-    assert track.races[0].handle(race.Stand(), 0.0) == [race.Tell(n, Election("chair")) for n in (1, 2)]
+    assert track.races[0].handle(race.Stand(), 0.0) == [race.Emit(n, Election("chair")) for n in (1, 2)]
     track.races[0].handle(race.Heard(2, Okay("chair")), 0.0)
     for dead in (1, 2):
         del track.races[dead]

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenure.peers import machine as peers
-from tenure.peers.fleet import Fleet
-from tenure.peers.seal import Broken, Channel, Secret, introduced, introduction, length_of
-from tenure.peers.transport import Counts
-from tenure.peers.wire import (
+from tenure._backends.peers import machine as peers
+from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.seal import Broken, Channel, Secret, introduced, introduction, length_of
+from tenure._backends.peers.transport import Counts
+from tenure._backends.peers.wire import (
     BODY_MAX,
     FRAME_MAX,
     METADATA_MAX,
@@ -227,9 +227,9 @@ def test_a_secret_is_not_shown() -> None:
 
 def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
     """Forged, replayed, cut, doubled, and malformed though rightly sealed: none reaches the machine."""
-    dice = random.Random(5)
+    rng = random.Random(5)
     fleet = Fleet(("a:1", "b:1", "c:1"), 1)
-    machine = peers.Machine(fleet, dice, floor=1, nonce=1, now=0.0)
+    machine = peers.Machine(fleet, rng, floor=1, nonce=1, now=0.0)
     good = encode(Claim(1, "chair", "a#1", 7, 5.0, False))
     recorded = channels()[0].seal(good)[4:]
     counts = Counts()
@@ -248,7 +248,7 @@ def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
                 return
             machine.handle(peers.Received(0, message), 1.0)
         except Broken:
-            there, back = channels(dice.randbytes(8))
+            there, back = channels(rng.randbytes(8))
 
     there, back = channels(b"first")
     begun = 0
@@ -258,18 +258,18 @@ def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
             begun, _ = tracemalloc.get_traced_memory()
         match number % 5:
             case 0:
-                arrive(dice.randbytes(dice.randrange(40, 200)))
+                arrive(rng.randbytes(rng.randrange(40, 200)))
             case 1:
                 arrive(recorded)
             case 2:
                 frame = bytearray(there.seal(good)[4:])
-                frame[dice.randrange(len(frame))] ^= 1 << dice.randrange(8)
+                frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
                 arrive(bytes(frame))
             case 3:
-                arrive(there.seal(good)[4 : 4 + dice.randrange(40, 60)])
+                arrive(there.seal(good)[4 : 4 + rng.randrange(40, 60)])
             case 4:  # rightly sealed rubbish, on a connection that nothing was left out of
-                there, back = channels(dice.randbytes(8))
-                rubbish = bytes(dice.choices(b'["beat",]0', k=12)) + b"!"
+                there, back = channels(rng.randbytes(8))
+                rubbish = bytes(rng.choices(b'["beat",]0', k=12)) + b"!"
                 arrive(there.seal(HUGE if number % 100 == 4 else rubbish)[4:])
     ended, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -16,16 +16,17 @@ import pydantic
 import pytest
 
 import tenure
-from tenure import events, lease
-from tenure.backend import Diagnosis
-from tenure.backends import Fact
-from tenure.backends.memory import QUEUE_TRAITS, TRAITS
-from tenure.frozen import FrozenDict
-from tenure.queue import message
-from tenure.queue.bodies import decode, encode
-from tenure.queue.desk import Received
-from tenure.queue.message import Attempt, DeadMessage, Delivery, Failure, LiveMessage, Outgoing, Stats
-from tenure.url import Url
+from tenure import _lease as lease
+from tenure import events
+from tenure._backend import Diagnosis
+from tenure._backends.memory import QUEUE_TRAITS, TRAITS
+from tenure._frozen import FrozenDict
+from tenure._opened import Fact
+from tenure._queue import message
+from tenure._queue.bodies import decode, encode
+from tenure._queue.message import Attempt, DeadMessage, Delivery, Failure, LiveMessage, Outgoing, Stats
+from tenure._queue.received import Received
+from tenure._url import Url
 
 FAILURE = Failure("ValueError", "7", "Traceback …")
 HEADERS: FrozenDict[str, message.HeaderValue] = FrozenDict({"a": 1, "b": "c"})

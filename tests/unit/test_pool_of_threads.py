@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tenure.threads import Threads
+from tenure._runtime.threads import Threads
 
 PATIENCE = 60.0
 

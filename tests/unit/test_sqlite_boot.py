@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tenure.backends.sqlite.boot import agreed, this_boot
-from tenure.backends.sqlite.client import Database, Options, Worker
-from tenure.backends.sqlite.leases import LEASES, SqliteLeases
-from tenure.backends.sqlite.wake import Wake
-from tenure.lease import Grant, Granted, HeldBy, Lost, Released, Vacant
+from tenure._backends.sqlite.boot import agreed, this_boot
+from tenure._backends.sqlite.client import Database, Options, Worker
+from tenure._backends.sqlite.leases import LEASES, SqliteLeases
+from tenure._backends.sqlite.wake import Wake
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.testing import ManualClock
 
 Boot = Callable[[str, float], tuple[SqliteLeases, ManualClock]]

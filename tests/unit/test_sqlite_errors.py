@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.backends import sqlite
-from tenure.backends.sqlite import client
-from tenure.backends.sqlite.client import Database, Options, translate
+from tenure._backends import sqlite
+from tenure._backends.sqlite import client
+from tenure._backends.sqlite.client import Database, Options, translate
+from tenure._lease import Granted, HeldBy, Lost
+from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.lease import Granted, HeldBy, Lost
-from tenure.url import Url
 
 Opener = Callable[..., sqlite.SqliteBackend]
 
@@ -187,7 +187,8 @@ async def test_a_file_without_a_log_that_is_in_use(tmp_path: Path, opener: Opene
 
 READ_ONLY = """
 import asyncio, os, sys
-import tenure.backends.sqlite.boot, tenure.backends.sqlite.leases, tenure.backends.sqlite, tenure.url, encodings.idna
+import tenure._backends.sqlite.boot, tenure._backends.sqlite.leases, tenure._backends.sqlite, tenure._url
+import encodings.idna
 from tenure.errors import TenureError
 if os.getuid() == 0:
     os.setgroups([])
@@ -195,7 +196,7 @@ if os.getuid() == 0:
     os.setuid(65534)
 
 async def main():
-    backend = tenure.backends.sqlite.open(tenure.url.Url.parse(sys.argv[1]))
+    backend = tenure._backends.sqlite.open(tenure._url.Url.parse(sys.argv[1]))
     try:
         print(await backend.leases.acquire("other", "ann#1", 10))
     except TenureError as error:
@@ -392,9 +393,9 @@ async def test_a_disk_that_hangs(tmp_path: Path, opener: Opener, monkeypatch: py
 
 FULL = """
 import asyncio, resource, sys
-from tenure.backends import sqlite
+from tenure._backends import sqlite
 from tenure.errors import TenureError
-from tenure.url import Url
+from tenure._url import Url
 
 async def main():
     store = sqlite.open(Url.parse(sys.argv[1])).leases

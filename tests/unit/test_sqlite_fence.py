@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tenure.backends.sqlite.fence import Fence
+from tenure._backends.sqlite.fence import Fence
 from tenure.errors import ConfigError, TermLost
 
 MODES: dict[str, dict[str, Any]] = {

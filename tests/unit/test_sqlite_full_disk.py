@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.backends import sqlite
-from tenure.backends.sqlite.reserve import Reserve
+from tenure._backends import sqlite
+from tenure._backends.sqlite.reserve import Reserve
+from tenure._lease import Granted
+from tenure._queue.message import COMPLETE, SETTLED, Abandon, Complete, DeadLetter, Outgoing, Settlement, Stats
+from tenure._url import Url
 from tenure.errors import Unavailable
-from tenure.lease import Granted
-from tenure.queue.message import COMPLETE, SETTLED, Abandon, Complete, DeadLetter, Outgoing, Settlement, Stats
-from tenure.url import Url
 from tests.disks import fill, small_disk
 
 BODY = bytes(1_000)
@@ -157,10 +157,10 @@ async def test_the_diagnosis_says_that_it_is_full(disk: Path) -> None:
 
 LIMITED = """
 import asyncio, resource, sys
-from tenure.backends import sqlite
+from tenure._backends import sqlite
 from tenure.errors import Unavailable
-from tenure.queue.message import COMPLETE, Outgoing, Settlement
-from tenure.url import Url
+from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._url import Url
 
 async def main():
     backend = sqlite.open(Url.parse(sys.argv[1]))

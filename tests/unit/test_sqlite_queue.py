@@ -17,20 +17,18 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure.backends import sqlite
-from tenure.backends.sqlite import client
-from tenure.backends.sqlite.client import Database, Options, Worker
-from tenure.backends.sqlite.leases import LEASES
-from tenure.backends.sqlite.ledger import CLAIM_MAX, IDLE, QUEUES, Ledger
-from tenure.backends.sqlite.places import RIPEN_MAX
-from tenure.backends.sqlite.queue import SqliteBroker, _give_back
-from tenure.backends.sqlite.times import FileClock
-from tenure.backends.sqlite.wake import Wake
-from tenure.backends.sqlite.writer import Writer, _Shift
-from tenure.errors import ConfigError, LockLost, Unavailable
-from tenure.events import Event, GivenBack
-from tenure.queue.broker import EVERYTHING, Claim, NoSession
-from tenure.queue.message import (
+from tenure._backends import sqlite
+from tenure._backends.sqlite import client
+from tenure._backends.sqlite.client import Database, Options, Worker
+from tenure._backends.sqlite.leases import LEASES
+from tenure._backends.sqlite.operations import CLAIM_MAX, IDLE, QUEUES, Ledger
+from tenure._backends.sqlite.queue import SqliteBroker, _give_back
+from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.transitions import DUE_MAX
+from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.writer import Writer, _Shift
+from tenure._queue.broker import EVERYTHING, Claim, NoSession
+from tenure._queue.message import (
     COMPLETE,
     EXPIRED,
     LAPSED,
@@ -50,8 +48,10 @@ from tenure.queue.message import (
     dead_letters_of,
     partition_of,
 )
+from tenure._url import Url
+from tenure.errors import ConfigError, LockLost, Unavailable
+from tenure.events import Event, GivenBack
 from tenure.testing import ManualClock, until
-from tenure.url import Url
 
 PATIENCE = 30.0
 """Seconds after which something hangs."""
@@ -596,15 +596,15 @@ async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) ->
 
 async def test_what_ripens_all_at_once_is_entered_in_bounded_steps(house: House) -> None:
     broker = house.open()
-    count = RIPEN_MAX * 2 + 100
+    count = DUE_MAX * 2 + 100
     await broker.send("q", [Outgoing(b"x", delay=5.0) for _ in range(count)])
     house.clock.advance(5.0)
     house.wall += 5.0
     claim = await broker.receive("q", count, 10.0)
-    assert len(claim.deliveries) == RIPEN_MAX
+    assert len(claim.deliveries) == DUE_MAX
     assert claim.due_in == 0.0  # come again at once
     stats = await broker.stats("q")
-    assert (stats.ready, stats.locked, stats.delayed) == (count - RIPEN_MAX, RIPEN_MAX, 0)
+    assert (stats.ready, stats.locked, stats.delayed) == (count - DUE_MAX, DUE_MAX, 0)
 
 
 async def test_a_claim_is_so_small_that_a_verdict_costs_little(house: House) -> None:
@@ -964,7 +964,7 @@ async def test_a_commit_that_fails_leaves_the_message_ours(house: House, user: s
         queue = backend.queue("q")
         await queue.send(b"x")
         [got] = await queue.receive()
-        message = Noting(got.delivery, got._desk)
+        message = Noting(got.delivery, got._context)
         with pytest.raises(sqlite3.IntegrityError), sqlite.transact(user) as queues:
             user.execute("INSERT INTO b VALUES (1)")
             queues.complete(message)

@@ -13,7 +13,7 @@ ROOT = Path(tenure.__file__).parent
 FOLDERS = [ROOT, *(Path(__file__).parents[2] / folder for folder in ("examples", "tests", "benchmarks"))]
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("backends/sqlite/*.sql")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(ROOT.glob("_backends/sqlite/*.sql")), ids=lambda file: file.name)
 def test_a_statement_has_plain_binds_or_names_and_not_both(file: Path) -> None:
     text = re.sub(r"--.*", "", file.read_text())
     for statement in text.split(";"):

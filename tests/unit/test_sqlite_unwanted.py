@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.backends import sqlite
-from tenure.backends.sqlite import client
+from tenure._backends import sqlite
+from tenure._backends.sqlite import client
+from tenure._lease import Granted, HeldBy, Vacant
+from tenure._url import Url
 from tenure.errors import Unavailable
-from tenure.lease import Granted, HeldBy, Vacant
 from tenure.testing import until
-from tenure.url import Url
 
 Opener = Callable[..., sqlite.SqliteBackend]
 

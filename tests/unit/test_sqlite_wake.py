@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tenure.backends import sqlite
-from tenure.backends.sqlite import wake
-from tenure.lease import Granted, HeldBy, Vacant
+from tenure._backends import sqlite
+from tenure._backends.sqlite import wake
+from tenure._lease import Granted, HeldBy, Vacant
+from tenure._url import Url
 from tenure.testing import until
 from tenure.testing.loop import run
-from tenure.url import Url
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
 
@@ -421,9 +421,9 @@ def test_on_a_loop_without_sockets_the_store_works_without_hints_from_others(fil
 
 CANDIDATE = """
 import asyncio, sys, time
-from tenure.backends import sqlite
-from tenure.lease import Granted
-from tenure.url import Url
+from tenure._backends import sqlite
+from tenure._lease import Granted
+from tenure._url import Url
 
 async def main():
     backend = sqlite.open(Url.parse(sys.argv[1]))
@@ -498,8 +498,8 @@ async def test_a_killed_process_leaves_its_lease_and_a_socket_that_goes(file: Pa
 
 FORKS = """
 import asyncio, os, sys, warnings
-from tenure.backends import sqlite
-from tenure.url import Url
+from tenure._backends import sqlite
+from tenure._url import Url
 
 backend = sqlite.open(Url.parse(sys.argv[1]))
 

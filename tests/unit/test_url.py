@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenure._url import Url, redact
 from tenure.errors import ConfigError
-from tenure.url import Url, redact
 
 
 @dataclass

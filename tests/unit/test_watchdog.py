@@ -14,8 +14,8 @@ import pytest
 
 import tenure
 import tenure.sync
+from tenure._runtime.watchdog import EXIT_OVERRUN, Watchdog
 from tenure.testing import ManualClock
-from tenure.watchdog import EXIT_OVERRUN, Watchdog
 
 PATIENCE = 60.0
 
@@ -88,14 +88,14 @@ def test_it_ends_at_a_deadline_that_was_moved_nearer(monkeypatch: pytest.MonkeyP
 _STUCK = """
 import asyncio, re, sys, threading, time
 import tenure
-from tenure.keeper import Keeper
+from tenure._runtime.renewal_thread import RenewalThread
 
 async def work(term):
     stuck = threading.Event()
     def block():
         stuck.set()
         threading.Event().wait()
-    Keeper._shared.loop.call_soon_threadsafe(block)
+    RenewalThread._shared.loop.call_soon_threadsafe(block)
     stuck.wait()
     print("stuck", flush=True)
     {then}
@@ -128,7 +128,7 @@ def test_the_process_ends_although_the_thread_that_renews_is_stuck(tmp_path: Pat
 _ENDED = """
 import sys, threading, time
 import tenure.sync
-from tenure.keeper import Keeper
+from tenure._runtime.renewal_thread import RenewalThread
 
 with tenure.sync.connect(sys.argv[1]) as backend:
     def work(term):
@@ -140,7 +140,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
             stuck.set()
             while term._clock.now() < until + 0.1:
                 time.sleep(0.01)
-        Keeper._shared.loop.call_soon_threadsafe(block)
+        RenewalThread._shared.loop.call_soon_threadsafe(block)
         stuck.wait()
     backend.election("chair", ttl=2.0, overrun="exit").run(work)
     print("went on")
@@ -197,9 +197,9 @@ async def main():
     async with tenure.connect(sys.argv[1]) as backend:
         election = backend.election("chair", ttl=1.0, overrun="exit")
         running = asyncio.ensure_future(election.run(work))
-        while election._seat is None or election._seat._term is None:
-            await asyncio.sleep(0) if election._seat is None else time.sleep(0.01)  # so that it can't begin
-        first = election._seat._term
+        while election._candidate is None or election._candidate._term is None:
+            await asyncio.sleep(0) if election._candidate is None else time.sleep(0.01)  # so that it can't begin
+        first = election._candidate._term
         while first.remaining():
             time.sleep(0.01)
         time.sleep(0.1)

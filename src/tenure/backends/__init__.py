@@ -1,45 +1,8 @@
-"""Stores and brokers, one folder for each technology; here is what a folder's ``open`` hands over.
+"""What some stores bring besides elections and queues, one module each.
 
-Every folder's ``__init__`` has ``TRAITS``, ``QUEUE_TRAITS`` if it has queues, and ``open(url, *, clock=None)``, which
-returns an ``Opened``. It reads the URL and touches nothing else: the first question does.
+- :mod:`tenure.backends.sqlite`: ``Fence``; ``transact`` and ``Within``, to settle a message in your own transaction.
+- :mod:`tenure.backends.postgres`: ``fence``, to refuse an older leader in your own transaction.
+- :mod:`tenure.backends.azure_storage`: ``Fence`` for blobs; ``lease_id``, for native clients.
+
+Nothing of this is imported to use a backend: :func:`tenure.connect` chooses it by URL.
 """
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-from tenure.election.store import LeaseStore
-from tenure.queue.broker import Broker
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing worth knowing about an opened backend; *advice* is what an operator should do about it, if anything."""
-
-    name: str
-    value: str
-    advice: str = ""
-
-
-class Opened(Protocol):
-    """A backend in use."""
-
-    @property
-    def leases(self) -> LeaseStore:
-        """Its store of leases."""
-        ...
-
-    @property
-    def broker(self) -> Broker:
-        """Its broker of queues."""
-        ...
-
-    async def describe(self) -> Sequence[Fact]:
-        """Ask the backend about itself, for ``tenure doctor``."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of every connection, thread and socket. A second time does nothing."""
-        ...

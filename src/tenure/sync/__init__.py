@@ -1,4 +1,4 @@
-"""tenure for threads: the same face, run on the keeper's loop. No second copy of the code.
+"""tenure for threads: the same face, run on the renewal loop. No second copy of the code.
 
 Every call is handed to the asynchronous object of the same name and waited for. Work runs on a thread of its own. A
 thread can't be cancelled: watch ``term.lost``, or call ``term.check()`` before every act. Queues are consumed on one
@@ -22,19 +22,19 @@ from types import TracebackType
 from typing import Literal
 from weakref import WeakSet
 
-import tenure.backend
-from tenure.backend import not_open, url_given
-from tenure.election.elector import Health
+import tenure._backend
+from tenure._backend import not_open, url_given
+from tenure._election.elector import Health
+from tenure._queue.received import BlockingMessage as Message
+from tenure._runtime.loop_thread import LoopThread
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure._telemetry.hook import PassedOn, tell_hook
+from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import Event
-from tenure.keeper import Keeper
-from tenure.loopthread import LoopThread
-from tenure.observe.hook import PassedOn, tell_hook
-from tenure.queue.desk import BlockingMessage as Message
-from tenure.sync.elections import Election, Term
-from tenure.sync.portal import blocking
-from tenure.sync.queues import DeadLetters, Queue, Session
-from tenure.url import Url
+from tenure.sync._elections import Election, Term
+from tenure.sync._portal import blocking
+from tenure.sync._queues import DeadLetters, Queue, Session
 
 __all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", "Term", "connect"]
 
@@ -48,9 +48,9 @@ class Backend:
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
         hook = None if on_event is None else PassedOn(self._hear)
-        self._behind = tenure.backend.Backend(url, on_event=hook, make_term=Term)
+        self._behind = tenure._backend.Backend(url, on_event=hook, make_term=Term)
         self.url: Url = self._behind.url
-        self._entered: Keeper | None = None
+        self._entered: RenewalThread | None = None
         self._pumps: LoopThread | None = None
         self._new_locks()
         _made.add(self)
@@ -94,28 +94,28 @@ class Backend:
         return self
 
     def _open(self) -> None:
-        keeper = Keeper.enter()
+        renewal_thread = RenewalThread.enter()
         try:
-            keeper.call_blocking(self._behind.__aenter__)
+            renewal_thread.call_blocking(self._behind.__aenter__)
         except BaseException:
-            keeper.leave()
+            renewal_thread.leave()
             raise
         if self._entered is not None:  # by our parent, whose thread for pumps stays there
             self._pumps = None
-        self._entered = keeper
+        self._entered = renewal_thread
         if self._on_event is not None:
             self._pump_thread()
 
     def _close(self) -> None:
-        keeper, self._entered = self._entered, None
-        if keeper is None or keeper.is_forked:  # a child that ends has nothing to close
+        renewal_thread, self._entered = self._entered, None
+        if renewal_thread is None or renewal_thread.is_forked:  # a child that ends has nothing to close
             return
         if sys.is_finalizing():  # a generator that was never finished is closed: what is open ends with the process
             return
         try:
-            keeper.call_blocking(self._behind.aclose)
+            renewal_thread.call_blocking(self._behind.aclose)
         finally:
-            keeper.leave()
+            renewal_thread.leave()
             with self._guard:
                 pumps, self._pumps = self._pumps, None
             if pumps is not None:
@@ -149,7 +149,7 @@ class Backend:
 
         ``health`` is called on a thread of its own.
         """
-        keeper = self._keeper
+        renewal_thread = self._renewal_thread
         election = self._behind.election(
             name,
             ttl=ttl,
@@ -164,7 +164,7 @@ class Backend:
             metadata=metadata,
             label=label,
         )
-        return Election(election, keeper)
+        return Election(election, renewal_thread)
 
     def queue(
         self,
@@ -177,7 +177,7 @@ class Backend:
         dead_retention: float | None = None,
     ) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
-        keeper = self._keeper
+        renewal_thread = self._renewal_thread
         queue = self._behind.queue(
             name,
             lock=lock,
@@ -186,14 +186,14 @@ class Backend:
             body_max=body_max,
             dead_retention=dead_retention,
         )
-        return Queue(queue, keeper, self._pump_thread)
+        return Queue(queue, renewal_thread, self._pump_thread)
 
-    leaders = blocking(tenure.backend.Backend.leaders)
-    vacancies = blocking(tenure.backend.Backend.vacancies)
-    queues = blocking(tenure.backend.Backend.queues)
-    diagnose = blocking(tenure.backend.Backend.diagnose)
-    migrate = blocking(tenure.backend.Backend.migrate)
-    migration_sql = blocking(tenure.backend.Backend.migration_sql)
+    leaders = blocking(tenure._backend.Backend.leaders)
+    vacancies = blocking(tenure._backend.Backend.vacancies)
+    queues = blocking(tenure._backend.Backend.queues)
+    diagnose = blocking(tenure._backend.Backend.diagnose)
+    migrate = blocking(tenure._backend.Backend.migrate)
+    migration_sql = blocking(tenure._backend.Backend.migration_sql)
 
     def _pump_thread(self) -> LoopThread:
         """Return the loop on which queues are consumed and hooks called, started when it is first needed."""
@@ -205,7 +205,7 @@ class Backend:
             return self._pumps
 
     def _hear(self, event: Event) -> None:
-        """Pass *event* on to the hook, on the loop on which it may block: elections tell of theirs on the keeper's."""
+        """Pass *event* on to the hook, on the loop that it may block: elections emit theirs on the renewal loop."""
         assert self._on_event is not None
         pumps = self._pumps
         if pumps is None or pumps.is_current:
@@ -215,10 +215,10 @@ class Backend:
                 pumps.loop.call_soon_threadsafe(tell_hook, self._on_event, event)
 
     @property
-    def _keeper(self) -> Keeper:
+    def _renewal_thread(self) -> RenewalThread:
         return self._require_open()
 
-    def _require_open(self) -> Keeper:
+    def _require_open(self) -> RenewalThread:
         if self._entered is None:
             was_open = self._behind._was_open
             raise ConfigError(not_open(self.url, was_open=was_open, block="with tenure.sync.connect", opening="open()"))

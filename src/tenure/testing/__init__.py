@@ -11,20 +11,20 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 
-from tenure.backend import Backend
+from tenure._backend import Backend
+from tenure._queue.message import Abandon as Abandon
+from tenure._queue.message import Complete as Complete
+from tenure._queue.message import DeadLetter as DeadLetter
+from tenure._queue.message import Defer as Defer
+from tenure._queue.message import GiveBack as GiveBack
+from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event
-from tenure.keeper import Keeper
-from tenure.queue.message import Abandon as Abandon
-from tenure.queue.message import Complete as Complete
-from tenure.queue.message import DeadLetter as DeadLetter
-from tenure.queue.message import Defer as Defer
-from tenure.queue.message import GiveBack as GiveBack
+from tenure.testing._messages import NotedBlockingMessage as NotedBlockingMessage
+from tenure.testing._messages import NotedMessage as NotedMessage
+from tenure.testing._messages import message as message
+from tenure.testing._messages import message_for_process as message_for_process
+from tenure.testing._messages import message_for_threads as message_for_threads
 from tenure.testing.loop import VirtualClock
-from tenure.testing.messages import NotedBlockingMessage as NotedBlockingMessage
-from tenure.testing.messages import NotedMessage as NotedMessage
-from tenure.testing.messages import message as message
-from tenure.testing.messages import message_for_process as message_for_process
-from tenure.testing.messages import message_for_threads as message_for_threads
 
 
 class ManualClock:
@@ -45,7 +45,7 @@ class ManualClock:
 
 
 def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | None = None) -> Backend:
-    """Connect as :func:`tenure.connect` does, with all on the running loop: no thread of the keeper's, its own time.
+    """Connect as :func:`tenure.connect` does, with all on the running loop: no renewal thread, its own time.
 
     For tests in virtual time, see :mod:`tenure.testing.loop`. In virtual time, only ``memory:`` works: there are no
     sockets and no threads.
@@ -54,7 +54,7 @@ def connect_here(url: str = "memory:", *, on_event: Callable[[Event], None] | No
         RuntimeError: No loop is running.
     """
     loop = asyncio.get_running_loop()
-    return Backend(url, on_event=on_event, clock=VirtualClock(loop), keeper=Keeper.here())
+    return Backend(url, on_event=on_event, clock=VirtualClock(loop), renewal_thread=RenewalThread.here())
 
 
 async def until(

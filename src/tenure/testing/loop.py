@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """What nobody caught: the contexts that asyncio would have logged. A test looks here at its end."""
         self.steps: int = 0
         """How many callbacks have run."""
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._now = start
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, float, int, asyncio.TimerHandle]] = []
@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._check_open()
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1
-        heapq.heappush(self._timers, (when, self._dice.random(), self._count, handle))
+        heapq.heappush(self._timers, (when, self._rng.random(), self._count, handle))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -376,7 +376,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 class VirtualClock:
-    """A :class:`tenure.clock.Clock` on a virtual loop, with a rate and an offset of its own.
+    """A :class:`tenure._runtime.clock.Clock` on a virtual loop, with a rate and an offset of its own.
 
     Args:
         loop: Whose time is read.

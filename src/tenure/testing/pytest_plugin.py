@@ -30,9 +30,9 @@ from uuid import uuid4
 import pytest
 
 import tenure.sync
-from tenure.backend import Backend
-from tenure.keeper import Keeper
-from tenure.queue.queue import Queue
+from tenure._backend import Backend
+from tenure._queue.queue import Queue
+from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing.loop import run
 
 T = TypeVar("T")
@@ -112,13 +112,13 @@ def memory_url() -> str:
 @pytest.fixture
 def memory_backend(memory_url: str) -> Iterator[Backend]:
     """Yield a backend in memory that no other test uses, open, for whatever loop; not for virtual time."""
-    keeper = Keeper.enter()
+    renewal_thread = RenewalThread.enter()
     try:
-        backend = keeper.call_blocking(Backend(memory_url).open)
+        backend = renewal_thread.call_blocking(Backend(memory_url).open)
         yield backend
-        keeper.call_blocking(backend.aclose)
+        renewal_thread.call_blocking(backend.aclose)
     finally:
-        keeper.leave()
+        renewal_thread.leave()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 A line is a moment, a word and its arguments; indented under it stands everything that the machines answer. Messages are
 called by their sequence, questions by ``#number``; ``locks`` begins what is asked of :class:`Locks` instead of
-:class:`Pump`. The dice always show 0, so nothing is jittered. To write the answers anew: ``SCENARIOS=write pytest …``.
+:class:`Pump`. The rng always show 0, so nothing is jittered. To write the answers anew: ``SCENARIOS=write pytest …``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tenure.lease import NoAnswer
-from tenure.pacing import Timing
-from tenure.queue.machine import (
+from tenure._lease import NoAnswer
+from tenure._queue.machine import (
     Answered,
     CancelAll,
     CancelHandler,
@@ -23,22 +22,22 @@ from tenure.queue.machine import (
     Drain,
     Dropped,
     Effect,
-    Habits,
+    Emit,
     Hint,
-    Hold,
+    LockGroup,
     Locks,
     Pause,
     Pump,
+    PumpSettings,
     Receive,
     Renew,
     Report,
     Resume,
     Serve,
     Settle,
-    Tell,
     Tick,
 )
-from tenure.queue.message import (
+from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
@@ -56,6 +55,7 @@ from tenure.queue.message import (
     Token,
     Verdict,
 )
+from tenure._timing import Timing
 
 HERE = Path(__file__).parent
 SCENARIOS = sorted(HERE.glob("*.txt"))
@@ -81,10 +81,10 @@ class Stage:
         given = dict(one.split("=") for one in options.split())
         timing = Timing(float(given.pop("lock", "30")))
         more: dict[str, Any] = {name: int(value) for name, value in given.items()}
-        habits = Habits(timing, **more)
-        holds: dict[Token, Hold] = {}
-        self.pump = Pump("orders", "me", habits, NoDice(), holds, now=0.0)
-        self.locks = Locks("orders", "me", habits, NoDice(), holds, now=0.0)
+        settings = PumpSettings(timing, **more)
+        holds: dict[Token, LockGroup] = {}
+        self.pump = Pump("orders", "me", settings, NoDice(), holds, now=0.0)
+        self.locks = Locks("orders", "me", settings, NoDice(), holds, now=0.0)
         self.messages: dict[str, Delivery] = {}
         self.claims = 0
 
@@ -158,7 +158,7 @@ def _told(effect: Effect) -> str:
             return "cancel all handlers"
         case Report(settlement, answer):
             return f"report {_judged(settlement)}: {answer}"
-        case Tell(event):
+        case Emit(event):
             named = f" {event.sequence}" if hasattr(event, "sequence") else ""
             return f"tell {type(event).__name__}{named}"
     raise AssertionError(effect)

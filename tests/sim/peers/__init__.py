@@ -1,11 +1,12 @@
 """A simulator of fleets: one seed draws members, strategies, clocks and faults; built of the parts of the shipped ones.
 
-What runs in it are the real :class:`tenure.peers.machine.Machine` and, over it, the real machines of candidates.
+What runs in it are the real :class:`tenure._backends.peers.machine.Machine` and, over it, the real machines of
+candidates.
 """
 
 from __future__ import annotations
 
-from tenure.testing.sim.planted import parts_of
+from tenure.testing._sim.planted import parts_of
 from tests.sim.peers.mutants import MUTANTS
 from tests.sim.peers.plan import ANYTHING, Given
 from tests.sim.peers.simulation import FleetReport, Parts, Simulation

@@ -13,8 +13,8 @@ import argparse
 import time
 from functools import partial
 
-from tenure.peers.fleet import Strategy
-from tenure.testing.sim.seeds import many
+from tenure._backends.peers.fleet import Strategy
+from tenure.testing._sim.seeds import many
 from tests.sim.peers import MUTANTS, FleetReport, Given, run
 from tests.sim.peers.counting import HEAD, Count
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.testing.sim.report import Findings
-from tenure.testing.sim.world import BLUR
+from tenure.testing._sim.report import Findings
+from tenure.testing._sim.world import BLUR
 
 if TYPE_CHECKING:
-    from tenure.testing.sim.world import World
+    from tenure.testing._sim.world import World
     from tests.sim.peers.member import Candidate, Work
     from tests.sim.peers.plan import Plan
 

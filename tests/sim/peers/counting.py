@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tenure.pacing import Timing
-from tenure.peers.fleet import Strategy
-from tenure.testing.sim.network import Weather
+from tenure._backends.peers.fleet import Strategy
+from tenure._timing import Timing
+from tenure.testing._sim.network import Weather
 from tests.sim.peers.plan import Plan
 from tests.sim.peers.simulation import Simulation
 
@@ -39,7 +39,7 @@ def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, fl
     simulation.network.heal()
     world, network = simulation.world, simulation.network
     world.run_until(lambda: bool(simulation.leaders()), step=0.05, end=math.inf)
-    world.run(world.now + timing.ttl * (1 + world.dice.random()))
+    world.run(world.now + timing.ttl * (1 + world.rng.random()))
     simulation.leaders()[0].die("killed")
     killed = world.now
     network.by_kind.clear()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.election import machine as election
-from tenure.peers import machine as peers
-from tenure.testing.sim.nemesis import Nemesis, Victim
+from tenure._backends.peers import machine as peers
+from tenure._election import machine as election
+from tenure.testing._sim.nemesis import Nemesis, Victim
 from tests.sim.peers.member import NAME, Member
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ class PeerNemesis(Nemesis):
         living, leaders = self._simulation.living(), self._simulation.leaders()
         if not living:
             return None
-        return self._dice.choice(leaders if leaders and self._dice.random() < 0.6 else living)
+        return self._rng.choice(leaders if leaders and self._rng.random() < 0.6 else living)
 
     # --- to a member ---
 
     def _kill(self, victim: Victim) -> None:
         victim.die("killed")
         # Who is started again at once has forgotten what it promised, and its promises have not run out.
-        delay = self._for(1.5) if self._dice.random() < 0.7 else 0.0
+        delay = self._for(1.5) if self._rng.random() < 0.7 else 0.0
         self._world.after(delay, self._simulation.rebirth, victim.number)
 
     def _kill_all(self, member: Member) -> None:
-        if self._dice.random() < 0.3:
+        if self._rng.random() < 0.3:
             for each in self._simulation.living():
                 self._kill(each)
 
@@ -47,7 +47,7 @@ class PeerNemesis(Nemesis):
         if len(followers) < 2 or not self._simulation.leaders():
             return
         leader = self._simulation.leaders()[0]
-        cut, forgets = self._dice.sample(followers, 2)
+        cut, forgets = self._rng.sample(followers, 2)
         for ways in ((leader.number, cut.number), (cut.number, leader.number)):
             self._cut(*ways, 2.5 * self._plan.timing.ttl)
         self._world.after(self._for(1.5), self._begin_anew, forgets)
@@ -74,9 +74,9 @@ class PeerNemesis(Nemesis):
 
     def _cut_one_way(self, member: Member) -> None:
         for other in self._hosts:
-            if other != member.number and self._dice.random() < 0.7:
+            if other != member.number and self._rng.random() < 0.7:
                 ways = [(member.number, other), (other, member.number)]
-                self._cut(*self._dice.choice(ways), self._for(2.5))
+                self._cut(*self._rng.choice(ways), self._for(2.5))
 
     def _cut_off(self, member: Member) -> None:
         seconds = self._for(2.5)
@@ -86,7 +86,7 @@ class PeerNemesis(Nemesis):
 
     def _partition(self, member: Member) -> None:
         seconds = self._for(2.5)
-        side = {number for number in self._hosts if self._dice.random() < 0.5}
+        side = {number for number in self._hosts if self._rng.random() < 0.5}
         for a in self._hosts:
             for b in self._hosts:
                 if (a in side) != (b in side):

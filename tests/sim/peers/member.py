@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tenure.election import machine as election
-from tenure.lease import Grant
-from tenure.peers import machine as peers
-from tenure.testing.sim.process import Alarm, Process
+from tenure._backends.peers import machine as peers
+from tenure._election import machine as election
+from tenure._lease import Grant
+from tenure.testing._sim.process import Alarm, Process
 
 if TYPE_CHECKING:
     from tests.sim.peers.simulation import Simulation
@@ -35,9 +35,9 @@ class Candidate:
         self.member = member
         self.work: Work | None = None
         self.name = f"{member.name}/{number}"
-        hints = member.world.dice.random() < 0.8
+        hints = member.world.rng.random() < 0.8
         self.machine = election.Machine(
-            NAME, self.name, member.plan.timing, member.world.dice, hints=hints, now=member.now()
+            NAME, self.name, member.plan.timing, member.world.rng, hints=hints, now=member.now()
         )
         self._alarm = Alarm(member, lambda: self.machine.wake_at + LATE, member.do, lambda: self.feed(election.Tick()))
 
@@ -70,9 +70,9 @@ class Candidate:
         if work.told:
             return
         work.told = True
-        plan, dice = self.member.plan, self.member.world.dice
-        longest = plan.timing.ttl if dice.random() < plan.ignores else 0.9 * plan.timing.grace
-        self.member.after(longest * dice.random(), self._end, work)
+        plan, rng = self.member.plan, self.member.world.rng
+        longest = plan.timing.ttl if rng.random() < plan.ignores else 0.9 * plan.timing.grace
+        self.member.after(longest * rng.random(), self._end, work)
 
     def _end(self, work: Work) -> None:
         if self.work is work:
@@ -93,14 +93,14 @@ class Member(Process):
         self._asks = 0
         self._waiting: dict[int, tuple[Candidate | None, int]] = {}
         floor = int(1_000_000 + (self.world.now + self.plan.skews[number]) * 1000)
-        nonce = self.world.dice.getrandbits(50)
+        nonce = self.world.rng.getrandbits(50)
         self.machine = simulation.parts.machine(
-            self.plan.fleet(number), self.world.dice, floor=floor, nonce=nonce, now=self.now()
+            self.plan.fleet(number), self.world.rng, floor=floor, nonce=nonce, now=self.now()
         )
         self.candidates: list[Candidate] = []
         self.candidates += [Candidate(self, each) for each in range(self.plan.candidates[number])]
         for each in self.candidates:
-            self.after(self.plan.timing.ttl * 0.01 * self.world.dice.random(), each.feed, election.Tick())
+            self.after(self.plan.timing.ttl * 0.01 * self.world.rng.random(), each.feed, election.Tick())
         self._alarm = Alarm(self, lambda: self.machine.wake_at + LATE, self.do, lambda: self.feed(peers.Tick()))
         self._alarm.set()
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tenure.peers import machine as peers
-from tenure.peers.bully import Bully
-from tenure.peers.quorum import Voter
-from tenure.peers.rounds import ClaimRound
-from tenure.peers.wire import Claim, Deny, Told, Vouch
-from tenure.testing.sim.planted import Mutant
+from tenure._backends.peers import machine as peers
+from tenure._backends.peers.bully import Bully
+from tenure._backends.peers.quorum import Voter
+from tenure._backends.peers.rounds import ClaimRound
+from tenure._backends.peers.wire import Claim, Deny, Told, Vouch
+from tenure.testing._sim.planted import Mutant
 from tests.sim.peers.plan import Given
 from tests.sim.peers.simulation import Parts
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.peers import machine as peers
-from tenure.peers.wire import Message, decode, encode
-from tenure.testing.sim.network import Road
+from tenure._backends.peers import machine as peers
+from tenure._backends.peers.wire import Message, decode, encode
+from tenure.testing._sim.network import Road
 
 if TYPE_CHECKING:
     from tests.sim.peers.simulation import Simulation
@@ -31,7 +31,7 @@ class Network(Road):
         if self._written is None or self._written[0] is not message:  # what goes to all is written once
             self._written = message, encode(message)
         body = self._written[1]
-        copies = 2 if not self.calm and self._world.dice.random() < self.weather.duplicate else 1
+        copies = 2 if not self.calm and self._world.rng.random() < self.weather.duplicate else 1
         for _ in range(copies):
             delay = None if self._is_cut(source, to) else self.delay()
             if delay is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from tenure.pacing import Timing
-from tenure.peers.fleet import Fleet, Quorum, Strategy
-from tenure.testing.sim.network import Weather
+from tenure._backends.peers.fleet import Fleet, Quorum, Strategy
+from tenure._timing import Timing
+from tenure.testing._sim.network import Weather
 
 TIMINGS = (
     Timing(ttl=15.0),
@@ -84,42 +84,42 @@ class Given:
 ANYTHING = Given()
 
 
-def draw(dice: random.Random, given: Given) -> Plan:
+def draw(rng: random.Random, given: Given) -> Plan:
     """Draw the setting of a run; what is *given* is not drawn."""
-    timing = dice.choice(TIMINGS)
+    timing = rng.choice(TIMINGS)
     ttl = timing.ttl
-    size = given.size or dice.choice((2, 3, 3, 3, 4, 5, 5, 7))
+    size = given.size or rng.choice((2, 3, 3, 3, 4, 5, 5, 7))
     quorums: tuple[Quorum, ...] = ("majority", "majority", "majority", "none")
     strategies: tuple[Strategy, ...] = ("lowest", "bully", "ring")
-    drawn_strategy, drawn_quorum = dice.choice(strategies), dice.choice(quorums)
-    heartbeat = ttl / dice.choice((5, 10, 15))
-    slowest = dice.uniform(0.9, 1.0)
+    drawn_strategy, drawn_quorum = rng.choice(strategies), rng.choice(quorums)
+    heartbeat = ttl / rng.choice((5, 10, 15))
+    slowest = rng.uniform(0.9, 1.0)
     fastest = slowest / (1.0 - timing.drift)  # any two clocks keep the promise, some just so
-    candidates = [dice.choice((0, 1, 1, 1, 1, 2)) for _ in range(size)]
-    candidates[dice.randrange(size)] = 1
-    faulty = dice.random() < 0.9
+    candidates = [rng.choice((0, 1, 1, 1, 1, 2)) for _ in range(size)]
+    candidates[rng.randrange(size)] = 1
+    faulty = rng.random() < 0.9
     return Plan(
         size=size,
         strategy=given.strategy or drawn_strategy,
         quorum=given.quorum or drawn_quorum,
         timing=timing,
-        ttl_max=ttl * dice.choice((1.0, 1.0, 2.0)),
+        ttl_max=ttl * rng.choice((1.0, 1.0, 2.0)),
         heartbeat=heartbeat,
-        patience=heartbeat / dice.choice((2, 4)),
-        rates=tuple(dice.choice((slowest, fastest, dice.uniform(slowest, fastest))) for _ in range(size)),
-        offsets=tuple(dice.uniform(-1000.0, 1000.0) for _ in range(size)),
-        skews=tuple(dice.uniform(0.0, 0.2 * ttl) for _ in range(size)),
+        patience=heartbeat / rng.choice((2, 4)),
+        rates=tuple(rng.choice((slowest, fastest, rng.uniform(slowest, fastest))) for _ in range(size)),
+        offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(size)),
+        skews=tuple(rng.uniform(0.0, 0.2 * ttl) for _ in range(size)),
         candidates=tuple(candidates),
-        late=tuple(dice.random() < 0.15 for _ in range(size)),
+        late=tuple(rng.random() < 0.15 for _ in range(size)),
         weather=Weather(
-            latency=ttl * dice.choice((0.0003, 0.003)),
-            loss=dice.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
-            slow=dice.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
+            latency=ttl * rng.choice((0.0003, 0.003)),
+            loss=rng.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
+            slow=rng.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
             slowest=2.0,
-            duplicate=dice.choice((0.0, 0.02, 0.1)),
+            duplicate=rng.choice((0.0, 0.02, 0.1)),
         ),
-        ignores=dice.choice((0.0, 0.1, 0.3)),
-        faults=given.faults or (tuple(fault for fault in FAULTS if dice.random() < 0.5) if faulty else ()),
-        fault_every=ttl * dice.choice((0.2, 0.4, 1.0)),
+        ignores=rng.choice((0.0, 0.1, 0.3)),
+        faults=given.faults or (tuple(fault for fault in FAULTS if rng.random() < 0.5) if faulty else ()),
+        fault_every=ttl * rng.choice((0.2, 0.4, 1.0)),
         seconds=14.0 * ttl,
     )

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tenure.peers import machine as peers
-from tenure.testing.sim.report import Report
-from tenure.testing.sim.world import SkewedClock, World
+from tenure._backends.peers import machine as peers
+from tenure.testing._sim.report import Report
+from tenure.testing._sim.world import SkewedClock, World
 from tests.sim.peers.checkers import Checkers
 from tests.sim.peers.faults import PeerNemesis
 from tests.sim.peers.member import Member
@@ -88,7 +88,7 @@ class Simulation:
         self.given = given
         self.parts = parts or Parts()
         self.world = World(seed, trace=trace)
-        self.plan = plan or draw(self.world.dice, given.confined(self.parts.given))
+        self.plan = plan or draw(self.world.rng, given.confined(self.parts.given))
         self.checkers = Checkers(self.world, self.plan)
         self.network = Network(self)
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
@@ -98,7 +98,7 @@ class Simulation:
         self.members: list[Member | None] = [None] * self.plan.size
         for number in range(self.plan.size):
             if self.plan.late[number]:
-                self.world.after(5.0 * self.plan.timing.ttl * self.world.dice.random(), self._born, number)
+                self.world.after(5.0 * self.plan.timing.ttl * self.world.rng.random(), self._born, number)
             else:
                 self._born(number)
 
@@ -139,13 +139,13 @@ class Simulation:
         self.nemesis.rest()
         self.network.heal()
         leaders = self.leaders()
-        if leaders and self.world.dice.random() < 0.5:
-            self.world.dice.choice(leaders).die("killed")
+        if leaders and self.world.rng.random() < 0.5:
+            self.world.rng.choice(leaders).die("killed")
         for number in range(self.plan.size):
             member = self.members[number]
             if member is not None and member.alive:
                 member.resume()
-            elif self.world.dice.random() < 0.5 or len(self.living()) < self.plan.fleet(None).needed:
+            elif self.world.rng.random() < 0.5 or len(self.living()) < self.plan.fleet(None).needed:
                 self._born(number)
         for number, count in enumerate(self.plan.candidates):
             # Of those that want to lead, one is alive, and so are as many as are needed.
@@ -159,10 +159,10 @@ class Simulation:
 
     def _scar(self) -> None:
         """Leave one way cut for ever, in one direction, where more live than are needed: somebody must lead still."""
-        dice = random.Random(self.world.seed)  # its own, so that the run up to here is the same without it
+        rng = random.Random(self.world.seed)  # its own, so that the run up to here is the same without it
         living = [member.number for member in self.living()]
-        if self.plan.quorum == "majority" and len(living) > self.plan.fleet(None).needed and dice.random() < 0.5:
-            source, to = dice.sample(living, 2)
+        if self.plan.quorum == "majority" and len(living) > self.plan.fleet(None).needed and rng.random() < 0.5:
+            source, to = rng.sample(living, 2)
             self.network.dead.add((source, to))
             self.world.note("fault", f"{source} never reaches {to} any more")
 

@@ -1,0 +1,1 @@
+"""One folder for each technology that leases and queues stand on."""

@@ -1,0 +1,211 @@
+"""Where an Azure Storage account is, and what opens it: read from a URL, a connection string, or the environment.
+
+Secrets belong into the environment. None is ever shown: what can hold one has no ``repr``.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+DEVELOPMENT_ACCOUNT = "devstoreaccount1"
+DEVELOPMENT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account and the key that every Azurite has: well known, and no secret."""
+
+_SAS = frozenset(
+    "sv ss srt sp se st spr sip sr si sig ses sdd skoid sktid skt ske sks skv saoid suoid scid".split()  # noqa: SIM905
+)
+"""The parameters of a shared access signature, which may stand in a URL's query as they do in the portal's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of an ``azure:`` or ``azurite:`` URL.
+
+    Args:
+        container: The container of the lease blobs.
+        timeout: For how many seconds at most to wait for an answer.
+        connection_string_env: The environment variable that holds a connection string.
+        key_env: The environment variable that holds the account's key.
+        sas_env: The environment variable that holds a shared access signature.
+        endpoint_suffix: The end of the account's host names; other clouds than the public one have others.
+        queue_port: Azurite's port for queues; the next after that for blobs, if not given.
+    """
+
+    container: str = "leases"
+    timeout: float = 5.0
+    connection_string_env: str | None = None
+    key_env: str | None = None
+    sas_env: str | None = None
+    endpoint_suffix: str = "core.windows.net"
+    queue_port: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", self.container):
+            raise ConfigError(
+                f"container must be 3 to 63 small letters, digits and single hyphens, not {self.container!r}; "
+                "try container=leases"
+            )
+        if not 0.1 <= self.timeout <= 60.0:
+            raise ConfigError(f"timeout must be from 0.1 to 60 seconds, not {self.timeout:g}; try timeout=5")
+        secrets = [name for name in ("connection_string_env", "key_env", "sas_env") if getattr(self, name)]
+        if len(secrets) > 1:
+            raise ConfigError(f"{' and '.join(secrets)} can't both be given; keep one of them")
+        if self.queue_port is not None and not 0 < self.queue_port < 65_536:
+            raise ConfigError(f"queue_port must be a port, not {self.queue_port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The two services of an account, and the key or the signature; with neither, whoever the process runs as."""
+
+    account: str
+    blobs: str
+    queues: str
+    key: str | None = field(default=None, repr=False)
+    sas: str | None = field(default=None, repr=False)
+
+    @property
+    def login(self) -> str:
+        """What opens it, in a word."""
+        return "account key" if self.key else "shared access signature" if self.sas else "identity"
+
+
+def address_of(url: Url, env: Mapping[str, str] = MappingProxyType(os.environ)) -> tuple[Address, Options]:
+    """Return what *url* names.
+
+    Raises:
+        ConfigError: It names no account, an option doesn't fit, or a variable of the environment isn't set.
+    """
+    signature = {name: text for name, text in url.query.items() if name in _SAS} if "sig" in url.query else {}
+    plain = replace(url, query={name: text for name, text in url.query.items() if name not in signature})
+    options = plain.options(Options)
+    if url.path not in ("", "/"):
+        raise ConfigError(f"{url} has a path, which means nothing here; did you mean ?container=…?")
+    if url.scheme == "azurite":
+        return _azurite(url, options), options
+    if options.queue_port is not None:
+        raise ConfigError("queue_port is for azurite:// only; an account has its queues under a name of their own")
+    if signature:
+        written = url.written.partition("?")[2].split("&")
+        sas = "&".join(part for part in written if part.partition("=")[0] in signature)
+        return replace(_account(url, url.netloc, options), sas=sas), options
+    return _with_secret(url, options, env), options
+
+
+def _azurite(url: Url, options: Options) -> Address:
+    try:
+        host, _, port = url.netloc.partition(":")
+        blob_port = int(port or 10_000)
+    except ValueError:
+        raise ConfigError(f"{url} has a port that is no number; write azurite://127.0.0.1:10000") from None
+    if not host or "@" in host:
+        raise ConfigError(f"{url} needs a host, and takes no login; write azurite://127.0.0.1:10000")
+    queue_port = options.queue_port or blob_port + 1
+    blobs, queues = (f"http://{host}:{each}/{DEVELOPMENT_ACCOUNT}" for each in (blob_port, queue_port))
+    return Address(DEVELOPMENT_ACCOUNT, blobs, queues, DEVELOPMENT_KEY)
+
+
+def _account(url: Url, name: str, options: Options) -> Address:
+    # A host's whole name is taken as well: it is what the portal shows.
+    account, dot, rest = name.partition(".")
+    suffix = options.endpoint_suffix
+    if dot:
+        service, _, suffix = rest.partition(".")
+        if service not in ("blob", "queue") or not suffix:
+            raise ConfigError(f"{url} is no account; write azure://ACCOUNT, or azure://ACCOUNT.blob.core.windows.net")
+    if not re.fullmatch(r"[a-z0-9]{3,24}", account):
+        raise ConfigError(
+            f"{url} has no account of 3 to 24 small letters and digits; write azure://ACCOUNT, or azure: alone with "
+            "AZURE_STORAGE_CONNECTION_STRING in the environment"
+        )
+    return Address(account, f"https://{account}.blob.{suffix}", f"https://{account}.queue.{suffix}")
+
+
+def _with_secret(url: Url, options: Options, env: Mapping[str, str]) -> Address:
+    if options.connection_string_env:
+        return _checked(url, connected(_read(env, options.connection_string_env)))
+    if not url.netloc and (text := env.get("AZURE_STORAGE_CONNECTION_STRING")):
+        return _checked(url, connected(text))  # where Microsoft's own tools look, too
+    found = _account(url, url.netloc or env.get("AZURE_STORAGE_ACCOUNT", ""), options)
+    if options.key_env:
+        return replace(found, key=_key(_read(env, options.key_env), f"the environment variable {options.key_env}"))
+    if options.sas_env:
+        return replace(found, sas=_signature(_read(env, options.sas_env), options.sas_env))
+    if not url.netloc:
+        sas = env.get("AZURE_STORAGE_SAS_TOKEN", "").lstrip("?") or None
+        key = env.get("AZURE_STORAGE_KEY", "").strip()
+        return replace(found, key=_key(key, "the environment variable AZURE_STORAGE_KEY") if key else None, sas=sas)
+    return found
+
+
+def _key(text: str, where: str) -> str:
+    """Return an account's key, if it can be one."""
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ConfigError(
+            f"{where} holds no account key: that is base64; copy it from the account's access keys, whole"
+        ) from None
+    return text
+
+
+def _signature(text: str, name: str) -> str:
+    """Return a shared access signature, if it can be one."""
+    if "sig=" not in text:
+        raise ConfigError(
+            f"the environment variable {name} holds no shared access signature: sig=… is missing; copy it whole"
+        )
+    return text.lstrip("?")
+
+
+def _read(env: Mapping[str, str], name: str) -> str:
+    text = env.get(name, "").strip()
+    if not text:
+        raise ConfigError(f"the environment variable {name} is not set, and the URL says that the secret is in it")
+    return text
+
+
+def _checked(url: Url, found: Address) -> Address:
+    if url.netloc and url.netloc.partition(".")[0] != found.account:
+        raise ConfigError(
+            f"{url} names the account {url.netloc!r}, and the connection string {found.account!r}; "
+            "leave it out of one of them"
+        )
+    return found
+
+
+def connected(text: str) -> Address:
+    """Return what a connection string names.
+
+    Raises:
+        ConfigError: It is none; what it holds is not told.
+    """
+    parts = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError("the connection string can't be read: it must consist of NAME=VALUE, parted by ';'")
+        parts[name.strip().lower()] = value.strip()
+    if parts.get("usedevelopmentstorage", "").lower() == "true":
+        return _azurite(Url.parse("azurite://127.0.0.1:10000"), Options())
+    account = parts.get("accountname", "")
+    protocol, suffix = parts.get("defaultendpointsprotocol", "https"), parts.get("endpointsuffix", "core.windows.net")
+    blobs = parts.get("blobendpoint") or (f"{protocol}://{account}.blob.{suffix}" if account else "")
+    queues = parts.get("queueendpoint") or (f"{protocol}://{account}.queue.{suffix}" if account else "")
+    key, sas = parts.get("accountkey"), parts.get("sharedaccesssignature", "").lstrip("?") or None
+    if not (blobs or queues) or not (key or sas) or (key and not account):
+        raise ConfigError(
+            "the connection string lacks something: it needs AccountName and AccountKey, or SharedAccessSignature with "
+            "AccountName or BlobEndpoint and QueueEndpoint"
+        )
+    key = _key(key, "the AccountKey of the connection string") if key else None
+    account = account or re.sub(r"^\w+://", "", blobs or queues).partition(".")[0]
+    return Address(account, blobs.rstrip("/"), queues.rstrip("/"), key, sas if not key else None)

@@ -1,0 +1,314 @@
+"""The way to an Azure Storage account: translate its errors, keep two clients for each loop, bound every question.
+
+Microsoft's own client would repeat a question for longer than a lease lasts, and some questions must not be repeated by
+anybody who doesn't know what they mean. So it asks once here, and whoever asked decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+from azure.storage.blob.aio import BlobServiceClient, ContainerClient
+from azure.storage.queue.aio import QueueServiceClient
+
+from tenure._backends.azure_storage.address import Address, Options
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+T = TypeVar("T")
+
+AT_ONCE = 32
+"""How many requests of one question, such as the renewal of many leases, are under way at the same time."""
+
+_NO_RIGHTS = frozenset(["AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch"])
+_NO_RIGHTS |= frozenset(["AuthorizationServiceMismatch", "InsufficientAccountPermissions"])
+_ADVICE = {
+    "AuthenticationFailed": "refused the key or the signature; check it, when it ends, and this machine's clock",
+    "InvalidAuthenticationInfo": "refused the login; check the identity that this process runs as",
+    "NoAuthenticationInformation": "wants a login, and was given none",
+    "AuthorizationProtocolMismatch": "wants https",
+    "AuthorizationSourceIPMismatch": "doesn't let this machine's address in; look at the account's network rules",
+    "AccountIsDisabled": "is disabled",
+    "KeyBasedAuthenticationNotPermitted": "takes no keys; use azure://ACCOUNT and an identity",
+    "FeatureNotSupportedForAccount": "is of a kind that can't do this; use a general-purpose v2 account",
+}
+_ROLES = "check the key, if one is used; give the identity the roles Storage Blob Data Contributor and Storage Queue \
+Data Contributor, or the signature the rights to read, add, create, write, update, process, delete and list"
+
+
+def code_of(error: HttpResponseError) -> str:
+    """Return the service's own word for what is wrong, such as ``BlobNotFound``."""
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code) or "")
+
+
+def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> TenureError:
+    """Turn what the client or the service said into one of ours.
+
+    What could never work is a ``ConfigError``, unless it has worked before: then keys or rights are being changed, and
+    may fit soon. *worked* tells.
+    """
+    lasting: type[TenureError] = Unavailable if worked else ConfigError
+    before = " (it worked before, so it is tried again)" if worked else ""
+    match error:
+        case TimeoutError():
+            return Unavailable(f"{url} gave no answer within {timeout:g} s (option timeout)")
+        case HttpResponseError() if code_of(error) in _NO_RIGHTS:
+            return lasting(f"{url} refuses this, for lack of rights it says ({code_of(error)}): {_ROLES}{before}")
+        case HttpResponseError() if code_of(error) in _ADVICE:
+            return lasting(f"{url} {_ADVICE[code_of(error)]} ({code_of(error)}){before}")
+        case HttpResponseError(status_code=401 | 403):
+            return lasting(
+                f"{url} refuses the login (status {error.status_code}, {code_of(error) or 'no code'}){before}"
+            )
+        case ClientAuthenticationError():
+            return lasting(
+                f"no identity was found for {url}; log in with az login, or name a secret: ?key_env=…{before}"
+            )
+        case HttpResponseError():
+            return Unavailable(f"{url} could not do it: status {error.status_code}, {code_of(error) or 'no code'}")
+        case ServiceRequestError() | ServiceResponseError():
+            return Unavailable(_unreached(error, url))
+        case AzureError() | OSError():
+            return Unavailable(f"{url} could not be asked: {type(error).__name__}")
+    raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
+
+
+def _unreached(error: AzureError, url: Url) -> str:
+    """Say which service can't be reached, and why; not in the client's words, which may hold a signature."""
+    inside = getattr(error, "inner_exception", None) or error
+    host, port, system = (getattr(inside, name, None) for name in ("host", "port", "os_error"))
+    where = f" at {host}:{port}" if host and port else ""
+    number = getattr(system, "errno", None) or 0
+    why = os.strerror(number) if number > 0 else getattr(system, "strerror", None) or type(inside).__name__
+    if url.scheme == "azurite":
+        check = "see that Azurite runs, with its blobs at the URL's port and its queues at queue_port (the next one)"
+    else:
+        check = "check the account's name, and the way to it"
+    return f"{url} can't be reached{where}: {why}; {check}"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the service said instead of doing it, in its own word."""
+
+    code: str
+
+
+async def said(question: Awaitable[T], *codes: str) -> T | Said:
+    """Return the answer, or what was said if it is one of *codes*, which the caller knows what to make of."""
+    try:
+        return await question
+    except HttpResponseError as error:
+        if (code := code_of(error)) in codes:
+            return Said(code)
+        raise
+
+
+class LoopConnections:
+    """The clients of one loop, and the credential they share."""
+
+    def __init__(self, address: Address, options: Options) -> None:
+        self._credential, self._identity = _credential(address)
+        settings: dict[str, Any] = {
+            "credential": self._credential,
+            # The retries are ours: the client's own back off for longer than a lease.
+            "retry_total": 0,
+            "connection_timeout": options.timeout + 1.0,  # a net below our own limit
+            "read_timeout": options.timeout + 1.0,
+        }
+        self._blobs = BlobServiceClient(address.blobs, **settings) if address.blobs else None
+        self._queues = QueueServiceClient(address.queues, **settings) if address.queues else None
+        self._container = options.container
+
+    @property
+    def container(self) -> ContainerClient:
+        """The container of the lease blobs."""
+        if self._blobs is None:
+            raise ConfigError("the connection string names no BlobEndpoint, and leases are kept in blobs")
+        return self._blobs.get_container_client(self._container)
+
+    @property
+    def queues(self) -> QueueServiceClient:
+        """The account's queues."""
+        if self._queues is None:
+            raise ConfigError("the connection string names no QueueEndpoint, so there are no queues")
+        return self._queues
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for one in (self._blobs, self._queues, self._identity):
+            if one is not None:
+                with suppress(AzureError, OSError):
+                    await one.close()
+
+
+class Account:
+    """An account in use: a line for each loop that asks."""
+
+    def __init__(self, url: Url, address: Address, options: Options) -> None:
+        self.url: Url = url
+        self.options: Options = options
+        self.address: Address = address
+        self._lines: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        self._retired: dict[LoopConnections, asyncio.AbstractEventLoop] = {}
+        self._worked = False
+        self._closed = False
+
+    async def ask(
+        self, question: Callable[[LoopConnections], Coroutine[Any, Any, T]], *, within: float | None = None
+    ) -> T:
+        """Return what *question* makes of a line, within the time given; it may consist of several requests.
+
+        Raises:
+            Unavailable: There was no answer: it may have been done or not, wholly or in part.
+            ConfigError: The account can't be used so.
+        """
+        if self._closed:
+            raise Unavailable(f"{self.url} is closed; connect again")
+        within = self.options.timeout if within is None else within
+        line = self._line()
+        limit = asyncio.timeout(within)
+        try:
+            async with limit:
+                answer = await question(line)
+        except (AzureError, OSError) as error:  # a TimeoutError is an OSError
+            if limit.expired():
+                self._retire(line)  # if one connection is silent, so may be the others
+            raise translate(error, self.url, within, worked=self._worked) from error
+        self._worked = True
+        return answer
+
+    async def ask_all(
+        self, questions: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
+    ) -> list[T]:
+        """Return the answers to many questions in their order, asked side by side, some at a time.
+
+        Raises:
+            Unavailable: One of them had no answer; all of them were asked.
+        """
+        if len(questions) == 1:
+            return [await self.ask(questions[0], within=within)]
+        found: list[T] = []
+        for answer in await self.ask_each(questions, within=within):
+            if isinstance(answer, Unavailable):
+                raise answer
+            found.append(answer)
+        return found
+
+    async def ask_each(
+        self, questions: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
+    ) -> list[T | Unavailable]:
+        """Return the answers as ``ask_all`` does, each by itself: where there is none stands why."""
+        free = asyncio.Semaphore(AT_ONCE)
+        asking = [self.begin(question, free, within=within) for question in questions]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        found: list[T | Unavailable] = []
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
+                raise answer
+            found.append(answer)
+        return found
+
+    def begin(
+        self,
+        question: Callable[[LoopConnections], Coroutine[Any, Any, T]],
+        free: asyncio.Semaphore,
+        *,
+        within: float | None = None,
+    ) -> asyncio.Task[T]:
+        """Begin to ask *question* when *free* lets it, within a time of its own."""
+
+        async def ask() -> T:
+            async with free:
+                return await self.ask(question, within=within)
+
+        return asyncio.ensure_future(ask())
+
+    async def close(self) -> None:
+        """Close every line, of every loop."""
+        self._closed = True
+        lines = [*self._retired.items(), *((line, loop) for loop, line in self._lines.items())]
+        self._lines.clear()
+        self._retired.clear()
+        for line, loop in lines:
+            await on_loop(loop, line.close)
+
+    def _line(self) -> LoopConnections:
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            for old in [one for one in self._lines if one.is_closed()]:
+                del self._lines[old]
+            line = self._lines[loop] = LoopConnections(self.address, self.options)
+        return line
+
+    def _retire(self, line: LoopConnections) -> None:
+        """Use *line* for nothing new; close it when what it is still asked has ended."""
+        loop = asyncio.get_running_loop()
+        if self._lines.get(loop) is line:
+            del self._lines[loop]
+            self._retired[line] = loop
+            loop.call_later(2 * self.options.timeout, self._bury, line)
+
+    def _bury(self, line: LoopConnections) -> None:
+        if self._retired.pop(line, None) is not None:
+            closing = asyncio.ensure_future(line.close())
+            self._closing = closing  # kept: a loop lets tasks go that nobody holds
+
+
+def _credential(address: Address) -> tuple[Any, Any]:
+    """Return what opens the account, and what of it must be closed."""
+    if address.key is not None:
+        return AzureNamedKeyCredential(address.account, address.key), None
+    if address.sas is not None:
+        return AzureSasCredential(address.sas), None
+    from azure.identity.aio import DefaultAzureCredential  # dear to import, and not needed with a secret
+
+    identity = DefaultAzureCredential()
+    return Patient(identity), identity
+
+
+class Patient:
+    """A credential whose login goes on when the question that began it is given up: the next one finds it done."""
+
+    def __init__(self, inside: Any) -> None:
+        self._inside = inside
+        self._asking: asyncio.Task[AccessToken] | None = None
+
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        """Log in, or return what is left of the last login."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._inside.get_token(*scopes, **options))
+        return await asyncio.shield(self._asking)
+
+    async def close(self) -> None:
+        """Do nothing: what is inside is closed by whoever made it."""
+
+    async def __aenter__(self) -> Patient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
+    if loop is asyncio.get_running_loop():
+        await act()
+    elif loop.is_running():
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

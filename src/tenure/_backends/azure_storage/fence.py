@@ -1,0 +1,59 @@
+"""A fence for data in blobs: what an old term writes is refused, also when its process doesn't know that it is old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from azure.core import MatchConditions
+from azure.storage.blob.aio import BlobClient
+
+from tenure._backends.azure_storage.client import Said, said
+from tenure.errors import TermLost, Unavailable
+
+TRIES = 10
+
+
+class Fence:
+    """Guards one blob with the newest token that has written it, which is kept in its metadata.
+
+    ::
+
+        fence = Fence(container.get_blob_client("report.json"))
+        await fence.upload(data, term.token)
+
+    Look, compare and write are one step, by the blob's ETag. It holds among those who write through a fence.
+
+    Args:
+        blob: A blob of Microsoft's asynchronous client, with whatever credential it has.
+
+    .. versionadded:: 0.1
+    """
+
+    def __init__(self, blob: BlobClient) -> None:
+        self._blob = blob
+
+    async def upload(self, data: bytes, token: int) -> None:
+        """Replace the content by *data*, in the name of the term *token*.
+
+        Raises:
+            TermLost: A newer term has written it; nothing was changed.
+            Unavailable: Others wrote it each time that we were about to.
+        """
+        for _ in range(TRIES):
+            found = await said(self._blob.get_blob_properties(), "BlobNotFound")
+            if isinstance(found, Said):
+                metadata: dict[str, str] = {}
+                condition: dict[str, Any] = {"overwrite": False}
+            else:
+                metadata = dict(found.metadata or {})
+                condition = {"overwrite": True, "etag": found.etag, "match_condition": MatchConditions.IfNotModified}
+            newest = int(metadata.get("tenure_fence", 0))
+            if newest > token:
+                raise TermLost(
+                    f"a newer term ({newest}) has written {self._blob.blob_name!r}; this one ({token}) is over, and "
+                    "nothing was written"
+                )
+            writing = self._blob.upload_blob(data, metadata={**metadata, "tenure_fence": str(token)}, **condition)
+            if not isinstance(await said(writing, "ConditionNotMet", "BlobAlreadyExists"), Said):
+                return
+        raise Unavailable(f"{self._blob.blob_name!r} was written by others {TRIES} times meanwhile; write it again")

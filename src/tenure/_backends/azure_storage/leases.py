@@ -1,0 +1,401 @@
+"""Leases on blobs: a blob per name, Azure's own lease on it, and the token in its metadata.
+
+House rules:
+
+- The lease id is made of name, holder and token. So it is the same when a question is asked again, another one for
+  every term, and whoever reads the metadata can prove, by asking for the blob *under that id*, that this term is the
+  one that holds the lease now. The service compares it with every write that carries it: it fences by itself.
+- A new term: look (token *t*, ETag *e*); acquire with the id of *t + 1*, if the ETag is still *e*; write *t + 1* into
+  the metadata under that id, if the ETag is still *e*. Only then it is granted. Leases don't change the ETag, metadata
+  does: so nobody gets a token that was ever given out. Who dies in between leaves a lease without a term, which ends by
+  itself, and a token that nobody has heard of. Who asks again after a lost answer proposes the same id, and goes on.
+- The service would renew a lease that has ended, if nobody has taken it meanwhile; we look under the lease id first,
+  which it refuses then. What has ended stays lost.
+- Whoever holds a lease and has not written a term is a *stranger*: a program that knows nothing of tokens, such as the
+  one that the leader election pattern comes with. It is a holder like any other, but it can't be asked to resign.
+- A new blob counts from the service's clock, in seconds. A blob that is deleted, as a rule for old blobs may do, then
+  takes no token back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from azure.core import MatchConditions
+from azure.storage.blob import BlobProperties
+from azure.storage.blob.aio import BlobClient, BlobLeaseClient
+
+from tenure._backends.azure_storage.client import Account, LoopConnections, Said, said
+from tenure._backends.azure_storage.names import blob_of, name_of, told, untold
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure._runtime.notifier import Notifier
+from tenure.errors import ConfigError, Unavailable
+
+TRAITS = LeaseTraits(
+    ttl_min=15.0,
+    ttl_max=60.0,
+    fencing="emulated",
+    expiry="store clock",
+    hints=False,
+    survives_restart=True,
+)
+
+STRANGER = "(a program that writes no term)"
+"""The holder of a lease that nobody has written a term to."""
+
+METADATA_MAX = 8_000
+"""Azure keeps 8 KiB with a blob."""
+
+_SPACE = uuid.UUID("6f1c1a3e-60a6-5b0e-9d3c-0d6d6f6b6a01")
+_MISSING = ("BlobNotFound", "ContainerNotFound")
+_BUSY = ("LeaseAlreadyPresent", "LeaseIdMismatchWithLeaseOperation", "LeaseIsBreakingAndCannotBeAcquired")
+_NOT_OURS = (
+    "LeaseIdMismatchWithBlobOperation",
+    "LeaseNotPresentWithBlobOperation",
+    "LeaseLost",
+    "LeaseIdMismatchWithLeaseOperation",
+    "LeaseNotPresentWithLeaseOperation",
+    "LeaseIsBrokenAndCannotBeRenewed",
+    "LeaseIsBreakingAndCannotBeAcquired",
+    "LeaseAlreadyPresent",
+    *_MISSING,
+)
+_CHANGED = "ConditionNotMet"
+
+LOOKS = (0.03, 0.06, 0.12, 0.25, 0.5)
+"""Seconds between looks for the term of a lease that has just been taken: its holder is about to write it."""
+
+TRIES = 20
+"""So often somebody else may come in between before we say that we could not find out."""
+
+
+class Claimed(Protocol):
+    """A term, or a grant: what has a lease."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def holder(self) -> str: ...
+
+    @property
+    def token(self) -> int: ...
+
+
+def lease_id(term: Claimed) -> str:
+    """Return the id of the lease under which *term* holds its blob.
+
+    Azure refuses a write to a leased blob that carries another id: whatever else the leader writes to *that blob* is
+    fenced by the service. Writes that replace a whole blob also replace its metadata, and with it the token, so data
+    belongs elsewhere; see :class:`Fence`.
+
+    .. versionadded:: 0.1
+    """
+    return str(uuid.uuid5(_SPACE, json.dumps([term.name, term.holder, term.token])))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A lease blob, as it was when we looked."""
+
+    token: int
+    """The newest ever given out; 0 if none is known."""
+    floor: int
+    """The next token is higher than this."""
+    holder: str | None
+    metadata: Metadata
+    ttl: int
+    resign_asked: int
+    """The token whose holder was asked to resign."""
+    held: bool
+    etag: str
+    raw: Mapping[str, str]
+
+    @classmethod
+    def of(cls, found: BlobProperties) -> Seen:
+        """Read what was found."""
+        raw = dict(found.metadata or {})
+        token = _number(raw.get("tenure_token"))
+        # Without a token (new, another program's, overwritten) it counts from the time at which it was last written.
+        floor = token or int(found.last_modified.timestamp())
+        holder = untold(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
+        metadata = FrozenDict(json.loads(untold(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
+        held = found.lease.status == "locked"
+        ttl, resign = _number(raw.get("tenure_ttl")), _number(raw.get("tenure_resign"))
+        return cls(token, floor, holder, metadata, ttl, resign, held, str(found.etag), raw)
+
+    def grant(self, name: str) -> Grant:
+        """Return the term that is written here."""
+        return Grant(name, self.holder or "", self.token)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+class AzureLeases:
+    """A ``LeaseStore`` on the blobs of a container."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._notifier = Notifier()
+        self._begun: dict[str, str] = {}  # name: the holder for which an acquisition may have been left half done
+        self._known: dict[str, str] = {}  # name: ETag under which the written term was seen to hold the lease
+        self._strange: dict[str, str] = {}  # name: ETag under which a stranger was seen to hold it
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do."""
+        return TRAITS
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        written = _written(holder, ttl, metadata)
+        return await self._account.ask(lambda line: self._acquire(line, name, holder, written))
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, side by side; one that is not answered costs no other."""
+        require_ttl(ttl, TRAITS)
+        answers = await self._account.ask_each([_bound(self._renew, grant, math.ceil(ttl)) for grant in grants])
+        lacking = [answer for answer in answers if isinstance(answer, Unavailable)]
+        if lacking and len(lacking) == len(answers):
+            raise lacking[0]
+        return [NoAnswer(str(answer)) if isinstance(answer, Unavailable) else answer for answer in answers]
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back; its token is kept."""
+        answer = await self._account.ask(lambda line: self._release(line, grant))
+        self._notifier.ring(grant.name)
+        return answer
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*, without changing anything."""
+        require_name(name)
+        return await self._account.ask(lambda line: self._inspect(line, name))
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted; also those of strangers, while they hold them."""
+        return await self._account.ask(self._names)
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none, or it is a stranger."""
+        require_name(name)
+        asked = await self._account.ask(lambda line: self._ask_to_resign(line, name))
+        self._notifier.ring(name)
+        return asked
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when this process has changed something for *name*; of others Azure tells nothing."""
+        require_name(name)
+        return self._notifier.listen(name)
+
+    def close(self) -> None:
+        """End the hints."""
+        self._notifier.close()
+
+    # --- a new term ---
+
+    async def _acquire(
+        self, line: LoopConnections, name: str, holder: str, written: Mapping[str, str]
+    ) -> Granted | HeldBy:
+        blob, seconds = _blob(line, name), int(written["tenure_ttl"])
+        for _ in range(TRIES):
+            seen = await _look(blob)
+            if seen is None:
+                await self._create(line, blob, name)
+                continue
+            mine, begun = seen.holder == holder, self._begun.get(name) == holder
+            if seen.held and mine and await _taken(blob, seen.grant(name), seen, max(seconds, seen.ttl)):
+                self._begun.pop(name, None)
+                return Granted(seen.grant(name), seen.resign_asked == seen.token)
+            if not seen.held or begun:
+                self._begun[name] = holder
+                grant = await self._begin(blob, Grant(name, holder, seen.floor + 1), seen, written)
+                if grant is not None:
+                    self._begun.pop(name, None)
+                    self._notifier.ring(name)
+                    return Granted(grant)
+            elif (other := await self._held(blob, name, seen)) is not None:
+                return other
+        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was looked at; it is asked again")
+
+    async def _begin(self, blob: BlobClient, grant: Grant, seen: Seen, written: Mapping[str, str]) -> Grant | None:
+        """Take the lease and write the term; None if somebody came in between."""
+        if not await _taken(blob, grant, seen, int(written["tenure_ttl"])):
+            self._begun.pop(grant.name, None)
+            return None
+        own = {name: text for name, text in seen.raw.items() if not name.startswith("tenure_")}
+        metadata = {**own, **written, "tenure_token": str(grant.token)}
+        answer = await said(_write(blob, metadata, lease_id(grant), seen.etag), *_NOT_OURS, _CHANGED)
+        return None if isinstance(answer, Said) else grant
+
+    async def _create(self, line: LoopConnections, blob: BlobClient, name: str) -> None:
+        """Make an empty blob. One whose name is a hash holds its name."""
+        content = b"" if name_of(str(blob.blob_name)) is not None else name.encode()
+        answer = await said(blob.upload_blob(content, overwrite=False), "ContainerNotFound", "BlobAlreadyExists")
+        if answer == Said("ContainerNotFound"):
+            await said(line.container.create_container(), "ContainerAlreadyExists")
+
+    # --- who else has it ---
+
+    async def _held(self, blob: BlobClient, name: str, seen: Seen) -> HeldBy | None:
+        """Tell who holds a lease that is not ours; None if it is free by now."""
+        if self._known.get(name) == seen.etag:
+            return _holder(name, seen)  # it may be a stranger by now: not worth a question at each look
+        if self._strange.get(name) == seen.etag:
+            return HeldBy(name, STRANGER, 0, None)
+        found = await self._settled(blob, name, seen)
+        if found is None or not found.held:
+            return None
+        return _holder(name, found) if found.holder is not None else HeldBy(name, STRANGER, 0, None)
+
+    async def _settled(self, blob: BlobClient, name: str, seen: Seen | None) -> Seen | None:
+        """Wait until a lease that was just taken has its term written; one that never has is a stranger's."""
+        for pause in (*LOOKS, None):
+            if seen is None or not seen.held:
+                return seen
+            if seen.holder is not None:
+                proven = await _look(blob, lease_id(seen.grant(name)))
+                if proven is not None:
+                    self._known[name] = proven.etag
+                    return proven
+            if self._strange.get(name) == seen.etag or pause is None:
+                break
+            await asyncio.sleep(pause)
+            seen = await _look(blob)
+        assert seen is not None
+        self._known.pop(name, None)
+        self._strange[name] = seen.etag
+        return replace(seen, holder=None)
+
+    async def _inspect(self, line: LoopConnections, name: str) -> HeldBy | Vacant:
+        blob = _blob(line, name)
+        found = await self._settled(blob, name, await _look(blob))
+        if found is None or not found.held:
+            return Vacant(name, found.token if found else 0)
+        return _holder(name, found) if found.holder is not None else HeldBy(name, STRANGER, 0, None)
+
+    async def _names(self, line: LoopConnections) -> list[str]:
+        found: set[str] = set()
+        listed = line.container.list_blobs(include=["metadata"])
+
+        async def read() -> None:
+            async for one in listed:
+                if "tenure_token" in (one.metadata or {}) or one.lease.status == "locked":
+                    name = name_of(str(one.name))
+                    if name is None:
+                        content = await line.container.get_blob_client(str(one.name)).download_blob()
+                        name = (await content.readall()).decode()
+                    found.add(name)
+
+        await said(read(), *_MISSING)
+        return sorted(found)
+
+    # --- a standing term ---
+
+    async def _renew(self, line: LoopConnections, grant: Grant, seconds: int) -> Granted | Lost:
+        blob = _blob(line, grant.name)
+        seen = await _look(blob, lease_id(grant))
+        if seen is None or seen.token != grant.token:
+            return Lost(grant)
+        if seconds > seen.ttl:  # only an acquisition changes the length; under the same id it is no new one
+            return await self._lengthen(blob, grant, seen, seconds)
+        answer = await said(_lease(blob, grant).renew(), *_NOT_OURS)
+        if isinstance(answer, Said):
+            return Lost(grant)
+        return Granted(grant, seen.resign_asked == grant.token)
+
+    async def _lengthen(self, blob: BlobClient, grant: Grant, seen: Seen, seconds: int) -> Granted | Lost:
+        """Renew for longer than before. First the lease, then the note: what is noted is never more than it has."""
+        if not await _taken(blob, grant, seen, seconds):
+            raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
+        answer = await said(
+            _write(blob, {**seen.raw, "tenure_ttl": str(seconds)}, lease_id(grant), seen.etag), _CHANGED
+        )
+        if isinstance(answer, Said):
+            raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
+        return Granted(grant, seen.resign_asked == grant.token)
+
+    async def _release(self, line: LoopConnections, grant: Grant) -> Released | Lost:
+        blob = _blob(line, grant.name)
+        seen = await _look(blob, lease_id(grant))
+        if seen is None or seen.token != grant.token:
+            return Lost(grant)
+        answer = await said(_lease(blob, grant).release(), *_NOT_OURS)
+        return Lost(grant) if isinstance(answer, Said) else Released(grant)
+
+    async def _ask_to_resign(self, line: LoopConnections, name: str) -> bool:
+        blob = _blob(line, name)
+        for _ in range(TRIES):
+            found = await self._settled(blob, name, await _look(blob))
+            if found is None or not found.held or found.holder is None:
+                return False
+            grant = found.grant(name)
+            metadata = {**found.raw, "tenure_resign": str(found.token)}
+            answer = await said(_write(blob, metadata, lease_id(grant), found.etag), *_NOT_OURS, _CHANGED)
+            if not isinstance(answer, Said):
+                return True
+        raise Unavailable(f"{name!r} changed hands {TRIES} times while its leader was asked to resign; ask again")
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+def _blob(line: LoopConnections, name: str) -> BlobClient:
+    return line.container.get_blob_client(blob_of(name))
+
+
+def _lease(blob: BlobClient, grant: Grant) -> BlobLeaseClient:
+    return BlobLeaseClient(blob, lease_id=lease_id(grant))
+
+
+async def _look(blob: BlobClient, under: str | None = None) -> Seen | None:
+    """Look at a blob; None if there is none, or if it is not leased *under* this id now."""
+    found = await said(blob.get_blob_properties(lease=under), *(_MISSING if under is None else _NOT_OURS))
+    return None if isinstance(found, Said) else Seen.of(found)
+
+
+async def _taken(blob: BlobClient, grant: Grant, seen: Seen, seconds: int) -> bool:
+    """Take the lease in the name of *grant*, or extend it if it has it; False if that can't be."""
+    taking = _lease(blob, grant).acquire(
+        lease_duration=seconds, etag=seen.etag, match_condition=MatchConditions.IfNotModified
+    )
+    return not isinstance(await said(taking, *_BUSY, *_MISSING, _CHANGED), Said)
+
+
+def _write(blob: BlobClient, metadata: Mapping[str, str], under: str, etag: str) -> Awaitable[Any]:
+    return blob.set_blob_metadata(dict(metadata), lease=under, etag=etag, match_condition=MatchConditions.IfNotModified)
+
+
+def _written(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
+    """Return what is written of a term, its token aside."""
+    written = {"tenure_holder": told(holder), "tenure_ttl": str(math.ceil(ttl))}
+    if metadata:
+        written["tenure_metadata"] = told(json.dumps(dict(metadata), ensure_ascii=False))
+    size = sum(len(name) + len(text) for name, text in written.items())
+    if size > METADATA_MAX:
+        raise ConfigError(
+            f"metadata and holder take {size:,} bytes, and Azure keeps {METADATA_MAX:,} with a blob; "
+            "tell an address where the rest can be read"
+        )
+    return written
+
+
+def _holder(name: str, seen: Seen) -> HeldBy:
+    assert seen.holder is not None
+    return HeldBy(name, seen.holder, seen.token, None, seen.metadata)
+
+
+def _bound(verb: Any, grant: Grant, seconds: int) -> Any:
+    return lambda line: verb(line, grant, seconds)

@@ -1,0 +1,284 @@
+"""What a ``peers://`` URL says: members, who we are, the rule, the times, the key."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import random
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.seal import Secret
+from tenure._backends.peers.tcp import TcpTransport, address
+from tenure._election.store import LeaseTraits
+from tenure._timing import DERIVED
+from tenure._url import Url
+from tenure.errors import ConfigError, Unavailable
+
+KEY_VARIABLE = "TENURE_PEERS_KEY"
+KEY_MIN = 16
+NO_KEY = Secret(b"no key")
+TTLS_OF_HEARTBEATS = 3
+"""A lease must outlast so many heartbeats, or an election takes longer than what is won by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``peers://`` URL."""
+
+    me: str = ""
+    """Which of the members this is: its address, or its host or port if only one has it. Without: only look on."""
+    listen: str = ""
+    """Where to listen, if not where the others reach us: a host, or a host and a port."""
+    strategy: Literal["lowest", "bully", "ring"] = "lowest"
+    quorum: Literal["majority", "none"] | None = None
+    ttl_max: float = 15.0
+    heartbeat: float | None = None
+    patience: float | None = None
+    key_file: str = ""
+    insecure: bool = False
+    """Do without a key, though the members are not all on this machine."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    dns: int = 0
+    """The URL names one host, and DNS tells so many addresses for it: those are the members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A URL, understood."""
+
+    written: str
+    addresses: tuple[str, ...]
+    options: Options
+    key: Secret
+
+    @classmethod
+    def of(cls, url: Url) -> Settings:
+        """Understand *url*.
+
+        Raises:
+            ConfigError: It names no members, or an option is unknown or doesn't fit.
+        """
+        options = url.options(Options)
+        if options.listen:
+            _check_listen(options.listen)
+        if url.path.strip("/"):
+            raise ConfigError(f"{str(url)!r} has a path, which means nothing in a fleet; leave it out")
+        addresses = tuple(_member(each, url) for each in url.netloc.split(","))
+        if len(set(addresses)) != len(addresses):
+            raise ConfigError(f"{str(url)!r} names a member twice; every member has an address of its own")
+        if options.dns and len(addresses) != 1:
+            raise ConfigError(f"dns= needs one host name, whose addresses are the members; {url.netloc!r} has several")
+        settings = cls(str(url), addresses, options, _key(options, addresses))
+        if options.dns:
+            settings._fleet(tuple(f"{number}" for number in range(options.dns)), None)  # the rest of it must fit
+        else:
+            settings._fleet(addresses, settings._me(addresses))
+        if options.listen and not options.me:
+            raise ConfigError(
+                f"listen={options.listen} is for a member, and the URL does not say which one this is; add me="
+            )
+        settings._tls(ssl.Purpose.SERVER_AUTH)
+        return settings
+
+    @property
+    def has_key(self) -> bool:
+        """Whether members are told from strangers."""
+        return self.key != NO_KEY
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What such a fleet can do."""
+        ttl_max = self.options.ttl_max
+        heartbeat = self.options.heartbeat or ttl_max / 15
+        return LeaseTraits(
+            ttl_min=TTLS_OF_HEARTBEATS * heartbeat,
+            ttl_max=ttl_max,
+            fencing="emulated",
+            expiry="store clock",
+            hints=True,
+            survives_restart=False,
+        )
+
+    async def fleet(self) -> Fleet:
+        """Return the fleet; with ``dns``, after having asked who its members are.
+
+        Raises:
+            Unavailable: DNS does not tell as many addresses as there are members.
+            ConfigError: We are none of them.
+        """
+        if not self.options.dns:
+            return self._fleet(self.addresses, self._me(self.addresses))
+        host, port = address(self.addresses[0])
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise Unavailable(f"the members' name {host!r} can't be resolved: {error}") from error
+        # By number, not as text: all members must come to the same order.
+        hosts = sorted({ipaddress.ip_address(each[4][0]) for each in found}, key=lambda ip: (ip.version, int(ip)))
+        if len(hosts) != self.options.dns:
+            raise Unavailable(f"{host!r} has {len(hosts)} addresses, and the fleet has {self.options.dns} members")
+        members = tuple(f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}" for ip in hosts)
+        return self._fleet(members, self._me_of_these(members) if self.options.me == "auto" else self._me(members))
+
+    def transport(self, fleet: Fleet) -> TcpTransport:
+        """Return the way to the members of *fleet*."""
+        return TcpTransport(
+            fleet,
+            Secret.of(self.key.key, fleet.terms),
+            random.Random(),
+            server_tls=self._tls(ssl.Purpose.CLIENT_AUTH),
+            client_tls=self._tls(ssl.Purpose.SERVER_AUTH),
+            listen=self._listen(fleet),
+        )
+
+    def _listen(self, fleet: Fleet) -> str | None:
+        """Return where to listen instead of at our own address; its port is ours if none is given."""
+        given = self.options.listen
+        if not given or fleet.me is None:
+            return None
+        return given if _has_port(given) else f"{given}:{address(fleet.members[fleet.me])[1]}"
+
+    def _fleet(self, members: tuple[str, ...], me: int | None) -> Fleet:
+        given = self.options
+        heartbeat = DERIVED if given.heartbeat is None else given.heartbeat
+        patience = DERIVED if given.patience is None else given.patience
+        return Fleet(members, me, given.strategy, given.quorum, given.ttl_max, heartbeat, patience)
+
+    def _me(self, members: tuple[str, ...]) -> int | None:
+        me = self.options.me
+        if not me:
+            return None
+        fits = [n for n, member in enumerate(members) if me in (member, *_parts(member))]
+        if len(fits) == 1:
+            return fits[0]
+        every = ", ".join(members)
+        if fits:
+            raise ConfigError(f"me={me} is more than one of the members {every}; write the whole address of this one")
+        if me == "auto":
+            raise ConfigError(f"me=auto needs dns=, and the URL lists its members; say which of {every} this one is")
+        raise ConfigError(
+            f"me={me} is none of the members {every}; write the one that this is as it is listed, or add it to the "
+            "list of every member"
+        )
+
+    def _me_of_these(self, members: tuple[str, ...]) -> int | None:
+        """Return which of *members* has an address of this machine: one that can be bound."""
+        for number, member in enumerate(members):
+            host, _ = address(member)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.bind((host, 0))
+                return number
+        raise ConfigError(f"me=auto: none of the members {', '.join(members)} has an address of this machine")
+
+    def _tls(self, purpose: ssl.Purpose) -> ssl.SSLContext | None:
+        cert, key, ca = self.options.tls_cert, self.options.tls_key, self.options.tls_ca
+        if not (cert or key or ca):
+            return None
+        if not (cert and ca):
+            raise ConfigError("TLS between members needs tls_cert and tls_ca (and tls_key, if it is a file of its own)")
+        try:
+            context = ssl.create_default_context(purpose, cafile=ca)
+            context.load_cert_chain(cert, key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"the files for TLS can't be used: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED  # both sides show who they are
+        return context
+
+
+def _member(written: str, url: Url) -> str:
+    trouble = "members have no user and no password, but a key: see key_file" if "@" in written else _trouble(written)
+    if trouble:
+        raise ConfigError(
+            f"{written.rpartition('@')[2]!r} in {str(url)!r} is no member's address: {trouble}; write "
+            "peers://a:7000,b:7000,c:7000?me=a"
+        )
+    return written
+
+
+def _check_listen(written: str) -> None:
+    trouble = _trouble(written if _has_port(written) else f"{written}:1")
+    if trouble:
+        raise ConfigError(
+            f"listen={written!r} is nowhere to listen: {trouble}; write listen=0.0.0.0 for every address of this "
+            "machine, or listen=0.0.0.0:7000 for another port than the others dial"
+        )
+
+
+def _has_port(written: str) -> bool:
+    return ":" in written.rpartition("]")[2]
+
+
+def _trouble(written: str) -> str:
+    """Say what keeps *written* from being ``host:port``; nothing if it is."""
+    host, _, port = written.rpartition(":")
+    if not host:
+        return "a host and a port are needed"
+    if any(each.isspace() for each in written):
+        return "it has a space"
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return "an IPv6 address must stand in brackets"
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        return f"its port must be a number from 1 to 65535, not {port!r}"
+    return "" if _is_name(host) else "its host is no name that DNS could know"
+
+
+def _is_name(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def _parts(member: str) -> tuple[str, str]:
+    host, port = address(member)
+    return host, str(port)
+
+
+def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
+    key = os.environ.get(KEY_VARIABLE, "").encode()
+    where = f"the environment variable {KEY_VARIABLE}"
+    if options.key_file:
+        where = "the key file"
+        try:
+            key = Path(options.key_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"the key file {options.key_file!r} can't be read: {error.strerror}; make one with: "
+                f"openssl rand -hex 32 > {options.key_file}"
+            ) from error
+    if key or options.key_file:
+        if len(key) < KEY_MIN:
+            raise ConfigError(
+                f"{where} must hold at least {KEY_MIN} bytes, not {len(key)}; make one with: openssl rand -hex 32"
+            )
+        return Secret(key)
+    hosts = [address(each)[0] for each in addresses]
+    if options.listen:
+        hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
+    if not options.insecure and not all(_is_loopback(each) for each in hosts):
+        raise ConfigError(
+            "members on several machines need a shared key, or whoever reaches their ports could vote: "
+            "openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
+            f"{KEY_VARIABLE}); insecure=true does without"
+        )
+    return NO_KEY
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,76 @@
+"""Bully: whoever sees that nobody leads asks all who rank higher; the highest that lives and wants the name claims it.
+
+Source: Hector Garcia-Molina, "Elections in a distributed computing system", IEEE Transactions on Computers C-31(1),
+January 1982, pp. 48–59: the first of its two algorithms, for networks that deliver in bounded time.
+
+- **Assumes** (there) that a message arrives and is handled within a known time, and that a member that does not answer
+  within it is dead. Here, a wrong guess makes two members claim at once, and the votes decide.
+- **Differs**: a leader that lives is not deposed by a higher member that comes back; it would cost a change for
+  nothing. The paper's COORDINATOR is the claim itself. Who lives but does not want the name keeps silent.
+- **Failure detection**: heartbeats between all members. ELECTION goes only to those that live.
+- **Messages** of an election in which every live member begins once, all ``n`` alive: ``n(n − 1)/2`` ELECTION, as many
+  OKAY, and ``n − 1`` claims: ``n² − 1`` at most, O(n²). If only the highest begins: ``n − 1`` claims. To the claims
+  come ``n − 1`` votes, which the paper does not know.
+- **Time**: ``answer_within`` if a higher one lives and does not want the name; a round trip otherwise.
+
+::
+
+            Stand, Election heard while standing
+    IDLE ─────────────────────────────────────▶ ASKING ── nobody higher okays in time ──▶ claims
+     ▲                                            │ Okay
+     │ Settled                                    ▼
+     └─────────────────────────────────────── YIELDING ── nobody leads in time ──▶ ASKING
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tenure._backends.peers.race import Effect, Emit, Race, Rouse, Stake
+from tenure._backends.peers.wire import Election, Okay, Strategic
+
+
+class _Stage(Enum):
+    IDLE = "idle"
+    ASKING = "asking"  # waits for a higher one to say that it takes over
+    YIELDING = "yielding"  # a higher one took over; waits for it to lead
+    CLAIMING = "claiming"
+
+
+class Bully(Race):
+    """Ask the higher ones, then claim."""
+
+    _stage = _Stage.IDLE
+
+    def _begin(self, now: float) -> list[Effect]:
+        higher = [member for member in self._liveness.alive(now) if member > self.me]
+        if not higher:
+            self._stage = _Stage.CLAIMING
+            return [Stake()]
+        self._stage = _Stage.ASKING
+        self.wake_at = now + self.fleet.answer_within
+        return [Emit(member, Election(self.name)) for member in higher]
+
+    def _end(self) -> None:
+        self._stage = _Stage.IDLE
+
+    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+        match message:
+            case Election() if not self.stands:
+                return [Rouse()]
+            case Election() if sender < self.me:
+                okay: list[Effect] = [Emit(sender, Okay(self.name))]
+                return [*okay, *self._begin(now)] if self._stage is _Stage.IDLE else okay
+            case Okay() if self._stage is _Stage.ASKING and sender > self.me:
+                self._stage = _Stage.YIELDING
+                # Every one above may have to wait for its own answers, one after the other.
+                self.wake_at = now + (self.fleet.size - self.me) * self.fleet.answer_within
+        return []
+
+    def _wake(self, now: float) -> list[Effect]:
+        if not self.stands:
+            return []
+        if self._stage is _Stage.ASKING:
+            self._stage = _Stage.CLAIMING
+            return [Stake()]
+        return self._begin(now)

@@ -1,0 +1,36 @@
+"""Lowest live id: of those that live and want the name, the first in the list claims it.
+
+Source: folklore of process groups, where the lowest live member coordinates; the recipe of ZooKeeper's documentation
+("Leader Election": the lowest sequence number leads) is the same with a store to number them.
+
+- **Assumes** that all agree on who lives. Where they don't, two may claim at once, and the votes decide.
+- **Failure detection**: heartbeats between all members.
+- **Messages**: none to find out whose turn it is. Each waits one ``answer_within`` for every live member before it;
+  the first that wants the name claims it meanwhile. The claim itself is ``n − 1`` questions and ``n − 1`` answers.
+- **Time**: at once for the first; ``rank × answer_within`` if those before it live but don't want the name.
+"""
+
+from __future__ import annotations
+
+from tenure._backends.peers.race import Effect, Race, Stake
+from tenure._backends.peers.wire import Strategic
+
+
+class Lowest(Race):
+    """Wait for those that come first, then claim."""
+
+    def _begin(self, now: float) -> list[Effect]:
+        before = [member for member in self._liveness.alive(now) if member < self.me]
+        if not before:
+            return [Stake()]
+        self.wake_at = now + len(before) * self.fleet.answer_within
+        return []
+
+    def _end(self) -> None:
+        """Do nothing: there is only the turn, and its moment is gone."""
+
+    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+        return []  # meant for another strategy
+
+    def _wake(self, now: float) -> list[Effect]:
+        return [Stake()] if self.stands else []

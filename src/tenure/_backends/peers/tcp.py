@@ -1,0 +1,397 @@
+"""The way to the other members over TCP: one connection from each member to each other, dialled again when it breaks.
+
+House rules:
+
+- ``send`` never waits. What can't be sent soon is dropped: a member asks again, and what is stale helps nobody.
+- A member sends on the connections that it has dialled. Who only looks on gets its answers on its own connection.
+- Everything is bounded: frames by length, a link's outbox by bytes and age, strangers by number and time, onlookers by
+  number. Of too many, the oldest goes: whoever is in the way must not be able to keep a member out.
+- What the network does is no error here; it is what the protocol is made for. It is counted and mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, cast
+
+from tenure._backends.peers.fleet import Fleet
+from tenure._backends.peers.seal import (
+    GREETING,
+    NONCE,
+    Broken,
+    Channel,
+    Secret,
+    greeting,
+    introduced,
+    introduction,
+    length_of,
+    nonce_of,
+)
+from tenure._backends.peers.transport import CROWDED, Counts, Deliver
+from tenure._backends.peers.wire import Malformed, Message, decode, encode
+from tenure._jitter import Rng, later
+from tenure.errors import Unavailable
+
+OUTBOX_MAX = 1_048_576
+"""Bytes that wait for one member; the oldest are dropped beyond that."""
+
+STRANGERS_MAX = 64
+"""Connections at one time that have not introduced themselves."""
+
+ONLOOKERS_MAX = 64
+"""Connections at one time of those that only look on."""
+
+GREET_WITHIN = 3.0
+"""Seconds for a connection to stand, greetings and introduction included."""
+
+ACCEPT_WITHIN = 0.5
+"""Seconds after which a member that has not hung up is taken to accept us."""
+
+TURNS_TO_ANSWER = 4
+"""Turns of the loop until a connection that it has accepted is given to us, or, if we are closed, is closed as well."""
+
+DIAL_EVERY_MAX = 2.0
+"""Seconds between attempts to reach a member that can't be reached, at most."""
+
+
+class Outbox:
+    """What is to be sent to one member, as long as it is worth sending."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, keeps: float) -> None:
+        self._loop = loop
+        self._keeps = keeps
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+
+    def put(self, body: bytes) -> None:
+        """Take *body* in; drop the oldest if it is too much."""
+        self._waiting.append((self._loop.time(), body))
+        self._bytes += len(body)
+        while self._bytes > OUTBOX_MAX:
+            self._bytes -= len(self._waiting.popleft()[1])
+        self._news.set()
+
+    async def get(self) -> list[bytes]:
+        """Wait for something to send, and return all that is not stale."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            oldest = self._loop.time() - self._keeps
+            fresh = [body for at, body in self._waiting if at >= oldest]
+            self._waiting.clear()
+            self._bytes = 0
+            if fresh:
+                return fresh
+
+
+class TcpTransport:
+    """A :class:`tenure._backends.peers.transport.Transport` over TCP.
+
+    Args:
+        fleet: Who there is, and who we are.
+        secret: The key that seals every frame.
+        dice: Source of jitter.
+        server_tls, client_tls: Contexts to listen and to dial with; None for TCP in clear.
+        listen: Where to listen if not at our own address: ``host:port``.
+        listener: A socket that listens already; otherwise one is made.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        secret: Secret,
+        rng: Rng,
+        *,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        listen: str | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self.counts = Counts()
+        self._fleet = fleet
+        self._secret = secret
+        self._rng = rng
+        self._server_tls = server_tls
+        self._client_tls = client_tls
+        self._listen_at = listen
+        self._listener = listener
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outboxes: dict[int, Outbox] = {}
+        self._reachable: dict[int, asyncio.Event] = {}
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._watching: dict[asyncio.Task[None], None] = {}
+        self._onlookers = 0
+        self._closed = False
+        self._silence_max = max(30.0, 4 * fleet.suspect_after)
+        self._deliver: Deliver = lambda sender, message: None
+
+    async def open(self, deliver: Deliver) -> None:
+        """Listen, if we are a member, and begin to dial all others."""
+        self._deliver = deliver
+        if self._fleet.me is not None:
+            await self._listen(self._fleet.me)
+        loop = asyncio.get_running_loop()
+        for other in self._fleet.others:
+            self._outboxes[other] = Outbox(loop, max(1.0, self._fleet.question_lasts))
+            self._reachable[other] = asyncio.Event()
+            self._spawn(self._dial_for_ever(other))
+
+    def send(self, to: int, message: Message) -> None:
+        """Put *message* into the outbox of *to*; without one, it is lost."""
+        outbox = self._outboxes.get(to)
+        if outbox is not None:
+            outbox.put(encode(message))
+            self.counts.sent += 1
+
+    async def close(self) -> None:
+        """Stop listening, and drop every connection."""
+        self._closed = True
+        if self._server is not None:
+            await _stop_accepting(self._server)
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._outboxes.clear()
+
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- who calls us ---
+
+    async def _listen(self, me: int) -> None:
+        at = self._listen_at or self._fleet.members[me]
+        host, port = address(at)
+        place: dict[str, Any] = {"sock": self._listener} if self._listener else {"host": host, "port": port}
+        try:
+            self._server = await asyncio.start_server(self._answer, **place)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            raise Unavailable(f"can't listen on {at} ({why}): {_advice(error, self._listen_at)}") from error
+
+    def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server_tls is not None:
+            transport = cast("asyncio.Transport", writer.transport)
+            transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
+        if self._closed:
+            writer.transport.abort()
+            return
+        serving = self._spawn(self._serve(reader, writer))
+        serving.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it had begun
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._admit(task, self._strangers, STRANGERS_MAX)
+        try:
+            async with asyncio.timeout(GREET_WITHIN):
+                if self._server_tls is not None:  # here and not before: who makes no handshake is counted, too
+                    await writer.start_tls(self._server_tls)
+                channel = await self._greet(reader, writer, dialled=False)
+                who = await self._introduced(reader, channel)
+            self._strangers.pop(task, None)
+            if who is None:
+                self._admit(task, self._watching, ONLOOKERS_MAX)
+                await self._serve_onlooker(reader, writer, channel)
+            else:
+                self._reachable[who].set()  # it is there: no need to wait with dialling it
+                await self._read(reader, channel, who, self._silence_max)
+        except (OSError, EOFError, Broken, TimeoutError, asyncio.CancelledError) as error:
+            # Whoever it was comes again. Nobody waits for this task, so it can end here when it is cancelled, too:
+            # because it was crowded out, or because we are closed.
+            _forget_frames(error)
+        finally:
+            self._strangers.pop(task, None)
+            self._watching.pop(task, None)
+
+    def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
+        """Count *task* among *those*; if there are too many, the one that has been there longest has to go."""
+        if len(those) >= most:
+            oldest = next(iter(those))
+            del those[oldest]
+            oldest.cancel()
+            self.counts.drop(CROWDED)
+        those[task] = None
+
+    async def _introduced(self, reader: asyncio.StreamReader, channel: Channel) -> int | None:
+        me = self._fleet.me
+        assert me is not None
+        body = channel.open(await self._frame(reader), self.counts)
+        try:
+            if body is None:
+                raise Malformed("not sealed with our key")
+            return introduced(body, me, self._fleet.size)
+        except Malformed as error:
+            if body is not None:
+                self.counts.drop("stranger")
+            raise Broken(str(error)) from error
+
+    async def _serve_onlooker(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: Channel
+    ) -> None:
+        self._onlookers += 1
+        number = -self._onlookers
+        self._outboxes[number] = outbox = Outbox(asyncio.get_running_loop(), self._fleet.question_lasts)
+        writing = asyncio.create_task(self._write(writer, channel, outbox))
+        try:
+            await self._read(reader, channel, number, self._silence_max)
+        finally:
+            del self._outboxes[number]
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    # --- whom we call ---
+
+    async def _dial_for_ever(self, to: int) -> None:
+        pause = 0.05
+        while True:
+            begun = asyncio.get_running_loop().time()
+            with suppress(OSError, EOFError, Broken, TimeoutError):  # it is dead, not yet born, or cut off
+                await self._dial(to)
+            if asyncio.get_running_loop().time() - begun > GREET_WITHIN:
+                pause = 0.05
+            self._reachable[to].clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(later(pause, self._rng, 0.5)):
+                    await self._reachable[to].wait()
+            pause = min(2 * pause, DIAL_EVERY_MAX)
+
+    async def _dial(self, to: int) -> None:
+        host, port = address(self._fleet.members[to])
+        async with asyncio.timeout(GREET_WITHIN):
+            reader, writer = await asyncio.open_connection(host, port, ssl=self._client_tls)
+        try:
+            async with asyncio.timeout(GREET_WITHIN):
+                channel = await self._greet(reader, writer, dialled=True)
+                writer.write(channel.seal(introduction(self._fleet.me, to)))
+                await writer.drain()
+            writing = asyncio.create_task(self._write(writer, channel, self._outboxes[to]))
+            reading = asyncio.create_task(self._read(reader, channel, to))
+            try:
+                done, _ = await asyncio.wait({reading}, timeout=ACCEPT_WITHIN)
+                (self.counts.refused.add if done else self.counts.refused.discard)(to)
+                await asyncio.wait({writing, reading}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                writing.cancel()
+                reading.cancel()
+                await asyncio.gather(writing, reading, return_exceptions=True)
+        finally:
+            writer.transport.abort()
+
+    # --- both ---
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, dialled: bool) -> Channel:
+        _keep_alive(writer)
+        mine = secrets.token_bytes(NONCE)
+        writer.write(greeting(mine))
+        theirs = nonce_of(await reader.readexactly(GREETING), self.counts)
+        if theirs == mine:
+            _let_go_at_once(writer)
+            raise Broken("this is our own greeting")
+        return self._secret.channel(mine, theirs, dialled=dialled)
+
+    async def _frame(self, reader: asyncio.StreamReader) -> bytes:
+        return await reader.readexactly(length_of(await reader.readexactly(4), self.counts))
+
+    async def _read(
+        self, reader: asyncio.StreamReader, channel: Channel, sender: int, silence: float | None = None
+    ) -> None:
+        while True:
+            async with asyncio.timeout(silence):
+                frame = await self._frame(reader)
+            body = channel.open(frame, self.counts)
+            if body is None:
+                continue
+            try:
+                message = decode(body)
+            except Malformed:
+                channel.drop("malformed", self.counts)
+                continue
+            self.counts.received += 1
+            self._deliver(sender, message)
+
+    async def _write(self, writer: asyncio.StreamWriter, channel: Channel, outbox: Outbox) -> None:
+        while True:
+            for body in await outbox.get():
+                writer.write(channel.seal(body))
+            # Who takes nothing for so long is as good as gone; the connection is dialled anew.
+            async with asyncio.timeout(max(GREET_WITHIN, self._fleet.suspect_after)):
+                await writer.drain()
+
+
+async def _stop_accepting(server: asyncio.Server) -> None:
+    """Let no more connections in, and wait for those that the loop has just accepted to be given to us.
+
+    A server that is closed before that leaves them open for ever.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        with suppress(NotImplementedError):
+            loop.remove_reader(listening.fileno())
+    for _ in range(TURNS_TO_ANSWER):
+        await asyncio.sleep(0)
+
+
+def _advice(error: OSError, listen: str | None) -> str:
+    """Say what to do about an address that can't be listened on."""
+    if error.errno == errno.EADDRINUSE:
+        return "another process does; if that is this member, leave me= out of the URL to look on"
+    if error.errno == errno.EACCES:
+        return "this user may not; use a port above 1023"
+    if listen is not None:
+        return "it is no address of this machine now; listen=0.0.0.0 means all that it has"
+    return (
+        "it is no address of this machine now; look whether me= says which member this is, or, if others reach it "
+        "through an address that it does not have itself, add listen=0.0.0.0"
+    )
+
+
+def address(member: str) -> tuple[str, int]:
+    """Take ``host:port`` apart; an IPv6 address stands in brackets."""
+    host, _, port = member.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of all that was in use where *error* was raised.
+
+    The frames and the error hold each other, and with them the 256 KiB of a TLS handshake that came to nothing. Of a
+    flood of those, none may be there until the garbage is collected.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
+def _let_go_at_once(writer: asyncio.StreamWriter) -> None:
+    """Give the port back without the usual minute's wait.
+
+    Who dials a port of this machine that nobody listens on may be given this very port for its own end, and has then
+    reached itself. As long as it keeps the port, the member that it belongs to can't listen on it.
+    """
+    link: socket.socket = writer.get_extra_info("socket")
+    with suppress(OSError):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Send at once, and notice soon that nobody is there any more."""
+    link: socket.socket = writer.get_extra_info("socket")
+    with suppress(OSError):
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(GREET_WITHIN * 1000))

@@ -1,0 +1,108 @@
+"""Leases and queues in PostgreSQL: ``postgresql://user@host/database``, after ``tenure migrate URL``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.postgres.client import VERSION, Client, Options
+from tenure._backends.postgres.fence import fence
+from tenure._backends.postgres.leases import TRAITS, PostgresLeases
+from tenure._backends.postgres.migrate import Migrated, migrate, migrate_with, version_to_migrate
+from tenure._backends.postgres.queue import QUEUE_TRAITS, PostgresBroker
+from tenure._backends.postgres.script import script
+from tenure._backends.postgres.wake import Wake
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock
+from tenure._url import Url
+
+__all__ = [
+    "QUEUE_TRAITS",
+    "TRAITS",
+    "Migrated",
+    "Options",
+    "PostgresBackend",
+    "PostgresBroker",
+    "PostgresLeases",
+    "fence",
+    "migrate",
+    "open",
+]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> PostgresBackend:
+    """Open the database that *url* names; it is first reached by the first question.
+
+    Raises:
+        ConfigError: The address can't be read, or an option is unknown or doesn't fit.
+    """
+    return PostgresBackend(Client(url, url.options(Options)))
+
+
+def migration_sql(url: Url, since: int) -> str:
+    """Return the SQL that makes the schema that *url* names out of its version *since*; 0: it isn't there yet.
+
+    Raises:
+        ConfigError: There is no such version, or an option is unknown or doesn't fit.
+    """
+    return script(url.options(Options).schema, since)
+
+
+class PostgresBackend:
+    """A database in use: a few connections for each loop, and one to be woken by."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wake = Wake(client)
+        self.leases: PostgresLeases = PostgresLeases(client, self._wake)
+        self.broker: PostgresBroker = PostgresBroker(client, self._wake)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether changes are heard of at this moment, and not only looked for."""
+        return self._wake.connected
+
+    async def migrate(self) -> Migrated:
+        """Create or upgrade the schema; see :func:`migrate`."""
+        return await migrate_with(self._client)
+
+    async def migration_sql(self) -> str:
+        """Return the SQL that ``migrate`` would run now; an SQL comment if that is none."""
+        since = await version_to_migrate(self._client)
+        schema = self._client.options.schema
+        return script(schema, since) if since is not None else f"-- the schema {schema} is up to date: nothing to do"
+
+    async def describe(self) -> Sequence[Fact]:
+        """Ask the server about itself."""
+        [row] = await self._client.ask(_FACTS)
+        risky = "" if row["fsync"] == "on" else "answers can be lost with the power; set fsync = on"
+        lazy = "" if row["commits"] != "off" else "the newest answers can be lost in a crash, tokens too; set it on"
+        old = row["oldest"] or 0.0
+        held = f"a transaction is open for {old:.0f} s and keeps vacuum from its work; find it in pg_stat_activity"
+        return [
+            Fact("PostgreSQL", row["version"]),
+            Fact("schema", f"{self._client.options.schema}, version {VERSION}"),
+            Fact("synchronous_commit", row["commits"], lazy),
+            Fact("fsync", row["fsync"], risky),
+            Fact("TLS", "yes" if row["tls"] else "no"),
+            Fact("connections", f"{row['used']} of {row['most']}; {self._client.options.pool} for each loop here"),
+            Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else ""),
+            self._wake.fact(),
+        ]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.broker.close()
+        await self._wake.close()
+        await self._client.close()
+
+
+_FACTS = """
+SELECT current_setting('server_version') AS version,
+       current_setting('synchronous_commit') AS commits,
+       current_setting('fsync') AS fsync,
+       current_setting('max_connections') AS most,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
+       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
+       (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8
+        FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()) AS oldest
+"""

@@ -1,0 +1,318 @@
+"""The schema: created and upgraded step by step, each step in an SQL file of its own, all in one transaction.
+
+Except for what a step changes in several tables that are in use: that is done before, table by table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+import asyncpg
+
+from tenure._backends.postgres.client import (
+    DRIVER_ERRORS,
+    PLANS,
+    VERSION,
+    Client,
+    Connection,
+    Options,
+    statements,
+    text_of,
+    works_with,
+)
+from tenure._queue.broker import CLAIM_BYTES, QueueSettings
+from tenure._queue.message import EXPIRED, HISTORY_MAX, ID_MARK, INT_MAX, MAX_DELIVERIES
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql"}
+"""What makes each version out of the one before it."""
+
+TABLES = {4: "schema_4_tables.sql"}
+"""What a step changes in tables that are in use; the older version's functions work with all of it."""
+
+FUNCTIONS = "queue.sql"
+"""Written anew by every migration that finds others, with the indexes that they need.
+
+One whose arguments change is dropped by the step that does so."""
+
+LOOK_AGAIN = 0.2
+"""Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
+
+CATCH_UP = 10.0
+"""Seconds to wait for transactions that send while the schema is upgraded."""
+
+QUEUES = 2
+"""The version that brought the tables of queues."""
+
+WITHOUT_MARKS = (2, 3)
+"""Versions whose functions noted neither which sessions can be accepted, nor what is below a mark."""
+
+ROUNDS = 20
+"""Steps of 1,000 messages that one question makes of what time has done."""
+
+RAISE_BEHIND = 15.0
+"""So many seconds before the next locks' end is the mark of locks raised to at least, where no lock is found before."""
+
+LATE = 5.0
+"""Seconds within which a statement of ours is committed: a lock that ends in fewer may have ended by then."""
+
+OLDEST = 4
+"""The oldest version of this code that works with the schema and the functions of this one: that needs them, at least,
+with the columns that it writes and the arguments that it gives."""
+
+PATIENCE = 120.0
+"""Seconds for a migration, the wait for another one included."""
+
+BEGIN = """
+CREATE TABLE IF NOT EXISTS {schema}.migration (
+    version integer PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT now(),
+    by      text NOT NULL DEFAULT current_user
+)
+"""
+
+
+OFFER = (
+    "INSERT INTO {schema}.waiting (queue, seq, session) SELECT queue, min(seq), session FROM {schema}.message "
+    "WHERE state = 0 AND session IS NOT NULL GROUP BY queue, session"
+)
+LOWER = (
+    "INSERT INTO {schema}.mark (queue, kind, keys) "
+    "SELECT id, 0, array_fill(0::double precision, '{14}') FROM {schema}.queue"
+)
+"""Offer the sessions that there are, and lower all marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration has done. Version 0 is none at all."""
+
+    schema: str
+    before: int
+    after: int
+    rewritten: bool = False
+    """Whether the functions of the same version were those of another tenure, and are now those of this one."""
+
+    def __str__(self) -> str:
+        if self.rewritten:
+            return f"the schema {self.schema!r} has version {self.after} already; wrote its functions anew"
+        if self.before == self.after:
+            return f"the schema {self.schema!r} has version {self.after} already"
+        if not self.before:
+            return f"created the schema {self.schema!r}, version {self.after}"
+        return f"upgraded the schema {self.schema!r} from version {self.before} to {self.after}"
+
+
+async def migrate(url: str, *, to: int = VERSION) -> Migrated:
+    """Create or upgrade tenure's schema in the database at *url*; the option ``schema`` names it.
+
+    Any number of processes may do this at once, and again: one does it, the others find it done.
+
+    Args:
+        url: As for :func:`tenure.connect`.
+        to: The version to stop at.
+
+    Raises:
+        ConfigError: The schema is newer than this tenure, or the user may not create it.
+        Unavailable: The database could not be asked. Then the version and the functions have not changed; what was
+            changed in tables is of no effect, and is left out the next time.
+    """
+    parsed = Url.parse(url)
+    return await migrate_with(Client(parsed, parsed.options(Options)), to)
+
+
+async def migrate_with(client: Client, to: int = VERSION) -> Migrated:
+    """Do as :func:`migrate`, on the database of *client*."""
+    asked_at = time.monotonic()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            connection = await client.connect()
+            try:
+                await _change_tables(connection, client.options.schema, to)
+                done = await _in_one_step(connection, client.options.schema, to)
+                if done.before in WITHOUT_MARKS and done.after > max(WITHOUT_MARKS):
+                    await _catch_up(connection, client.options.schema)
+                return done
+            finally:
+                connection.terminate()
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"{client.url} does not let this user create the schema {client.options.schema!r} or tables in it "
+            f"(it says: {error}); migrate as a user with CREATE on the database, or on the schema"
+        ) from error
+    except DRIVER_ERRORS as error:
+        raise client.translate(error, asked_at, PATIENCE) from error
+
+
+async def _change_tables(connection: Connection, schema: str, to: int) -> None:
+    """Do what TABLES names for tables that are in use, in a transaction for each table.
+
+    One that waits for a table and holds another meets those who hold the first and want the second: a deadlock.
+    """
+    for version, file in TABLES.items():
+        for change in statements(file, schema).values():
+            async with connection.transaction():
+                await _lock(connection, schema)
+                if QUEUES <= await _version(connection, schema) < version <= to:
+                    await connection.execute(change)
+
+
+async def _in_one_step(connection: Connection, schema: str, to: int) -> Migrated:
+    """Migrate in one transaction; anew, if one that locks tables in another way and this one waited for each other."""
+    for _ in range(4):
+        with suppress(asyncpg.DeadlockDetectedError):
+            async with connection.transaction():
+                return await _migrate(connection, schema, to)
+    async with connection.transaction():
+        return await _migrate(connection, schema, to)
+
+
+async def _lock(connection: Connection, schema: str) -> None:
+    """Let no other migration go on until this transaction ends."""
+    # A lock of the transaction, not of the session: it goes with the transaction, behind a pooler too.
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock_of(schema))
+
+
+def lock_of(schema: str) -> str:
+    """Return what the advisory lock of migrations is called."""
+    return f"tenure migrate {schema}"
+
+
+async def _version(connection: Connection, schema: str) -> int:
+    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+        return 0
+    version: int = await connection.fetchval(f"SELECT coalesce(max(version), 0) FROM {schema}.migration")
+    return version
+
+
+async def _migrate(connection: Connection, schema: str, to: int) -> Migrated:
+    await _lock(connection, schema)
+    if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+        # "R" can name nothing, and "T" no schema, unless they are quoted.
+        taken = "SELECT count(*) FROM pg_get_keywords() WHERE word = $1 AND catcode IN ('R', 'T')"
+        if await connection.fetchval(taken, schema):
+            raise ConfigError(f"schema={schema}: that is a word of SQL, and can't name a schema; try schema=tenure")
+        await connection.execute(f"CREATE SCHEMA {schema}")
+    if await connection.fetchval("SELECT to_regclass($1)::text", f"{schema}.migration") is None:
+        await connection.execute(BEGIN.replace("{schema}", schema))
+    before = await _version(connection, schema)
+    if await _is_newer(connection, schema, before):
+        return Migrated(schema, before, before)
+    for version in range(before + 1, to + 1):
+        for change in statements(TABLES[version], schema).values() if version in TABLES else ():
+            await connection.execute(change)
+        await connection.execute(text_of(STEPS[version], schema))
+        await connection.execute(f"INSERT INTO {schema}.migration (version) VALUES ($1)", version)
+    return Migrated(schema, before, max(before, to), to == VERSION and await _write(connection, schema, before))
+
+
+async def _catch_up(connection: Connection, schema: str) -> None:
+    """Offer the sessions that there are and lower all marks, when those who sent during the upgrade have ended.
+
+    A call that had begun goes on with the function as it was, which does neither. To do it twice does no harm.
+    """
+    writers = (
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
+        f"AND relation = '{schema}.message'::regclass"
+    )
+    begun = time.monotonic()
+    left = {row[0] for row in await connection.fetch(writers)}
+    while left and time.monotonic() - begun < CATCH_UP:
+        await asyncio.sleep(0.05)
+        left &= {row[0] for row in await connection.fetch(writers)}
+    for change in (OFFER, LOWER):
+        await connection.execute(change.replace("{schema}", schema))
+
+
+async def _write(connection: Connection, schema: str, before: int) -> bool:
+    """Write the functions, if they are not those of this tenure; tell whether others of this version stood there."""
+    text, note = written(schema)
+    if await _has_functions(connection, schema):
+        return False
+    await connection.execute(text)
+    await connection.execute(note)
+    return before == VERSION
+
+
+async def _has_functions(connection: Connection, schema: str) -> bool:
+    """Tell whether the functions of the schema are those of this tenure."""
+    found = await connection.fetchval(f"SELECT functions FROM {schema}.migration WHERE version = {VERSION}")
+    return bool(found == _digest(functions(schema)))
+
+
+def written(schema: str) -> tuple[str, str]:
+    """Return the statements that write the functions, and note which they are."""
+    text = functions(schema)
+    noted = f"functions = '{_digest(text)}', oldest = {OLDEST}"
+    return text, f"UPDATE {schema}.migration SET {noted} WHERE version = {VERSION};"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+async def version_to_migrate(client: Client) -> int | None:
+    """Return the version that the schema has, 0 for none; or None if there is nothing to migrate.
+
+    Raises:
+        ConfigError: The schema is newer than this tenure.
+        Unavailable: The database could not be asked.
+    """
+    schema, asked_at = client.options.schema, time.monotonic()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            connection = await client.connect()
+            try:
+                version = await _version(connection, schema)
+                if await _is_newer(connection, schema, version):
+                    return None
+                return None if version == VERSION and await _has_functions(connection, schema) else version
+            finally:
+                connection.terminate()
+    except DRIVER_ERRORS as error:
+        raise client.translate(error, asked_at, PATIENCE) from error
+
+
+async def _is_newer(connection: Connection, schema: str, version: int) -> bool:
+    """Tell whether a newer tenure has made the schema; refuse one that this tenure can't work with."""
+    if version <= VERSION:
+        return False
+    if await connection.fetchval(works_with(schema)) <= VERSION:
+        return True
+    raise ConfigError(
+        f"the schema {schema!r} has version {version}, and this tenure knows {VERSION}: it was made by a newer "
+        "one; install that here"
+    )
+
+
+def functions(schema: str) -> str:
+    """Return the functions' text, with what the code and they must agree on."""
+    settings = QueueSettings()
+    agreed = {
+        "plans": " ".join(f"SET {one}" for one in PLANS),
+        "lock": settings.lock,
+        "max_deliveries": settings.max_deliveries,
+        "dedupe_window": settings.dedupe_window,
+        "body_max": settings.body_max,
+        "history_max": HISTORY_MAX,
+        "int_max": INT_MAX,
+        "id_mark": ID_MARK,
+        "look_again": LOOK_AGAIN,
+        "claim_bytes": CLAIM_BYTES,
+        "marks": "{0" + ",Infinity" * 10 + ",0,Infinity,0}",
+        "others": "{" + ",".join(["Infinity"] * 9) + "}",
+        "late": LATE,
+        "behind": RAISE_BEHIND,
+        "rounds": ROUNDS,
+        "reason_tried": MAX_DELIVERIES,
+        "reason_expired": EXPIRED,
+    }
+    text = text_of(FUNCTIONS, schema)
+    for name, value in agreed.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text

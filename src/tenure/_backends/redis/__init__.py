@@ -1,0 +1,62 @@
+"""Leases and queues in Redis 7 and later: ``redis://host:6379/0``, and ``rediss://`` for TLS.
+
+``redis+sentinel://a:26379,b:26379/SERVICE`` leads to the primary that sentinels name, ``rediss+sentinel://`` over TLS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.redis.client import Address, Client, Options, address_of
+from tenure._backends.redis.cluster import ClusterClient
+from tenure._backends.redis.facts import facts
+from tenure._backends.redis.leases import TRAITS, RedisLeases
+from tenure._backends.redis.queue import QUEUE_TRAITS, RedisBroker
+from tenure._backends.redis.sentinel import SentinelClient, SentinelOptions, primary_of
+from tenure._backends.redis.wake import Wake
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+__all__ = ["QUEUE_TRAITS", "TRAITS", "Options", "RedisBackend", "RedisBroker", "RedisLeases", "open"]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> RedisBackend:
+    """Open the Redis that *url* names; the first question connects. Its own clock judges every expiry.
+
+    Raises:
+        ConfigError: The URL names no server, or an option is unknown or doesn't fit.
+    """
+    if url.scheme.endswith("+sentinel"):
+        asked_for = url.options(SentinelOptions)
+        primary = primary_of(url, asked_for)
+        _require_tls(url, primary, asked_for)
+        return RedisBackend(SentinelClient(primary, asked_for))
+    address, options = address_of(url), url.options(Options)
+    _require_tls(url, address, options)
+    return RedisBackend(ClusterClient(address, options) if options.cluster else Client(address, options))
+
+
+def _require_tls(url: Url, address: Address, options: Options) -> None:
+    if not address.is_tls and (options.ca or options.cert or options.key):
+        raise ConfigError(f"{str(url)!r} has options for TLS, and no TLS; write {url.scheme.replace('s', 'ss', 1)}://")
+
+
+class RedisBackend:
+    """A Redis in use."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wake = Wake(client)
+        self.leases: RedisLeases = RedisLeases(client, self._wake)
+        self.broker: RedisBroker = RedisBroker(client, self._wake)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Ask Redis about itself."""
+        return await facts(self._client)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._wake.close()
+        await self._client.close()

@@ -1,0 +1,114 @@
+"""What a Redis tells about itself, and what it means for the promises: what is safe, and from what."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from tenure._backends.redis.client import Answer, Client, is_forbidden
+from tenure._backends.redis.cluster import ClusterClient
+from tenure._opened import Fact
+from tenure.errors import ConfigError, TenureError
+
+VERSION_MIN = (7, 0)
+
+STEPS = "what is sent together with a complete, to another queue, is not one step with it: handlers must be idempotent"
+
+
+async def facts(client: Client) -> list[Fact]:
+    """Ask the server of *client*, or each primary of its cluster; what it may not tell us is named as unknown."""
+    found = [Fact("server", str(client.address))]
+    if not isinstance(client, ClusterClient):
+        return found + await _facts(client.command)
+    primaries = await client.each_primary()
+    found.append(Fact("cluster", f"{len(primaries)} primaries", STEPS))
+    for name, command in primaries:
+        found += [Fact(f"{fact.name} of {name}", fact.value, fact.advice) for fact in await _facts(command)]
+    return found
+
+
+async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
+    """Ask one server, which *command* gives commands to."""
+    found: list[Fact] = []
+    try:
+        info = await command("INFO")
+    except TenureError as error:
+        if not _is_refused(error):
+            raise
+        return [*found, Fact("server's state", "not told", f"{error}")]
+    found += [_version(info), _role(info), *_persistence_errors(info)]
+    try:
+        config = await command("CONFIG GET", "*")
+    except TenureError as error:
+        if not _is_refused(error):
+            raise
+        why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
+        return [*found, Fact("configuration", "may not be read", why)]
+    return [*found, _durability(config), _memory(config, info)]
+
+
+def _is_refused(error: TenureError) -> bool:
+    return isinstance(error, ConfigError) or is_forbidden(error)
+
+
+def _version(info: Mapping[str, object]) -> Fact:
+    version = str(info.get("valkey_version") or info.get("redis_version", "unknown"))
+    numbers = [int(part) for part in str(info.get("redis_version", "0")).split(".") if part.isdecimal()]
+    old = tuple(numbers[:2]) < VERSION_MIN
+    return Fact("version", version, "tenure is tested with 7.0 and newer; use one of these" if old else "")
+
+
+def _role(info: Mapping[str, object]) -> Fact:
+    role = str(info.get("role", "unknown"))
+    if role != "master":
+        return Fact("role", role, "a replica takes no writes; name the primary")
+    replicas = int(str(info.get("connected_slaves", 0)))
+    if not replicas:
+        return Fact("role", "primary, alone")
+    return Fact(
+        "role",
+        f"primary with {replicas} replicas",
+        "replication is asynchronous: a failover may forget the newest leases, tokens and messages, and then two may "
+        "lead, or a token be given out twice. Let the resource itself refuse old tokens, or use PostgreSQL or etcd",
+    )
+
+
+def _persistence_errors(info: Mapping[str, object]) -> list[Fact]:
+    broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if info.get(name, "ok") != "ok"]
+    return [Fact("disk", f"{name} is {info[name]}", "look at the server's log and its disk") for name in broken]
+
+
+def _durability(config: Mapping[str, str]) -> Fact:
+    if config.get("appendonly") != "yes":
+        return Fact(
+            "durability",
+            "snapshots only" if config.get("save") else "none",
+            "a crash loses everything since the last snapshot, tokens too; set appendonly yes and appendfsync always",
+        )
+    policy = config.get("appendfsync", "unknown")
+    advice = {
+        "always": "",
+        "everysec": "kill -9 loses nothing, but a loss of power loses up to a second of answers; "
+        "set appendfsync always if a message or a token must not be lost so",
+    }.get(policy, "when the system crashes, it decides how much is lost; set appendfsync always")
+    return Fact("durability", f"append-only file, appendfsync {policy}", advice)
+
+
+NEARLY_FULL = 0.9
+"""The share of its memory from which a Redis is said to be nearly full."""
+
+
+def _memory(config: Mapping[str, str], info: Mapping[str, object]) -> Fact:
+    policy, limit = config.get("maxmemory-policy", "unknown"), int(config.get("maxmemory", "0"))
+    used = int(str(info.get("used_memory", 0)))
+    if not limit:
+        return Fact("memory", f"no limit, {policy}")
+    advice = []
+    if policy != "noeviction":
+        advice.append(
+            "under pressure it throws keys away: leases, tokens and messages too; set maxmemory-policy noeviction"
+        )
+    if used >= limit:
+        advice.append("it is full, and refuses to send; drain queues, purge dead letters, or raise maxmemory")
+    elif used >= NEARLY_FULL * limit:
+        advice.append("it is nearly full, and will refuse to send; drain queues, or raise maxmemory")
+    return Fact("memory", f"{used} of maxmemory {limit} bytes, {policy}", "; ".join(advice))

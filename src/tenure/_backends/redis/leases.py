@@ -1,0 +1,135 @@
+"""Leases in Redis, by the convention of redis-py's ``Lock``: on the same key, it and a candidate exclude each other.
+
+House rules:
+
+- The lock is a string under ``tenure:lease:NAME`` that holds its holder and expires with the lease. All else (the
+  token, what the holder tells, whether it was asked to resign) is a hash beside it, in the same slot, which never
+  expires: a token never falls, as long as Redis evicts nothing (see ``describe``).
+- Each verb is one script, so it is one step. Renew and release compare the holder *and* the token.
+- Expiry is Redis's own, by its wall clock: a step of that clock ends leases early or late.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from tenure._backends.redis.client import NOTE, Answer, Call, Client, escaped, patience, scripts
+from tenure._backends.redis.wake import Wake
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import Unavailable
+
+TRAITS = LeaseTraits(
+    ttl_min=0.1,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+)
+
+
+class RedisLeases:
+    """A ``LeaseStore`` in Redis."""
+
+    def __init__(self, client: Client, wake: Wake) -> None:
+        self._client = client
+        self._wake = wake
+        self._lua = scripts("leases.lua", is_cluster=client.is_cluster)
+        self._prefix = client.options.leases
+        self._names = f"{client.options.prefix}leases"
+        self._listed: set[str] = set()
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do: it gives no hints to a user who may not listen."""
+        return replace(TRAITS, hints=False) if self._wake.is_deaf else TRAITS
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        told = json.dumps(dict(metadata)) if metadata else ""
+        keys = self._keys(name)
+        call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), told, keys[0]))
+        if name in self._listed:
+            answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
+        else:
+            # The list of names lies in another slot, so it can't be part of the script; before it, to miss none.
+            note = Call(NOTE, [self._names], [name])
+            answer, is_noted = await self._client.run_noted(note, call, within=patience(ttl))
+            if is_noted:
+                self._listed.add(name)
+        if not answer[0]:
+            return _held(name, answer)
+        return Granted(Grant(name, holder, int(answer[1])), answer[2] == b"1")
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, in one round trip; in a cluster, in one for each node."""
+        require_ttl(ttl, TRAITS)
+        if not grants:
+            return []
+        until = _milliseconds(ttl)
+        answers = await self._client.run_all(
+            [Call(self._lua["renew"], self._keys(grant.name), (grant.holder, grant.token, until)) for grant in grants],
+            within=patience(ttl),
+        )
+        return [_renewed(grant, answer) for grant, answer in zip(grants, answers, strict=True)]
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back; its token is kept."""
+        keys = self._keys(grant.name)
+        done = await self._client.run(self._lua["release"], keys, grant.holder, grant.token, keys[0])
+        return Released(grant) if done else Lost(grant)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*."""
+        require_name(name)
+        answer = await self._client.run(self._lua["inspect"], self._keys(name))
+        if answer[0]:
+            return _held(name, answer)
+        ended = answer[2]
+        return Vacant(name, int(answer[1]), max(0, ended) / 1_000 if ended != b"" else None)
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted."""
+        return sorted(name.decode() for name in await self._client.command("SMEMBERS", self._names))
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none, or if it is a ``Lock``, which can't be asked."""
+        require_name(name)
+        keys = self._keys(name)
+        return bool(await self._client.run(self._lua["ask_to_resign"], keys, keys[0]))
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*."""
+        require_name(name)
+        return self._wake.listen(self._keys(name)[0])
+
+    def _keys(self, name: str) -> tuple[str, str]:
+        """Return the key of the lock, and that of the term, whose tag puts it into the same slot."""
+        lock = f"{self._prefix}{escaped(name)}"
+        return lock, f"{{{lock}}}:term"
+
+
+def _renewed(grant: Grant, answer: Answer | Unavailable) -> Granted | Lost | NoAnswer:
+    if isinstance(answer, Unavailable):
+        return NoAnswer(str(answer))
+    return Granted(grant, answer[1] == b"1") if answer[0] else Lost(grant)
+
+
+def _held(name: str, answer: Answer) -> HeldBy:
+    _, holder, token, remaining, told = answer
+    metadata = FrozenDict(json.loads(told)) if told else NO_METADATA
+    # A Lock without a timeout never ends: then there is no time left to tell.
+    left = max(0, remaining) / 1_000 if remaining != -1 else None
+    return HeldBy(name, holder.decode(errors="replace"), int(token), left, metadata)
+
+
+def _milliseconds(seconds: float) -> int:
+    return math.ceil(seconds * 1_000)

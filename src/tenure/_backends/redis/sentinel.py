@@ -1,0 +1,222 @@
+"""Redis Sentinel: each new connection leads to the server that the sentinels name as primary when it is made.
+
+The sentinels are asked as their guide for clients says, by ``SENTINEL GET-MASTER-ADDR-BY-NAME``, and side by side where
+one is silent. redis-py's own ``Sentinel`` asks one after the other, so that a silent one uses up the time of a
+question, and does not tell a service that nobody knows from sentinels that are not there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis import asyncio as aioredis
+from redis import exceptions
+
+from tenure._backends.redis.client import (
+    Address,
+    Client,
+    Endpoint,
+    LoopConnections,
+    Options,
+    certificate_error,
+    connected,
+    first_told,
+    translate,
+)
+from tenure._url import Url
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+PORT = 26_379
+_PLACE = re.compile(r"(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelOptions(Options):
+    """The query of a ``redis+sentinel:`` or ``rediss+sentinel:`` URL.
+
+    Args:
+        db: The number of the database.
+        sentinel_user: Who we are at the sentinels, if they ask.
+        sentinel_password: The password there. The one before the ``@`` is for the primary.
+        sentinel_tls: Whether the sentinels speak TLS, too; by default, if the primary does.
+    """
+
+    db: int = 0
+    sentinel_user: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    sentinel_tls: bool | None = None
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)  # with slots, super() would mean another class
+        if self.db < 0:
+            raise ConfigError(f"db must be the number of a database, not {self.db}; try db=0")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service that sentinels watch over, and where they are."""
+
+    name: str
+    sentinels: tuple[Endpoint, ...]
+    at_sentinels: Address
+    """Who we are at the sentinels; its host and port are replaced by those of each."""
+
+    def __str__(self) -> str:
+        places = ",".join(f"{host}:{port}" for host, port in self.sentinels)
+        return f"{places}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryAddress(Address):
+    """Who we are at the primary of a service; where that is, its sentinels tell."""
+
+    service: Service
+
+    def __str__(self) -> str:
+        scheme = "rediss+sentinel" if self.is_tls else "redis+sentinel"
+        named = f"{scheme}://{self.service}"
+        return f"{named}?db={self.database}" if self.database else named
+
+
+def primary_of(url: Url, options: SentinelOptions) -> PrimaryAddress:
+    """Return the service that *url* names.
+
+    Raises:
+        ConfigError: It is spelled as something else.
+    """
+    right = f"write {url.scheme}://[[user]:password@]host[:port][,host[:port]…]/SERVICE"
+    parts = urlsplit(url.written)
+    login, _, hosts = parts.netloc.rpartition("@")
+    places = tuple(_place(written, url, right) for written in hosts.split(",") if written)
+    if not places:
+        raise ConfigError(f"{str(url)!r} names no sentinel; {right}")
+    service = unquote(parts.path.strip("/"))
+    if not service or "/" in service:
+        raise ConfigError(f"{str(url)!r} names no service; {right}, with the name after 'sentinel monitor'")
+    user, _, password = (unquote(part) for part in login.partition(":"))
+    host, port = places[0]
+    is_tls = url.scheme.startswith("rediss")
+    sentinels_too = is_tls if options.sentinel_tls is None else options.sentinel_tls
+    at_sentinels = Address(host, port, 0, options.sentinel_user, options.sentinel_password, sentinels_too)
+    return PrimaryAddress(
+        host, port, options.db, user or None, password or None, is_tls, Service(service, places, at_sentinels)
+    )
+
+
+def _place(written: str, url: Url, right: str) -> Endpoint:
+    found = _PLACE.fullmatch(written)
+    if not found or int(found["port"] or 0) > 65_535:
+        # Not told from what: a password that is not percent-encoded may have ended up there.
+        raise ConfigError(
+            f"{str(url)!r} has a sentinel that is no host:port; {right}, and percent-encode what is special in the "
+            "password"
+        )
+    return found["host"].strip("[]"), int(found["port"] or PORT)
+
+
+class SentinelClient(Client):
+    """All connections to the primary of one service, by event loop."""
+
+    address: PrimaryAddress
+
+    def __init__(self, address: PrimaryAddress, options: SentinelOptions) -> None:
+        super().__init__(address, options)
+        if options.cluster:
+            raise ConfigError("sentinels watch over one primary, and a cluster over itself; leave out cluster=true")
+
+    def _new_line(self) -> LoopConnections:
+        return LoopConnections(self.address, self.options, self._connected)
+
+    def _connected(self, address: Address, options: Options) -> aioredis.Redis:
+        return connected(address, options, ToSecurePrimary if address.is_tls else ToPrimary, find=self.find_primary)
+
+    def translated(self, error: Exception) -> TenureError:
+        """Turn what redis-py says into one of ours. An error about the sentinels is one already."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, TenureError):
+                return Unavailable(str(cause)) if self._worked else cause
+            cause = cause.__cause__
+        return super().translated(error)
+
+    async def find_primary(self) -> Endpoint:
+        """Ask the sentinels, and return what the first of them to know the service answers.
+
+        Raises:
+            Unavailable: None of them can be asked.
+            ConfigError: They don't know the service, don't let us in, or are no sentinels.
+        """
+        service = self.address.service
+        unknown: list[Endpoint] = []
+
+        async def ask(place: Endpoint) -> Endpoint:
+            address = replace(service.at_sentinels, host=place[0], port=place[1])
+            sentinel = connected(address, self.options)
+            try:
+                told = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service.name)  # type: ignore[no-untyped-call]
+            finally:
+                await sentinel.aclose()
+            if told is None:
+                unknown.append(place)
+                raise exceptions.ConnectionError("it does not know the service")
+            host, port = told
+            return (host.decode() if isinstance(host, bytes) else host), int(port)
+
+        try:
+            _, primary = await first_told(service.sentinels, ask)
+        except exceptions.RedisError as error:
+            raise self._not_told(error, unknown) from error
+        return primary
+
+    def _not_told(self, error: exceptions.RedisError, unknown: list[Endpoint]) -> TenureError:
+        service = self.address.service
+        if unknown:
+            places = ", ".join(f"{host}:{port}" for host, port in unknown)
+            return ConfigError(
+                f"the sentinel at {places} knows no service {service.name!r}; name the one after 'sentinel monitor' "
+                "in its configuration"
+            )
+        if certificate := certificate_error(error):
+            return ConfigError(
+                f"a sentinel of {service} showed a certificate that is not trusted: {certificate}; check the options "
+                "ca and check_hostname, or sentinel_tls=false if the sentinels speak no TLS"
+            )
+        match error:
+            case exceptions.AuthenticationError():
+                return ConfigError(
+                    f"the sentinels of {service} refused us: {error}; check the options sentinel_user and "
+                    "sentinel_password"
+                )
+            case exceptions.NoPermissionError():
+                return ConfigError(f"the sentinels of {service} refused us: {error}; permit +sentinel to this user")
+            case exceptions.ConnectionError() | exceptions.TimeoutError():
+                return Unavailable(
+                    f"no sentinel of {service} can be asked: {error}; check hosts and ports, whether they run, and "
+                    f"whether they speak TLS (they are asked {'with' if service.at_sentinels.is_tls else 'without'} it)"
+                )
+            case exceptions.ResponseError() if "unknown command" in str(error).lower():
+                return ConfigError(f"{service} names a server that is no sentinel; sentinels mostly listen on {PORT}")
+        return translate(error, str(service))
+
+
+class _Guided:
+    """A connection to the server that *find* names when it is made, and made anew."""
+
+    def __init__(self, *, find: Any, **more: Any) -> None:
+        self._find = find
+        super().__init__(**more)
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._find()
+        await super()._connect()  # type: ignore[misc]
+
+
+class ToPrimary(_Guided, aioredis.Connection):
+    """Such a connection without TLS."""
+
+
+class ToSecurePrimary(_Guided, aioredis.SSLConnection):
+    """Such a connection with TLS; the certificate must be for the host that was named."""

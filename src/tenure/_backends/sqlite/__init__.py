@@ -1,0 +1,76 @@
+"""Leases and queues in an SQLite file, for the processes of one machine.
+
+``sqlite:///relative.db``, ``sqlite:////absolute/path.db``
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tenure._backends.sqlite.client import Database, Options, Worker, path_of
+from tenure._backends.sqlite.fence import Fence
+from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
+from tenure._backends.sqlite.operations import IDLE, QUEUES
+from tenure._backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
+from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.transaction import Within, transact
+from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.writer import Writer
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._url import Url
+
+__all__ = [
+    "QUEUE_TRAITS",
+    "TRAITS",
+    "Fence",
+    "Options",
+    "SqliteBackend",
+    "SqliteBroker",
+    "SqliteLeases",
+    "Within",
+    "open",
+    "transact",
+]
+
+
+def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
+    """Open the file that *url* names; it is created when first used.
+
+    Raises:
+        ConfigError: The URL names no file, or an option is unknown or doesn't fit.
+    """
+    return SqliteBackend(path_of(url), url.options(Options), clock or SystemClock())
+
+
+class SqliteBackend:
+    """An SQLite file in use: a thread with a connection for leases, one to write and one to read queues, and a socket.
+
+    A thread begins when it is first needed: who only elects has one.
+    """
+
+    def __init__(self, path: str, options: Options, clock: Clock) -> None:
+        used = threading.Event()
+        self._worker = Worker(lambda: Database(path, options, [LEASES], used=used))
+        self._wake = Wake(path, self._worker)
+        self.leases = SqliteLeases(self._worker, self._wake, clock)
+        times = FileClock(clock)
+        self._writer = Writer(
+            lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True, used=used),
+            times,
+            lambda queue: self._wake.ring(topic_of(queue)),
+        )
+        self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True, used=used))
+        self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
+
+    async def describe(self) -> Sequence[Fact]:
+        """Ask the file and the library about themselves."""
+        return [*await self._worker.run(Database.facts), self._wake.fact()]
+
+    async def close(self) -> None:
+        """Close the connections, end their threads, and stop listening."""
+        await self._wake.close()
+        await self._writer.close()
+        await self._reader.close()
+        await self._worker.close()

@@ -1,0 +1,49 @@
+"""Which start of which kernel our clock counts from: two readings compare only if they have this in common."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tenure._runtime.clock import SystemClock
+
+_GUESSED = "booted:"
+_KERNEL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SAME_WITHIN = 60.0  # seconds by which two guesses at one boot may differ, as wall clocks are set
+
+
+def this_boot() -> str:
+    """Name the present boot.
+
+    Linux numbers its boots. Containers of one machine share the number, and the clock too, unless they are in another
+    time namespace, so that goes into the name. Elsewhere it is guessed: the wall-clock time at which the clock began.
+    """
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = ""
+        with suppress(OSError):
+            namespace = os.readlink("/proc/self/ns/time")
+        return f"{boot} {namespace}".strip()
+    return f"{_GUESSED}{time.time() - SystemClock().now():.0f}"
+
+
+def agreed(mine: str, others: list[str]) -> str:
+    """Return the name among *others* that stands for the same boot as *mine*, or *mine* if none does."""
+    if mine.startswith(_GUESSED):
+        for other in others:
+            if other.startswith(_GUESSED) and abs(_seconds(other) - _seconds(mine)) <= _SAME_WITHIN:
+                return other
+    return mine
+
+
+def is_older_start(other: str, mine: str) -> bool:
+    """Whether *other* names an earlier start of this machine's kernel; no guess and no other namespace does."""
+    kernels = [boot.partition(" ")[0] for boot in (other, mine)]
+    return all(_KERNEL.fullmatch(kernel) for kernel in kernels) and kernels[0] != kernels[1]
+
+
+def _seconds(guess: str) -> float:
+    return float(guess.removeprefix(_GUESSED))

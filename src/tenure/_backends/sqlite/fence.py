@@ -1,0 +1,96 @@
+"""A fence: lets a database refuse what a leader of old still tries to write, in the very transaction of the write."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from tenure._backends.sqlite.client import statements
+from tenure.errors import ConfigError, TermLost
+
+_SQL = statements("fence.sql")
+_TOKEN_MAX = 2**63 - 1
+_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python has from 3.12 on
+
+
+class Fence:
+    """Keep the newest token seen for each resource, and refuse older ones.
+
+    A leader may be stopped between its last look at its term and its write, for longer than its lease. Whatever it
+    checks in its own process is then out of date; only the database can tell, if every write brings its token::
+
+        fence = Fence(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        fence.check("report", term.token)  # raises TermLost if a newer leader was here
+        connection.execute("UPDATE report SET …")
+        connection.commit()
+
+    The newest tokens are in the table ``tenure_fence`` of the same database, created when first needed. They are part
+    of the transaction: a rollback takes them back.
+
+    Args:
+        connection: The caller's own, in any of Python's transaction modes.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def check(self, resource: str, token: int) -> None:
+        """Let *token* pass if none newer was seen for *resource*; until the transaction ends, nobody comes between.
+
+        Errors of the database are the caller's, as those of its own statements are: ``sqlite3.OperationalError`` if
+        it is locked.
+
+        Args:
+            resource: What is guarded; any text that all writers agree on.
+            token: The term's token.
+
+        Raises:
+            TermLost: A newer term has been here. Roll back, and write nothing.
+            ConfigError: No transaction is open, so that the write that follows would not be guarded.
+        """
+        _require(resource, token)
+        was_open = self._connection.in_transaction
+        if not was_open and not self._opens_by_itself():
+            raise ConfigError(
+                f"no transaction is open, so the check of {resource!r} would not guard the write that follows it; "
+                "execute BEGIN IMMEDIATE first, then check, write and commit"
+            )
+        # The insert comes first, and is the only question: it takes the write lock, so nothing can change after it.
+        if self._pass(resource, token):
+            return
+        newest = self._ask("newest", resource=resource).fetchone()[0]
+        if not was_open:
+            self._connection.rollback()  # Python began it for our insert: nobody else would know that it is open
+        raise TermLost(
+            f"token {token} is too old for {resource!r}: a leader with token {newest} has been here; "
+            "nothing was written, so roll back and let the newer one work"
+        )
+
+    def _opens_by_itself(self) -> bool:
+        """Whether Python begins a transaction at the first statement that writes."""
+        autocommit = getattr(self._connection, "autocommit", _LEGACY)
+        if autocommit == _LEGACY:
+            return self._connection.isolation_level is not None
+        return not autocommit
+
+    def _pass(self, resource: str, token: int) -> bool:
+        try:
+            cursor = self._ask("check", resource=resource, token=token)
+        except sqlite3.OperationalError as error:
+            if "no such table: tenure_fence" not in str(error):
+                raise
+            self._ask("create")
+            cursor = self._ask("check", resource=resource, token=token)
+        return cursor.rowcount == 1
+
+    def _ask(self, statement: str, **values: str | int) -> sqlite3.Cursor:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the caller's may turn rows into anything
+        return cursor.execute(_SQL[statement], values)
+
+
+def _require(resource: object, token: object) -> None:
+    if not isinstance(resource, str) or not resource:
+        raise ConfigError(f"resource must be some text that names what is guarded, not {resource!r}")
+    if isinstance(token, bool) or not isinstance(token, int) or not 1 <= token <= _TOKEN_MAX:
+        raise ConfigError(f"token must be a term's token, a whole number from 1 on, not {token!r}")

@@ -1,0 +1,286 @@
+"""Leases in an SQLite file.
+
+House rules:
+
+- A row per name, which expires and is never deleted. Whether it has expired is judged by a clock that all processes of
+  the machine share and nobody sets: the time since boot.
+- A row that another boot has stamped (the machine was started anew, or the file came from elsewhere) can't be compared
+  with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
+  that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
+- A clock may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the file was
+  not. Then a row ends later than its ttl from now, which none can, and counts as another boot's.
+- A lease never ends sooner for being renewed, whatever the ttl is now.
+- Where two boots are alive at once (containers in several time namespaces), each would find the row stamped by the
+  other, for ever. So each remembers when it first saw it: if its holder has not renewed it (``renewals`` tells, which
+  a mere stamp does not change) for a whole ttl of our own clock since, it has expired, whoever stamped it.
+- The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
+- A claim whose answer nobody got (the caller was cancelled, or told that there was none) is handed back, for nobody
+  knows it to be his. But a holder may have asked again and been told of the same grant. So it is handed back only if it
+  was a new claim, no call of that holder was told of it, and none is under way that could be.
+- To look needs no write lock, so that many who stand by don't hinder one who renews.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from tenure._backends.sqlite.boot import agreed, is_older_start, this_boot
+from tenure._backends.sqlite.client import Database, DiskFullError, Part, Worker, statements
+from tenure._backends.sqlite.wake import Wake
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
+from tenure._runtime.clock import Clock
+
+LEASES = Part("leases", version=1, script="schema.sql")
+
+TRAITS = LeaseTraits(
+    ttl_min=0.1,
+    ttl_max=86_400.0,
+    fencing="native",
+    expiry="store clock",
+    hints=True,
+    survives_restart=True,
+)
+
+SLACK = 0.001
+"""Seconds by which a lease may end later than its ttl from now, and is still believed: for rounding."""
+
+PAGE = 4_096
+"""Bytes: a new name takes no more beside its metadata."""
+
+_SQL = statements("leases.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    holder: str | None
+    token: int
+    expires_at: float
+    ttl: float
+    boot: str
+    metadata: str
+    resign_asked: int
+    renewals: int
+
+
+@dataclass(slots=True, eq=False)
+class _Asking:
+    """The calls of one holder that are under way. Written on the callers' loop and in the worker's thread."""
+
+    calls: set[object] = field(default_factory=set)
+    told: bool = False
+    won: Grant | None = None
+
+
+class SqliteLeases:
+    """A ``LeaseStore`` in an SQLite file.
+
+    Args:
+        worker: The thread with the connection.
+        wake: Tells the other processes, and hears from them.
+        clock: Judges expiry; must be common to all that share the file.
+        boot: What the clock counts from; found out when not given.
+    """
+
+    def __init__(self, worker: Worker, wake: Wake, clock: Clock, boot: str = "") -> None:
+        self._worker = worker
+        self._wake = wake
+        self._clock = clock
+        self._boot = boot
+        self._agreed = bool(boot)
+        self._foreign: dict[str, tuple[int, int, float]] = {}  # token, renewals, and when it is over by our clock
+        self._asking: dict[tuple[str, str], _Asking] = {}
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do here: without a place for sockets, it gives no hints."""
+        return TRAITS if self._wake.possible else replace(TRAITS, hints=False)
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, TRAITS)
+        told = json.dumps(dict(metadata))
+        asking, call = self._asking.setdefault((name, holder), _Asking()), object()
+        asking.calls.add(call)
+        try:
+            answer = await self._worker.run(
+                lambda database: self._acquire(database, asking, name, holder, ttl, told),
+                unwanted=lambda database: self._hand_back(database, asking, call),
+            )
+            asking.told = asking.told or isinstance(answer, Granted)
+            return answer
+        finally:
+            asking.calls.discard(call)
+            if not asking.calls:
+                self._asking.pop((name, holder), None)
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
+        """Extend many claims by *ttl* seconds from now, in one transaction."""
+        require_ttl(ttl, TRAITS)
+        if not grants:
+            return []
+        return await self._worker.run(lambda database: self._renew(database, grants, ttl))
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back; its token is kept."""
+        changed = await self._worker.run(lambda database: self._release(database, grant))
+        return Released(grant) if changed else Lost(grant)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*, without changing anything."""
+        require_name(name)
+        return await self._worker.run(lambda database: self._inspect(database, name))
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted."""
+        return await self._worker.run(
+            lambda database: database.read(lambda connection: [name for (name,) in connection.execute(_SQL["names"])])
+        )
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none."""
+        require_name(name)
+        return await self._worker.run(lambda database: self._change(database, "ask_to_resign", {"name": name}))
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something changed for *name*, in this process or another."""
+        require_name(name)
+        return self._wake.listen(f"lease:{name}")
+
+    # --- in the worker's thread ---
+
+    def _acquire(
+        self, database: Database, asking: _Asking, name: str, holder: str, ttl: float, metadata: str
+    ) -> Granted | HeldBy:
+        self._agree(database)
+        row = database.read(lambda connection: _find(connection, name))
+        now = self._clock.now()
+        if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
+            return _held(row, row.expires_at - now)
+
+        def claim(connection: sqlite3.Connection) -> tuple[Granted | HeldBy, bool]:
+            answer, won = self._claim(connection, name, holder, ttl, metadata)
+            if won:
+                with suppress(DiskFullError):  # a name may be led on a full disk for as long as there is any room
+                    database.keep_reserve(len(metadata) + PAGE)
+            return answer, won
+
+        answer, won = database.write(claim)
+        if won and isinstance(answer, Granted):
+            asking.won = answer.grant
+            self._wake.ring(f"lease:{name}")
+        return answer
+
+    def _hand_back(self, database: Database, asking: _Asking, call: object) -> None:
+        asking.calls.discard(call)
+        if not asking.calls and not asking.told and (grant := asking.won):
+            asking.won = None
+            self._release(database, grant)
+
+    def _release(self, database: Database, grant: Grant) -> bool:
+        asked = {"name": grant.name, "holder": grant.holder, "token": grant.token}
+        return self._change(database, "release", asked)
+
+    def _claim(
+        self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str
+    ) -> tuple[Granted | HeldBy, bool]:
+        """Give the name, if it is free now that nobody else can write; and tell whether the claim is a new one."""
+        row = _find(connection, name)
+        now = self._clock.now()
+        asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
+        if row is None or not self._is_live(row, now) or (row.holder != holder and self._is_outwaited(row, now)):
+            self._foreign.pop(name, None)
+            (token,) = connection.execute(_SQL["claim"], asked).fetchone()
+            return Granted(Grant(name, holder, token)), True
+        if row.holder == holder:
+            connection.execute(_SQL["stamp"], {**asked, "by_holder": 1})
+            return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
+        if self._is_ours(row, now):
+            return _held(row, row.expires_at - now), False
+        if not self._is_remembered(row):
+            self._foreign[name] = (row.token, row.renewals, now + row.ttl)
+        connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl, "by_holder": 0})
+        return _held(row, row.ttl), False
+
+    def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
+        self._agree(database)
+        keys = [(grant.name, grant.holder, grant.token) for grant in grants]
+        asked = json.dumps(keys)
+
+        def renew(connection: sqlite3.Connection) -> dict[tuple[str, str, int], bool]:
+            rows = connection.execute(_SQL["renew"], {"grants": asked, "ttl": ttl, **self._present()})
+            return {(name, holder, token): bool(resign_asked) for name, holder, token, resign_asked in rows}
+
+        kept = database.write(renew)
+        return [
+            Granted(grant, kept[key]) if key in kept else Lost(grant) for grant, key in zip(grants, keys, strict=True)
+        ]
+
+    def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
+        """Run a statement on one row, and tell the others if it changed the row."""
+        self._agree(database)
+        changed = database.write(
+            lambda connection: connection.execute(_SQL[statement], {**asked, **self._present()}).fetchone() is not None
+        )
+        if changed:
+            self._wake.ring(f"lease:{asked['name']}")
+        return changed
+
+    def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
+        self._agree(database)
+        row = database.read(lambda connection: _find(connection, name))
+        now = self._clock.now()
+        if row is None or not self._is_live(row, now):
+            return Vacant(name, row.token, self._vacant_for(row, now)) if row else Vacant(name)
+        return _held(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
+
+    # --- time ---
+
+    def _present(self, now: float | None = None) -> dict[str, object]:
+        return {"now": self._clock.now() if now is None else now, "boot": self._boot, "slack": SLACK}
+
+    def _is_ours(self, row: _Row, now: float) -> bool:
+        """Whether the row's times can be compared with our clock."""
+        return row.boot == self._boot and row.expires_at <= now + row.ttl + SLACK
+
+    def _is_live(self, row: _Row, now: float) -> bool:
+        return row.holder is not None and (not self._is_ours(row, now) or now < row.expires_at)
+
+    def _vacant_for(self, row: _Row, now: float) -> float | None:
+        """Return for how many seconds at least nobody has held this name: since an earlier boot, for this whole one."""
+        if self._is_ours(row, now):
+            return max(0.0, now - row.expires_at)
+        return now if is_older_start(row.boot, self._boot) else None
+
+    def _is_remembered(self, row: _Row) -> bool:
+        return self._foreign.get(row.name, ())[:2] == (row.token, row.renewals)
+
+    def _is_outwaited(self, row: _Row, now: float) -> bool:
+        """Whether we have seen another boot's row go without a renewal for its whole ttl."""
+        return self._is_remembered(row) and now >= self._foreign[row.name][2]
+
+    def _agree(self, database: Database) -> None:
+        """Settle, before anything else, under which name this boot stands in the file."""
+        if not self._agreed:
+            boots = database.read(
+                lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
+            )
+            self._boot, self._agreed = agreed(this_boot(), boots), True
+
+
+def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
+    row = connection.execute(_SQL["find"], {"name": name}).fetchone()
+    return _Row(*row) if row else None
+
+
+def _held(row: _Row, remaining: float) -> HeldBy:
+    assert row.holder is not None
+    return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)))

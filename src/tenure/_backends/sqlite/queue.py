@@ -1,0 +1,274 @@
+"""Queues in an SQLite file: what may be asked of them, and in which thread it is answered.
+
+House rules:
+
+- What writes goes to the writer, where it shares a commit with what others ask for. What reads goes to another
+  connection, which can't write, and waits for no writer.
+- Whoever looks on wants to see what time has done, and that must be entered by a writer: so if there is such, it is
+  asked to enter it, and the reader looks again.
+- A claim whose caller has gone meanwhile is given back at once, uncounted.
+
+What it can't do: be shared over a network file system; let two write at once, so that a process which is stopped
+(not killed) inside a transaction keeps all others waiting, who then hear ``Unavailable``. Partitions of a queue are
+sessions, see :func:`tenure._queue.message.partition_of`; they keep the order of a key. They don't make a file faster,
+as it has one writer at a time whatever is written: who needs more than one file can do takes several files, and
+connects to each.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from tenure._backends.sqlite.client import Worker
+from tenure._backends.sqlite.operations import Ledger
+from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.writer import Writer
+from tenure._queue.broker import (
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+)
+from tenure._queue.message import (
+    DEAD_SUFFIX,
+    GIVE_BACK,
+    DeadMessage,
+    Defer,
+    Deleted,
+    Delivery,
+    Lapsed,
+    LiveMessage,
+    NotEmpty,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    count_of,
+)
+from tenure.errors import ConfigError
+
+T = TypeVar("T")
+
+QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
+
+TAKE_MAX = 500
+"""So many dead letters are redriven in one transaction, or messages purged."""
+
+
+class SqliteBroker:
+    """A ``Broker`` in an SQLite file.
+
+    Args:
+        writer: Does what writes.
+        reader: Does what only reads.
+        wake: Hears from the other processes.
+        clock: What time it is for the file.
+    """
+
+    def __init__(self, writer: Writer, reader: Worker, wake: Wake, clock: FileClock) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._wake = wake
+        self._clock = clock
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do here: without a place for sockets, it gives no hints."""
+        return QUEUE_TRAITS if self._wake.possible else replace(QUEUE_TRAITS, hints=False)
+
+    # --- settings ---
+
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
+        return await self._writer.submit(lambda ledger: ledger.declare(queue, changes))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        return await self._read(lambda ledger: ledger.settings(queue))
+
+    async def names(self) -> Sequence[str]:
+        """List every queue, sorted."""
+        return await self._read(Ledger.names)
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when messages of *queue* may have become claimable, by this process or another."""
+        return self._wake.listen(topic_of(queue))
+
+    # --- messages ---
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages*; return their ids."""
+        return await self._writer.submit(lambda ledger: ledger.send(queue, messages))
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        claim = await self._writer.submit(lambda ledger: ledger.receive(queue, limit, lock), _give_back, lasting=False)
+        died = self._writer.died(queue)
+        return claim._replace(died=died) if died else claim
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        return await self._writer.submit(
+            lambda ledger: ledger.receive_deferred(queue, sequences, lock), _give_back, lasting=False
+        )
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        """Extend many locks to *lock* seconds from now."""
+        return await self._writer.submit(lambda ledger: ledger.renew(held, lock), lasting=False, urgent=True)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        """Pass many verdicts."""
+        for delivery, verdict in settlements:
+            if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
+                raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+        return await self._writer.submit(lambda ledger: ledger.settle(settlements))
+
+    # --- sessions ---
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        held = await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), _leave, lasting=False)
+        return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        claim = await self._writer.submit(lambda ledger: ledger.receive_session(held, limit), _give_back, lasting=False)
+        died = self._writer.died(held.queue)
+        return claim._replace(died=died) if died and isinstance(claim, Claim) else claim
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session; give back its deliveries."""
+        return await self._writer.submit(lambda ledger: ledger.release(held))
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        return await self._read(lambda ledger: ledger.read_state(held))
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store a session's state."""
+        return await self._writer.submit(lambda ledger: ledger.write_state(held, state))
+
+    # --- looking on, dead letters ---
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue*: from counts that are kept, so it takes the same time for any number."""
+        return await self._look(queue, lambda ledger: ledger.count(queue))
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages."""
+        return await self._look(queue, lambda ledger: ledger.peek(queue, which, limit))
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, some hundreds in one step: those that a reader has found."""
+        found = await self._look(queue, lambda ledger: ledger.unlocked(queue, which))
+        if dry_run:
+            return len(found)
+        parts = [found[first : first + TAKE_MAX] for first in range(0, len(found), TAKE_MAX)]
+        return sum([await self._writer.submit(_purger(queue, part, which)) for part in parts])
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        return await self._look(queue, lambda ledger: ledger.peek_deferred(queue, limit, after))
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters."""
+        return await self._look(queue, lambda ledger: ledger.peek_dead(queue, which, limit))
+
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
+        """Put dead letters back into *queue*, some hundreds in one step."""
+        if dry_run:
+            return await self._look(queue, lambda ledger: ledger.count_dead(queue, which, limit))
+        return await self._take_dead(queue, which, limit, to=to or queue)
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good, some hundreds in one step."""
+        return await self._take_dead(queue, which, limit, to=None)
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the inbox remembers."""
+        return await self._read(lambda ledger: ledger.are_remembered(queue, ids))
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty; by *force*, its messages go first, some hundreds in one step."""
+        while True:
+            found = await self.stats(queue)
+            if count_of(found) and not force:
+                return NotEmpty(found)
+            while force and await self._writer.submit(lambda ledger: ledger.empty(queue)):
+                pass
+            if await self._writer.submit(lambda ledger: ledger.delete(queue, force=force)):
+                return Deleted(found)
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* after *seconds*."""
+        await self._writer.submit(lambda ledger: ledger.delete_when_idle(queue, seconds))
+
+    async def idle(self) -> Sequence[str]:
+        """List the queues whose time has run out."""
+        return await self._read(Ledger.idle)
+
+    async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, to: str | None) -> int:
+        await self._look(queue, lambda _: None)
+        taken = 0
+        while limit is None or taken < limit:
+            step = TAKE_MAX if limit is None else min(TAKE_MAX, limit - taken)
+            found = await self._writer.submit(_dead_taker(queue, which, step, to))
+            taken += len(found)
+            if len(found) < step:
+                break
+            which = replace(which, after=found[-1])  # what dies again meanwhile is not meant
+        return taken
+
+    # --- readers ---
+
+    async def _read(self, look: Callable[[Ledger], T]) -> T:
+        def read(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN")  # one view of it all
+            try:
+                return look(Ledger(connection, self._clock))
+            finally:
+                connection.execute("ROLLBACK")
+
+        return await self._reader.run(lambda database: database.read(read))
+
+    async def _look(self, queue: str, look: Callable[[Ledger], T]) -> T:
+        """Return what *look* sees when all that time has done is entered."""
+        while True:
+            answer = await self._read(lambda ledger: None if ledger.is_ripe(queue) else (look(ledger),))
+            if answer is not None:
+                return answer[0]
+            await self._writer.submit(lambda ledger: ledger.apply_all_due(queue), lasting=False)
+
+
+def topic_of(queue: str) -> str:
+    """Return under which topic waiting consumers of *queue* are woken."""
+    return f"queue:{queue}"
+
+
+def _dead_taker(queue: str, which: Selection, limit: int, to: str | None) -> Callable[[Ledger], list[int]]:
+    return lambda ledger: ledger.take_dead(queue, which, limit, to=to)
+
+
+def _purger(queue: str, sequences: Sequence[int], which: LiveSelection) -> Callable[[Ledger], int]:
+    return lambda ledger: ledger.purge_live(queue, sequences, which)
+
+
+def _give_back(ledger: Ledger, claim: Claim | Lapsed) -> None:
+    if isinstance(claim, Claim) and claim.deliveries:
+        ledger.settle([Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries])
+
+
+def _leave(ledger: Ledger, held: SessionLock | NoSession) -> None:
+    if isinstance(held, SessionLock):
+        ledger.release(held)

@@ -1,0 +1,84 @@
+"""What time it is for queues: locks by the time since boot, the rest by a wall clock that never goes back.
+
+House rules:
+
+- Since it never goes back, one reading that is far in the future would move it for good. So such a leap is believed
+  only when readings have shown it for some seconds; but at once in a new boot, for the machine may have been off.
+- The time since boot may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the
+  file was not. It shows in the row of the clock, which is written down each second that something is written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenure._backends.sqlite.boot import agreed, this_boot
+from tenure._backends.sqlite.client import statements
+from tenure._runtime.clock import Clock
+
+_SQL = statements("queue.sql")
+_STEP = 0.01  # seconds by which the wall clock must have been set forward to be worth writing down
+_EVERY = 1.0  # seconds after which the time is written down again
+_BACK = 0.001  # seconds by which the time since boot may seem to have gone back, for rounding
+_LEAP = 60.0  # seconds that the wall clock may be set forward, and is believed at once
+_LEAP_LASTS = 10.0  # seconds for which a greater leap must have been seen
+
+
+class FileClock:
+    """What time it is for the queues of a file.
+
+    Args:
+        clock: Common to all that share the file; judges locks.
+        wall: The wall clock, in Unix seconds.
+        boot: What *clock* counts from; found out when not given.
+    """
+
+    def __init__(self, clock: Clock, wall: Callable[[], float] = time.time, boot: str = "") -> None:
+        self._clock = clock
+        self._wall = wall
+        self.boot = boot
+        self._leapt_at: float | None = None  # when the wall clock was first seen so far ahead as it is now
+
+    def read(self, connection: sqlite3.Connection) -> Moment:
+        """Return the present moment, and what else stands in the row of the clock."""
+        if not self.boot:
+            self.boot = agreed(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
+        origin, sequence, boot, ahead, seen = connection.execute(_SQL["clock"]).fetchone()
+        now = self._clock.now()
+        is_ours = boot == self.boot
+        went_back = is_ours and now + ahead < seen - _BACK
+        is_ours = is_ours and not went_back
+        known = ahead if is_ours else seen - now
+        ahead = max(known, self._wall() - now)
+        if is_ours and self._is_leap(ahead - known, now):
+            ahead = known
+        is_news = not is_ours or ahead - known > _STEP or now + ahead - seen > _EVERY
+        return Moment(now, now + ahead, ahead, self.boot, origin, sequence, is_news, went_back)
+
+    def _is_leap(self, by: float, now: float) -> bool:
+        """Whether the wall clock is too far ahead to be believed yet."""
+        if by <= _LEAP:
+            self._leapt_at = None
+            return False
+        if self._leapt_at is None or now < self._leapt_at:
+            self._leapt_at = now
+        return now - self._leapt_at < _LEAP_LASTS
+
+
+@dataclass(slots=True)
+class Moment:
+    """The row of the clock, read at one moment."""
+
+    now: float
+    wall: float
+    ahead: float
+    boot: str
+    origin: str
+    sequence: int
+    is_news: bool
+    """Whether the row must be written anew."""
+    went_back: bool
+    """Whether the time since boot went back: then no lock's end can be compared with it."""

@@ -1,0 +1,268 @@
+"""Queue verbs inside a transaction of the caller's own: an effect and the end of its message, together or not at all.
+
+At least once is all that a queue can promise, unless the handler's effect is written to the same file. Then it can be
+written, and the message completed, in one transaction: whatever happens, the effect is there once::
+
+    from tenure._backends.sqlite import transact
+
+    def handler(message):  # in a thread, where it may block
+        connection = sqlite3.connect("work.db")
+        with closing(connection), transact(connection) as queues:
+            connection.execute("UPDATE account SET balance = balance + ? …")
+            queues.send("receipts", tenure.Outgoing(b"…"))
+            queues.complete(message)  # raises LockLost if somebody else may have it: all of it is undone
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from tenure._backends.sqlite.client import translate
+from tenure._backends.sqlite.operations import QUEUES, Ledger
+from tenure._backends.sqlite.queue import QUEUE_TRAITS, topic_of
+from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.wake import tell
+from tenure._queue.message import (
+    COMPLETE,
+    Complete,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Settlement,
+    check_name,
+    checked,
+    spellings_of,
+)
+from tenure._runtime.clock import SystemClock
+from tenure.errors import ConfigError, LockLost
+
+
+class Held(Protocol):
+    """A message under a lock: ``tenure.Message``, or its twin for threads."""
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the broker handed out."""
+        ...
+
+    def note_settling(self) -> None:
+        """Take note that it is being settled."""
+        ...
+
+    def note_settled(self, stands: bool = True) -> None:
+        """Take note that it was settled, or else that it was not."""
+        ...
+
+
+@contextmanager
+def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[Within]:
+    """Run the block in one transaction on *connection*, with the verbs of queues at hand; commit at its end.
+
+    If the block raises, everything in it is undone. After the commit, waiting consumers are woken.
+
+    Args:
+        connection: The caller's own, to the same file, with no transaction open. (With ``autocommit=False`` there
+            always is one; use :class:`Within`.)
+        busy: For how many seconds to go on trying for the write lock.
+
+    Raises:
+        ConfigError: A transaction is open already, or the file has no queues.
+        Unavailable: The file stayed locked.
+    """
+    if connection.in_transaction:
+        raise ConfigError("a transaction is open on this connection; end it first, or use Within(connection) inside it")
+    _begin(connection, busy)
+    try:
+        within = Within(connection)
+        within._commits_at_end = True
+        yield within
+        within._commit()
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+class Within:
+    """The verbs of queues inside a transaction that the caller has begun, and will commit.
+
+    ::
+
+        connection.execute("BEGIN IMMEDIATE")
+        queues = Within(connection)
+        connection.execute("UPDATE account SET balance = balance + ? …")
+        queues.complete(message)
+        queues.commit()
+
+    ``commit`` also wakes the consumers that wait for what was sent, and tells the message pump that it has no verdict
+    to pass any more. Where somebody else commits, call ``committed`` after that: a renewal in between may find the
+    message gone, and call its lock lost. Without either, consumers find the messages when they look again by themselves
+    (a pump does so every five seconds), and the pump hears that the lock is lost. Errors of the database are the
+    caller's, as those of its own statements are.
+
+    Args:
+        connection: The caller's own, to the file with the queues.
+
+    Raises:
+        ConfigError: The file has no queues, or another tenure's; or no transaction is open.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._path = _file_of(connection)
+        self._clock = _clock_of(connection, self._path)
+        self._rung: dict[str, None] = {}
+        self._settled: list[Held] = []
+        self._commits_at_end = False  # by transact()
+
+    def complete(self, *messages: Held | Delivery, remember: float = 0.0) -> None:
+        """Remove *messages* for good, as part of the transaction.
+
+        Args:
+            messages: As the handler got them, or the broker's deliveries.
+            remember: Note their ids in the queue's inbox for so many seconds; see :meth:`handled`.
+
+        Raises:
+            LockLost: One of them is not ours any more. Roll back: somebody else does its work again.
+        """
+        deliveries = [one if isinstance(one, Delivery) else one.delivery for one in messages]
+        verdict = Complete(remember=remember) if remember else COMPLETE
+        ledger = self._open()
+        answers = ledger.settle([Settlement(delivery, verdict) for delivery in deliveries])
+        for delivery, answer in zip(deliveries, answers, strict=True):
+            if isinstance(answer, Lapsed):
+                raise LockLost(
+                    f"the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) "
+                    "is over; roll back, for somebody else may have it"
+                )
+        self._close(ledger)
+        self._settled.extend(one for one in messages if not isinstance(one, Delivery))
+
+    def send(self, queue: str, *messages: Outgoing) -> list[str]:
+        """Send *messages* to *queue*, as part of the transaction; return their ids."""
+        check_name(queue)
+        ledger = self._open()
+        ready = checked(messages, ledger.settings(queue).body_max, QUEUE_TRAITS.body_max)
+        ids = ledger.send(queue, ready)
+        self._close(ledger)
+        return ids
+
+    def handled(self, queue: str, id: str) -> bool:  # noqa: A002  # as Queue.send calls it
+        """Tell whether the inbox of *queue* remembers that a message with this *id* was completed."""
+        return any(self._open().are_remembered(queue, spellings_of(id)))
+
+    def commit(self) -> None:
+        """Commit the transaction, and tell everybody.
+
+        Raises:
+            ConfigError: We are in the block of ``transact``, which commits at its end.
+        """
+        if self._commits_at_end:
+            raise ConfigError(
+                "transact() commits at the end of its block, so leave commit() out; or begin by yourself, "
+                "and use Within(connection)"
+            )
+        self._commit()
+
+    def _commit(self) -> None:
+        for message in self._settled:
+            message.note_settling()
+        try:
+            self._connection.execute("COMMIT")  # commit() does nothing in the newer of Python's modes
+        except BaseException:
+            settled, self._settled = self._settled, []
+            for message in settled:
+                message.note_settled(stands=False)
+            raise
+        self.committed()
+
+    def committed(self) -> None:
+        """Tell everybody, after a commit that was not ours."""
+        rung, self._rung = self._rung, {}
+        for name in rung:
+            tell(os.path.realpath(self._path), topic_of(name))
+        settled, self._settled = self._settled, []
+        for message in settled:
+            message.note_settled()
+
+    def _open(self) -> Ledger:
+        if not self._connection.in_transaction:
+            raise ConfigError(
+                "no transaction is open, so this would not go together with the writes that follow; "
+                "execute BEGIN IMMEDIATE first, or use transact(connection)"
+            )
+        return Ledger(self._connection, self._clock)
+
+    def _close(self, ledger: Ledger) -> None:
+        ledger.close()
+        self._rung.update(ledger.rung)
+
+
+_clocks: dict[str, FileClock] = {}  # of the files that were found fit: to look each time would cost more than the rest
+
+
+def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
+    """Return the clock of the file; refuse one without our tables, or with those of another version."""
+    clock = _clocks.get(path)
+    if clock is not None:
+        return clock
+    try:
+        row = _ask(connection, "SELECT version FROM tenure_schema WHERE part = ?", QUEUES.name)
+    except sqlite3.OperationalError as error:
+        if "no such table" not in str(error):
+            raise
+        row = None
+    if row is None:
+        raise ConfigError(f"{path} has no queues; connect to it with tenure first, and send to one")
+    if row[0] != QUEUES.version:
+        raise ConfigError(
+            f"the queues in {path} have version {row[0]}, and this tenure knows version {QUEUES.version}; "
+            "use the tenure that wrote them"
+        )
+    return _clocks.setdefault(path, FileClock(SystemClock()))
+
+
+def _begin(connection: sqlite3.Connection, busy: float) -> None:
+    """Win the write lock in short random pauses, as tenure's own writers do.
+
+    SQLite's busy handler, which the connection may have, sleeps for up to a tenth of a second: against writers that
+    come back sooner, it would hardly ever win.
+    """
+    give_up = time.monotonic() + busy
+    found = _ask(connection, "PRAGMA busy_timeout")
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if time.monotonic() >= give_up:
+                    raise translate(error, _file_of(connection)) from error
+                time.sleep(random.uniform(0.0001, 0.001))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {found[0] if found else 0}")
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # some errors have rolled it back already
+        connection.execute("ROLLBACK")
+
+
+def _file_of(connection: sqlite3.Connection) -> str:
+    row = _ask(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")
+    if row is None or not row[0]:
+        raise ConfigError("this connection has no file, and queues are in one; connect to the file that holds them")
+    return str(row[0])
+
+
+def _ask(connection: sqlite3.Connection, statement: str, *values: str) -> Sequence[object] | None:
+    cursor = connection.cursor()
+    cursor.row_factory = None  # the caller's may turn rows into anything
+    row: Sequence[object] | None = cursor.execute(statement, values).fetchone()
+    return row

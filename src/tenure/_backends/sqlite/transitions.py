@@ -1,0 +1,319 @@
+"""Where messages are, and how they move: from place to place, to the dead, and by what time alone does.
+
+House rules:
+
+- A message is in one place: ready, delayed, deferred, or in a hold (a claim that is not over). Whoever moves it takes
+  it out of one place, puts it into another, and counts both in the same transaction.
+- What time alone has done (a delay, a ttl, a lock has ended) is entered when somebody looks: ``ripen`` moves what is
+  ripe, found by the first entries of three indexes. Each message is moved once by what ripens it, so to claim and to
+  count take a time that doesn't grow with the number of messages.
+- A lock is judged by the time since boot, which nobody sets. What another boot has stamped can't be compared with that,
+  and may be live: it is stamped anew, with its whole length from now, as leases are. So is one that ends later than
+  its length from now, if the clock went back under the same name of the boot.
+- Delays, ttls and windows must outlive a boot, so they are judged by the wall clock, which never goes back here: if it
+  was set back, it goes on from where it was, at the pace of the time since boot.
+- The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from tenure._backends.sqlite.client import statements
+from tenure._backends.sqlite.rows import history_with, pack, unpack
+from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.view import LockGroup, Queue, View
+from tenure._queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Died, Failure, Settled
+
+DUE_MAX = 1_000
+"""So many messages ripen in one transaction, so that none takes long."""
+
+ROW_BYTES = 200
+"""About so many bytes a message takes beside its body."""
+
+MANY = 20
+"""So many plain messages go into one statement: three times faster than one by one, and more gain little."""
+
+_SQL = statements("queue.sql")
+_INSERT_MANY = _SQL["insert_many_plain"].replace("VALUES (?, ?)", "VALUES " + ", ".join(["(?, ?)"] * MANY))
+
+
+class Places(View):
+    """One transaction's changes to the books. Call ``close`` before the commit, and ring for ``rung`` after it."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
+        super().__init__(connection, clock)
+        self._plain: dict[int, list[Any]] = {}  # sent, and not yet written: by queue, a sequence and a body in turn
+        self._messages: list[tuple[Any, ...]] = []  # those that say more
+        self._newest = self._flushed = self._at.sequence
+        self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
+        self.growth: int = 0
+        """About how many bytes were sent, once they are written."""
+        self.needs_room = False
+        """Whether that needs a reserve to be left on the disk."""
+        self.rung: dict[str, None] = {}
+        """Queues in which something may have become claimable, now or later."""
+        self.died: dict[str, list[Died]] = {}
+        """By queue: what time has buried."""
+
+    def close(self) -> None:
+        """Write what was put off."""
+        self._flush()
+        self._believe_no_end()
+        self._refresh_sessions()
+        self._write_counts()
+        at = self._at
+        if at.is_news or self._newest != at.sequence:
+            self._run(_SQL["set_clock"], (self._newest, at.boot, at.ahead, at.wall))
+
+    def _write_counts(self) -> None:
+        """Write by how much the counts have changed; before anything that may want to read them."""
+        for queue in self._queues.values():
+            changed = (queue.ready, queue.locked, queue.delayed, queue.deferred)
+            if any(changed):
+                self._run(_SQL["count"], (*changed, queue.number))
+                queue.ready = queue.locked = queue.delayed = queue.deferred = 0
+
+    def _flush(self) -> None:
+        """Write what was sent; before anything that may want to read it."""
+        if self._newest == self._flushed:
+            return
+        self.growth += ROW_BYTES * (self._newest - self._flushed)
+        self._run_many(_SQL["insert_message"], self._messages)
+        for row in self._messages:
+            self.growth += sum(len(part) for part in row if isinstance(part, (str, bytes)))  # headers may be long
+        for number, flat in self._plain.items():
+            self.growth += sum(map(len, flat[1::2]))
+            cut = len(flat) - len(flat) % (2 * MANY)
+            for start in range(0, cut, 2 * MANY):
+                self._run(_INSERT_MANY, (number, self._at.wall, *flat[start : start + 2 * MANY]))
+            for start in range(cut, len(flat), 2):
+                self._run(_SQL["insert_plain"], (number, self._at.wall, flat[start], flat[start + 1]))
+        self._run(_SQL["ready_range"], (self._flushed + 1, self._newest))
+        self._flushed = self._newest
+        self._messages.clear()
+        self._plain.clear()
+
+    # --- holds ---
+
+    def _insert_hold(self, hold: LockGroup) -> None:
+        self._run(
+            _SQL["insert_hold"],
+            (
+                hold.token,
+                hold.part,
+                hold.queue,
+                hold.session,
+                hold.was_deferred,
+                self._at.boot,
+                self._at.now + hold.lock,
+                hold.lock,
+                pack(hold.sequences),
+            ),
+        )
+
+    def _keep(self, hold: LockGroup) -> None:
+        """Write down what is left in *hold*."""
+        if hold.sequences or hold.session is not None:
+            self._run(_SQL["keep_in_hold"], (pack(hold.sequences), hold.token, hold.part))
+        else:
+            self._run(_SQL["delete_hold"], (hold.token, hold.part))
+
+    # --- coming back, dying ---
+
+    def _put_back(
+        self,
+        queue: Queue,
+        hold: LockGroup,
+        sequence: int,
+        outcome: str | None = None,
+        delay: float = 0.0,
+        error: Failure | None = None,
+    ) -> Settled:
+        """Put a message back to where it can be claimed, or to the dead; without an *outcome*, it was not tried."""
+        self.rung[queue.name] = None
+        if queue.is_dead:
+            self._shelve(queue, sequence, None, 0, delay, None, blocks=False)
+            return SETTLED
+        if outcome is None:
+            deliveries, priority, session, _, expires_at, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+        else:
+            deliveries, priority, session, expires_at = self._note(sequence, outcome, error)
+            if deliveries >= queue.max_deliveries:
+                tried = f"delivered {deliveries} times, and never completed"
+                self._bury(queue, sequence, MAX_DELIVERIES, tried)
+                return SETTLED_DEAD
+        if hold.was_deferred:
+            self._run(_SQL["insert_deferred"], (queue.number, sequence))
+            queue.deferred += 1
+            return SETTLED
+        if expires_at is not None and expires_at <= self._at.wall:
+            self._bury(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            return SETTLED_DEAD
+        self._shelve(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
+        return SETTLED
+
+    def _shelve(
+        self,
+        queue: Queue,
+        sequence: int,
+        session: str | None,
+        priority: int,
+        delay: float,
+        expires_at: float | None,
+        *,
+        blocks: bool,
+    ) -> None:
+        """Put a message to the ready or the delayed ones."""
+        if delay > 0:
+            due_at = self._at.wall + delay
+            self._run(_SQL["set_due"], (due_at, sequence))
+            self._run(_SQL["insert_delayed"], (queue.number, due_at, sequence, session if blocks else None))
+            queue.delayed += 1
+        else:
+            rank = -priority if session is None else 0
+            self._run(_SQL["insert_ready"], (queue.number, session or "", rank, sequence))
+            queue.ready += 1
+        if expires_at is not None:
+            self._run(_SQL["insert_expiry"], (queue.number, expires_at, sequence))
+        if session is not None:
+            self._touched[queue.number, session] = None
+
+    def _note(
+        self, sequence: int, outcome: str | None, error: Failure | None = None, *, counts: bool = True
+    ) -> tuple[int, int, str | None, float | None]:
+        """Count the delivery that has ended, and write down how, if it failed."""
+        deliveries, priority, session, _, expires_at, history = self._run(_SQL["standing"], (sequence,)).fetchone()
+        deliveries += counts
+        if outcome is not None:
+            history = history_with(history, deliveries, self._at.wall, outcome, error)
+        self._run(_SQL["set_standing"], (deliveries, history, sequence))
+        return deliveries, priority, session, expires_at
+
+    def _bury(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
+        """Put a message to the dead letters; it is in no place just now."""
+        dead = queue if queue.is_dead else self._numbered(queue.number + 1)
+        self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, reason, description))
+        self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence))
+        dead.ready += 1
+        self.rung[dead.name] = None
+
+    def _tell_dead(self, queue: Queue, sequence: int) -> None:
+        """Note that a message died by what time did, and of no verdict, whose answer would tell."""
+        named, deliveries, reason = self._run(_SQL["died"], (queue.number | 1, sequence)).fetchone()
+        died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
+        self.died.setdefault(queue.name, []).append(died)
+
+    def _take(self, place: str, *key: object) -> bool:
+        """Take a message out of *place*; False if it isn't there."""
+        return self._run(_SQL[f"delete_{place}"], key).rowcount > 0
+
+    # --- time ---
+
+    def apply_all_due(self, name: str) -> None:
+        """Enter what time has done to a queue and its dead letters, or as much as one transaction may."""
+        self._flush()
+        queue = self.find(name)
+        if queue is not None:
+            for number in {queue.number, queue.number | 1}:
+                self.apply_due(self._numbered(number))
+
+    def apply_due(self, queue: Queue) -> float | None:
+        """Enter what time has done to *queue*, or as much as one transaction may.
+
+        Returns in how many seconds time will do something next: 0 if it has, and there is more to be entered; None if
+        it never will.
+        """
+        at = self._at
+        self._believe_no_end()
+        due_at, until, expires_at, has_foreign = self._run(
+            _SQL["alarms"], {"queue": queue.number, "boot": at.boot}
+        ).fetchone()
+        if has_foreign:
+            self._run(_SQL["stamp_foreign_holds"], {"queue": queue.number, "boot": at.boot, "now": at.now})
+        ripe = False
+        if until is not None and until <= at.now:
+            ripe = True
+            self._end_locks(queue)
+        if expires_at is not None and expires_at <= at.wall:
+            ripe = True
+            self._end_ttls(queue)
+        if due_at is not None and due_at <= at.wall:
+            ripe = True
+            self._end_delays(queue)
+        if ripe or has_foreign:
+            due_at, until, _, _ = self._run(_SQL["alarms"], {"queue": queue.number, "boot": at.boot}).fetchone()
+        waits = []
+        if due_at is not None:
+            waits.append(max(0.0, due_at - at.wall))
+        if until is not None:
+            waits.append(max(0.0, until - at.now))
+        return min(waits) if waits else None
+
+    def _believe_no_end(self) -> None:
+        """Stamp all locks anew that end later than they can, as the clock went back. They are few, and that is rare."""
+        if self._at.went_back:
+            self._run(_SQL["stamp_late_holds"], {"boot": self._at.boot, "now": self._at.now})
+            self._at.went_back = False
+
+    def _end_locks(self, queue: Queue) -> None:
+        done = 0
+        while done < DUE_MAX:
+            row = self._run(_SQL["expired_holds"], (queue.number, self._at.boot, self._at.now)).fetchone()
+            if row is None:
+                return
+            token, part, session, was_deferred, packed = row
+            hold = LockGroup(token, part, queue.number, session, was_deferred, 0.0, 0.0, unpack(packed))
+            self._run(_SQL["delete_hold"], (token, part))
+            if session is not None:
+                self._touched[queue.number, session] = None
+                self.rung[queue.name] = None
+            queue.locked -= len(hold.sequences)
+            for sequence in hold.sequences:
+                if self._put_back(queue, hold, sequence, "expired").dead:
+                    self._tell_dead(queue, sequence)
+            done += len(hold.sequences) + 1
+
+    def _end_ttls(self, queue: Queue) -> None:
+        for sequence, expires_at in self._run(_SQL["expired"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
+            self._take("expiry", queue.number, expires_at, sequence)
+            _, priority, session, due_at, _, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+            rank = -priority if session is None else 0
+            if self._take("ready", queue.number, session or "", rank, sequence):
+                queue.ready -= 1
+            elif self._take("delayed", queue.number, due_at, sequence):
+                queue.delayed -= 1
+            else:
+                raise AssertionError(f"message {sequence} of {queue.name} is neither ready nor delayed")
+            if session is not None:
+                self._touched[queue.number, session] = None
+            self._bury(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._tell_dead(queue, sequence)
+
+    def _end_delays(self, queue: Queue) -> None:
+        for sequence, due_at in self._run(_SQL["due"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
+            self._take("delayed", queue.number, due_at, sequence)
+            queue.delayed -= 1
+            _, priority, session, _, _, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+            if queue.is_dead:
+                session, priority = None, 0
+            self._shelve(queue, sequence, session, priority, 0.0, None, blocks=False)
+            self.rung[queue.name] = None
+
+    # --- sessions ---
+
+    def _refresh_sessions(self) -> None:
+        """Write down anew, for the sessions that were touched, whether they can be accepted."""
+        if not self._touched:
+            return
+        self._flush()
+        for number, session in self._touched:
+            (first,) = self._run(_SQL["first_in_session"], (number, session)).fetchone()
+            held = self._run(_SQL["hold_of_session"], (number, session)).fetchone()
+            (blocking,) = self._run(_SQL["blocking_in_session"], (number, session)).fetchone()
+            is_free = held is None and first is not None and (blocking is None or first < blocking)
+            self._run(_SQL["set_session"], (number, session, first, is_free))
+            if held is None and first is None:
+                self._run(_SQL["forget_session"], (number, session))
+        self._touched.clear()

@@ -1,0 +1,327 @@
+"""What can be seen in the books of all queues of a file. Nothing here writes, so any connection will do."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tenure._backends.sqlite.client import statements
+from tenure._backends.sqlite.rows import (
+    Meta,
+    conditions_of,
+    dead_message_of,
+    headers_of,
+    live_conditions_of,
+    unpack,
+)
+from tenure._backends.sqlite.times import FileClock
+from tenure._queue.broker import LiveSelection, QueueSettings, Selection
+from tenure._queue.message import (
+    ID_MARK,
+    LAPSED,
+    NO_HEADERS,
+    PRIORITY_MAX,
+    DeadMessage,
+    Delivery,
+    Lapsed,
+    LiveMessage,
+    SessionLock,
+    State,
+    Stats,
+)
+
+_SQL = statements("queue.sql")
+_LIVE = {name: text.replace("{fits}", _SQL["fits"]) for name, text in _SQL.items() if name.startswith("live_")}
+_WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
+    ("ready", "live_ranked", range(0, -PRIORITY_MAX - 1, -1)),
+    ("ready", "live_in_sessions", (0,)),
+    ("delayed", "live_delayed", (0,)),
+    ("deferred", "live_deferred", (0,)),
+)
+"""Where messages wait: their state, the statement that finds them, the ranks to ask it for."""
+
+
+@dataclass(slots=True)
+class Queue:
+    """A queue, or its dead letters; and by how much this transaction has changed its counts."""
+
+    number: int
+    name: str
+    max_deliveries: int
+    dedupe_window: float
+    ready: int = 0
+    locked: int = 0
+    delayed: int = 0
+    deferred: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether these are dead letters."""
+        return self.number % 2 == 1
+
+
+@dataclass(slots=True)
+class LockGroup:
+    """A live row of ``tenure_hold``."""
+
+    token: int
+    part: int
+    queue: int
+    session: str | None
+    was_deferred: int
+    until: float
+    lock: float
+    sequences: dict[int, None]
+    """In the order of the claim."""
+
+
+class View:
+    """The books as they stand in one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
+        cursor = connection.cursor()
+        cursor.row_factory = None  # the connection may be somebody else's
+        self._run = cursor.execute
+        self._run_many = cursor.executemany
+        self._at = clock.read(connection)
+        self._prefix = f"{self._at.origin}{ID_MARK}"  # how the ids begin that we make up
+        self._queues: dict[str, Queue] = {}
+
+    def is_ripe(self, name: str) -> bool:
+        """Whether time has done something to a queue, or to its dead letters, that is not entered yet."""
+        queue = self.find(name)
+        if queue is None:
+            return False
+        at = self._at
+        if at.went_back:
+            return True
+        for number in {queue.number, queue.number | 1}:
+            due_at, until, expires_at, has_foreign = self._run(
+                _SQL["alarms"], {"queue": number, "boot": at.boot}
+            ).fetchone()
+            if has_foreign or _is_past(due_at, at.wall) or _is_past(until, at.now) or _is_past(expires_at, at.wall):
+                return True
+        return False
+
+    def count(self, name: str) -> Stats:
+        """Count the messages of a queue that is not ripe."""
+        row = self._run(_SQL["counts"], (name,)).fetchone()
+        if row is None:
+            return Stats()
+        number, ready, locked, delayed, deferred, dead = row
+        if number % 2:
+            return Stats(dead=dead)
+        oldest = self._run(_SQL["oldest"], {"queue": number}).fetchone() if ready else None
+        age = max(0.0, self._at.wall - oldest[0]) if oldest else 0.0
+        return Stats(ready, locked, delayed, deferred, dead, age)
+
+    def names(self) -> list[str]:
+        """List every queue, sorted."""
+        return [name for (name,) in self._run(_SQL["names"])]
+
+    def settings(self, name: str) -> QueueSettings:
+        """Tell which settings hold for a queue."""
+        row = self._run(_SQL["settings"], (name,)).fetchone()
+        return QueueSettings(*row) if row else QueueSettings()
+
+    def idle(self) -> list[str]:
+        """List the queues that may be deleted if they are empty."""
+        return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,))]
+
+    def are_remembered(self, name: str, ids: Sequence[str]) -> list[bool]:
+        """Tell which *ids* the inbox of a queue knows."""
+        queue = self.find(name)
+        if queue is None:
+            return [False] * len(ids)
+        asked = ((queue.number, id_, self._at.wall) for id_ in ids)
+        return [self._run(_SQL["remembered"], one).fetchone() is not None for one in asked]
+
+    def peek(self, name: str, which: LiveSelection, limit: int) -> list[LiveMessage]:
+        """Show live messages."""
+        queue = self.find(name)
+        if queue is None:
+            return []
+        found = [(one, state) for state, some in self._waiting(queue, which, limit) for one in some]
+        ends = self._locked_until(queue) if which.wants("locked") else {}
+        if ends:
+            asked = {**self._asked(queue, which, limit), "held": json.dumps(sorted(ends))}
+            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_held"], asked)]
+        return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
+
+    def unlocked(self, name: str, which: LiveSelection) -> array[int]:
+        """Return the sequences of live messages that are meant and that nobody holds."""
+        queue = self.find(name)
+        found = array("q")
+        for _, some in () if queue is None else self._waiting(queue, which, -1):
+            found.extend(some)
+        return found
+
+    def _waiting(self, queue: Queue, which: LiveSelection, limit: int) -> Iterator[tuple[State, Iterable[int]]]:
+        """Return, place by place, the first of those that are meant and that nobody holds."""
+        asked = self._asked(queue, which, limit)
+        for state, statement, ranks in _WAITING:
+            for rank in ranks if which.wants(state) else ():
+                yield state, (sequence for (sequence,) in self._run(_LIVE[statement], {**asked, "rank": rank}))
+
+    def _asked(self, queue: Queue, which: LiveSelection, limit: int) -> dict[str, object]:
+        return {"queue": queue.number, "prefix": self._prefix, "limit": limit, **live_conditions_of(which)}
+
+    def _locked_until(self, queue: Queue) -> dict[int, float]:
+        """Return, by the wall clock, when the lock of each message ends that somebody holds."""
+        later = self._at.wall - self._at.now
+        holds = self._run(_SQL["all_holds"], (queue.number,)).fetchall()
+        return {sequence: until + later for until, packed in holds for sequence in unpack(packed)}
+
+    def _live_message(self, name: str, sequence: int, state: State, locked_until: float | None) -> LiveMessage:
+        row = self._run(_SQL["live_message"], (sequence,)).fetchone()
+        _, named, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id = row
+        return LiveMessage(
+            name,
+            sequence,
+            named or f"{self._prefix}{sequence}",
+            body,
+            headers_of(headers),
+            state,
+            deliveries + (state == "locked"),
+            enqueued_at,
+            locked_until,
+            due_at if state == "delayed" else None,
+            session,
+            priority,
+            reply_to,
+            correlation_id,
+        )
+
+    def peek_deferred(self, name: str, limit: int, after: int) -> list[Delivery]:
+        """Show deferred messages that nobody holds."""
+        queue = self.find(name)
+        if queue is None:
+            return []
+        found = self._run(_SQL["deferred"], (queue.number, after, limit)).fetchall()
+        rows = [self._run(_SQL["message"], one).fetchone() for one in found]
+        return [one._replace(delivery_count=one.delivery_count - 1) for one in self._made(queue, rows, "", 0.0)]
+
+    def peek_dead(self, name: str, which: Selection, limit: int) -> list[DeadMessage]:
+        """Show dead letters, also those that somebody holds."""
+        dead = self._dead_of(name)
+        if dead is None:
+            return []
+        found = self._selected(dead, which, limit, held=True)
+        rows = [self._run(_SQL["dead_message"], (dead.number, sequence)).fetchone() for sequence in found]
+        return [dead_message_of(name, self._prefix, row) for row in rows]
+
+    def count_dead(self, name: str, which: Selection, limit: int | None) -> int:
+        """Tell how many dead letters are meant that nobody holds."""
+        dead = self._dead_of(name)
+        return len(self._selected(dead, which, limit, held=False)) if dead else 0
+
+    def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return a session's state."""
+        hold = self._hold_of(self._holds(held.token), held)
+        if hold is None:
+            return LAPSED
+        row = self._run(_SQL["state"], (hold.queue, held.session)).fetchone()
+        state: bytes | None = row[0] if row else None
+        return state
+
+    # --- for those that write, too ---
+
+    def find(self, name: str) -> Queue | None:
+        """Return the queue called *name* if it was ever used."""
+        queue = self._queues.get(name)
+        if queue is None:
+            row = self._run(_SQL["queue"], (name,)).fetchone()
+            if row is not None:
+                queue = self._queues[name] = Queue(*row)
+        return queue
+
+    def _numbered(self, number: int) -> Queue:
+        for queue in self._queues.values():
+            if queue.number == number:
+                return queue
+        queue = Queue(*self._run(_SQL["queue_of"], (number,)).fetchone())
+        self._queues[queue.name] = queue
+        return queue
+
+    def _dead_of(self, name: str) -> Queue | None:
+        live = self.find(name)
+        return None if live is None else self._numbered(live.number + 1)
+
+    def _selected(self, dead: Queue, which: Selection, limit: int | None, *, held: bool) -> list[int]:
+        asked = {
+            "queue": dead.number,
+            "prefix": self._prefix,
+            "held": held,
+            "limit": -1 if limit is None else limit,
+            **conditions_of(which.at(self._at.wall)),
+        }
+        return [sequence for (sequence,) in self._run(_SQL["dead"], asked)]
+
+    def _made(self, queue: Queue, rows: Sequence[Meta], token: int | str, until: float) -> list[Delivery]:
+        name, prefix = queue.name, self._prefix
+        make = tuple.__new__  # past the check of the number of fields, which takes longer than all the rest
+        return [
+            make(
+                Delivery,
+                (
+                    name,
+                    sequence,
+                    token,
+                    id_ or f"{prefix}{sequence}",
+                    body,
+                    NO_HEADERS if headers is None else headers_of(headers),
+                    deliveries + 1,
+                    sent_at,
+                    until,
+                    session,
+                    priority,
+                    reply_to,
+                    correlation_id,
+                    None,
+                ),
+            )
+            for (
+                sequence,
+                id_,
+                body,
+                headers,
+                deliveries,
+                sent_at,
+                session,
+                priority,
+                reply_to,
+                correlation_id,
+                _,
+                _,
+            ) in rows
+        ]
+
+    def _holds(self, token: object) -> list[LockGroup]:
+        """Return the live rows of a claim."""
+        if not isinstance(token, int):
+            return []
+        rows = self._run(_SQL["holds"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
+        return [
+            LockGroup(token, part, queue, session, was_deferred, until, lock, unpack(packed))
+            for part, queue, session, was_deferred, until, lock, packed in rows
+        ]
+
+    def _hold_of(self, holds: list[LockGroup], one: Delivery | SessionLock) -> LockGroup | None:
+        """Return the row that locks *one*, if it is live."""
+        for hold in holds:
+            queue = self._queues.get(one.queue) or self.find(one.queue)
+            if queue is None or queue.number != hold.queue:
+                return None
+            if isinstance(one, SessionLock):
+                if hold.session == one.session:
+                    return hold
+            elif one.sequence in hold.sequences:
+                return hold
+        return None
+
+
+def _is_past(moment: float | None, now: float) -> bool:
+    return moment is not None and moment <= now

@@ -1,0 +1,438 @@
+"""One thread that does all the writing of a process to a file: what many ask for together shares one commit.
+
+The rule is "flush when the last commit has returned": a request that comes while nothing is under way goes out at once,
+and those that come during a commit go out together in the next one. So an idle queue has no added latency, and a busy
+one pays for the disk once for hundreds of requests.
+
+House rules:
+
+- Requests run one after the other in the order in which they came, in one transaction, and their answers are given
+  after the commit. An error of the file or of the commit reaches all of them.
+- The disk is waited for after the commit, when the write lock is free again, and only by those whose answer promises
+  something for after a loss of power. A claim and a renewal don't: whoever made them would be gone as well. (Their
+  commits survive the death of any process.) So others see what was sent a little before its sender is told.
+- A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
+- Renewals go first: however much is to be sent, no lock may run out behind it.
+- Answers go back with one call per loop and commit.
+- A request that was given up before its turn is not done. One that was given up later, and is done all the same, is
+  undone if that is possible: a claim is given back, also when the loop that asked is closed by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from tenure._backends.sqlite.client import PATIENCE, Database, DiskFullError
+from tenure._backends.sqlite.operations import Ledger
+from tenure._backends.sqlite.times import FileClock
+from tenure._queue.message import Died
+from tenure.errors import ConfigError, Unavailable
+
+T = TypeVar("T")
+
+GROUP_SECONDS = 0.02
+"""A transaction that took so long takes in no further request: those who wait for it, and other processes, want on."""
+
+DIED_MAX = 10_000
+"""So many deaths in a queue are remembered to be told of, the newest."""
+
+RING_EVERY = 0.001
+"""Seconds from one ring for a queue to the next: a busy sender wakes others no more often."""
+
+_FAULTY = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+"""What SQLite says of a bad request, and not of the file."""
+
+
+@dataclass(slots=True, eq=False)
+class Request(Generic[T]):
+    """Something to be done in a transaction, and who waits for it."""
+
+    work: Callable[[Ledger], T]
+    answer: asyncio.Future[T]
+    loop: asyncio.AbstractEventLoop
+    asked_at: float
+    undo: Callable[[Ledger, T], object] | None
+    """Undoes it in another transaction, if the answer comes after the caller had given up."""
+    lasting: bool
+    """Whether it must survive a loss of power before it is answered."""
+    result: Any = None  # a T, once there is one
+    error: BaseException | None = None
+
+    def deliver(self) -> bool:
+        """Hand the answer over; on its loop. False if nobody wants it any more."""
+        answer = self.answer
+        if answer.done():
+            return False
+        if self.error is not None:
+            answer.set_exception(self.error)
+        else:
+            answer.set_result(self.result)
+        return True
+
+    def undone(self) -> Request[object] | None:
+        """Return what undoes this; None if nothing was done, or nothing can."""
+        undo = self.undo
+        if self.error is not None or undo is None:
+            return None
+        result = self.result
+        answer: asyncio.Future[object] = self.loop.create_future()
+        return Request(lambda ledger: undo(ledger, result), answer, self.loop, time.monotonic(), None, lasting=False)
+
+
+class PendingWrites:
+    """What one loop has asked for and not been answered: after ``patience``, it is told that there is no answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: float, path: str) -> None:
+        self._loop = loop
+        self._patience = patience
+        self._path = path
+        self._waiting: deque[Request[Any]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+
+    def add(self, request: Request[Any]) -> None:
+        """Watch over *request*. One timer watches over all: to set one for each would cost more than to do it."""
+        waiting = self._waiting
+        while waiting and waiting[0].answer.done():
+            waiting.popleft()
+        waiting.append(request)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        waiting, now = self._waiting, time.monotonic()
+        while waiting:
+            request = waiting[0]
+            if not request.answer.done():
+                left = request.asked_at + self._patience - now
+                if left > 0:
+                    self._watch = self._loop.call_later(left, self._look)
+                    return
+                request.answer.set_exception(
+                    Unavailable(
+                        f"{self._path} gave no answer within {self._patience:g} s; the disk may hang. "
+                        "What was asked may still be done"
+                    )
+                )
+            waiting.popleft()
+
+
+class Writer:
+    """The thread with the connection that writes; made when first needed, and anew after a fork.
+
+    Args:
+        make: Makes the database; called when the first request comes.
+        clock: What time it is for the file.
+        ring: Tells all processes of what has changed in a queue, by name; called after the commit.
+    """
+
+    def __init__(self, make: Callable[[], Database], clock: FileClock, ring: Callable[[str], None]) -> None:
+        self._make = make
+        self._clock = clock
+        self._ring = ring
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._shift: _Shift | None = None
+        self._closed = False
+        self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
+
+    def submit(
+        self,
+        work: Callable[[Ledger], T],
+        undo: Callable[[Ledger, T], object] | None = None,
+        *,
+        lasting: bool = True,
+        urgent: bool = False,
+    ) -> asyncio.Future[T]:
+        """Return a future of what *work* returns, done once that is committed. Called on a loop.
+
+        *work* may run several times: each time in a new transaction, what it did before undone. A caller that is
+        cancelled only stops waiting.
+
+        Args:
+            work: Runs in the writer's thread.
+            undo: Undoes it, in the writer's thread too, if the caller has gone meanwhile.
+            lasting: Whether the answer promises something that a loss of power must not undo.
+            urgent: Go before all that is not.
+
+        Raises:
+            Unavailable: The file could not be asked, or the answer did not come in time.
+            ConfigError: The file can't be used as it is, or the writer is closed.
+        """
+        shift = self._shift
+        if shift is None or self._pid != os.getpid():
+            shift = self._hire()
+        loop = asyncio.get_running_loop()
+        request = Request(work, loop.create_future(), loop, time.monotonic(), undo, lasting)
+        shift.take(request, urgent=urgent)
+        return request.answer
+
+    def died(self, queue: str) -> Sequence[Died]:
+        """Return what time has buried in *queue*, as this process found it, since this was last asked."""
+        died = self._died.get(queue)
+        if not died:
+            return ()
+        told = []
+        with suppress(IndexError):  # the thread may add to it meanwhile
+            while True:
+                told.append(died.popleft())
+        return told
+
+    def _note_died(self, died: dict[str, list[Died]]) -> None:
+        for queue, found in died.items():
+            self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(found)
+
+    async def close(self) -> None:
+        """Do what was asked for, then close the connection and end the thread."""
+        self._closed = True
+        with self._guard:
+            shift, self._shift = self._shift, None
+        if shift is None or self._pid != os.getpid():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(shift.patience):
+                await shift.end()
+
+    def _hire(self) -> _Shift:
+        if self._pid != os.getpid():
+            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
+            _LEFT_BEHIND.append(self._shift)
+            self._guard, self._shift, self._pid = threading.Lock(), None, os.getpid()
+        with self._guard:
+            if self._closed:
+                raise ConfigError("this backend was closed; connect again")
+            if self._shift is None:
+                self._shift = _Shift(self._make(), self._clock, self._ring, self._note_died)
+            return self._shift
+
+
+_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
+
+
+class _Word(Enum):
+    """What is said to the thread that is no request."""
+
+    END = "end"
+    NUDGE = "look at the urgent ones"
+
+
+_END, _NUDGE = _Word.END, _Word.NUDGE
+
+
+class _Shift:
+    """A thread at work."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: FileClock,
+        ring: Callable[[str], None],
+        note_died: Callable[[dict[str, list[Died]]], None],
+    ) -> None:
+        self._note_died = note_died
+        self.patience = database.options.busy + PATIENCE
+        self._database = database
+        self._clock = clock
+        self._ring = ring
+        self._pending_of: dict[asyncio.AbstractEventLoop, PendingWrites] = {}
+        self._inbox: SimpleQueue[Request[Any] | _Word] = SimpleQueue()
+        self._urgent: deque[Request[Any]] = deque()
+        self._to_ring: dict[str, None] = {}
+        self._rung_at = 0.0
+        self._ended: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._thread = threading.Thread(target=self._turn, name="tenure-writer", daemon=True)
+        self._thread.start()
+
+    # --- on the callers' loops ---
+
+    def take(self, request: Request[Any], *, urgent: bool) -> None:
+        """Take in a request."""
+        pending = self._pending_of.get(request.loop)
+        if pending is None:
+            for loop in [loop for loop in self._pending_of if loop.is_closed()]:
+                self._pending_of.pop(loop, None)
+            pending = self._pending_of[request.loop] = PendingWrites(request.loop, self.patience, self._database.path)
+        pending.add(request)
+        if urgent:
+            self._urgent.append(request)
+            self._inbox.put(_NUDGE)
+        else:
+            self._inbox.put(request)
+
+    async def end(self) -> None:
+        """Let the thread end, and wait for that."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        self._ended.append((loop, ended))
+        self._inbox.put(_END)
+        await ended
+
+    # --- in the thread ---
+
+    def _turn(self) -> None:
+        while True:
+            try:
+                request = self._inbox.get(timeout=self._until_ring())
+            except Empty:
+                self._ring_now()
+                continue
+            if request is _NUDGE and self._urgent:
+                request = self._urgent.popleft()
+            if request is _END or (
+                isinstance(request, Request) and not request.answer.done() and self._commit(request)
+            ):
+                break
+        self._ring_now()
+        self._database.close()
+        for loop, ended in self._ended:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, ended)
+
+    def _until_ring(self) -> float | None:
+        return max(0.0, self._rung_at + RING_EVERY - time.monotonic()) if self._to_ring else None
+
+    def _ring_now(self) -> None:
+        to_ring, self._to_ring = self._to_ring, {}
+        for name in to_ring:
+            self._ring(name)
+        self._rung_at = time.monotonic()
+
+    def _commit(self, first: Request[Any]) -> bool:
+        """Do *first* and all that has come meanwhile, in one transaction; True if it is the end."""
+        group = [first]
+        self._database.until = first.asked_at + self._database.options.busy
+        is_end = False
+
+        def work(connection: sqlite3.Connection) -> Ledger:
+            nonlocal is_end
+            ledger = Ledger(connection, self._clock)
+            with _telling_faults():
+                for request in group:  # more than one only if an attempt before has failed
+                    request.result = request.work(ledger)
+                give_up = time.monotonic() + GROUP_SECONDS
+                while not is_end and time.monotonic() < give_up:
+                    try:
+                        another = self._urgent.popleft() if self._urgent else self._inbox.get_nowait()
+                    except Empty:
+                        break
+                    if isinstance(another, Request) and not another.answer.done():
+                        group.append(another)
+                        another.result = another.work(ledger)
+                    is_end = another is _END
+                ledger.close()
+            if ledger.needs_room:
+                self._database.keep_reserve(ledger.growth)
+            return ledger
+
+        try:
+            ledger = self._database.write(work)
+        except _FaultyRequestError as faulty:
+            if len(group) == 1:
+                first.error = faulty.__cause__
+            else:
+                self._commit_singly(group)
+        except DiskFullError as error:
+            if len(group) == 1:
+                first.error = error
+            else:
+                self._commit_singly(group)  # there may be room for what is not sent
+        except Exception as error:
+            for request in group:
+                request.error = error
+        else:
+            self._committed(ledger)
+        if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
+            self._ring_now()
+        self._answer(group)
+        return is_end
+
+    def _answer(self, group: list[Request[Any]]) -> None:
+        """Tell those who wait; those whose answer must last, when it does."""
+        self._deliver([request for request in group if not request.lasting])
+        lasting = [request for request in group if request.lasting]
+        if any(request.error is None for request in lasting):
+            try:
+                self._database.sync()
+            except Exception as error:
+                for request in lasting:
+                    request.error = request.error or error
+        self._deliver(lasting)
+
+    def _deliver(self, group: list[Request[Any]]) -> None:
+        """Hand the answers of *group* over, with one call for each loop."""
+        loops: dict[asyncio.AbstractEventLoop, list[Request[Any]]] = {}
+        for request in group:
+            loops.setdefault(request.loop, []).append(request)
+        for loop, requests in loops.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver_here, requests)
+            except RuntimeError:  # that loop is closed, and who waited is gone
+                self._undo(requests)
+
+    def _deliver_here(self, requests: list[Request[Any]]) -> None:
+        self._undo([request for request in requests if not request.deliver()])
+
+    def _undo(self, requests: list[Request[Any]]) -> None:
+        for request in requests:
+            if (undoing := request.undone()) is not None:
+                self._inbox.put(undoing)
+
+    def _commit_singly(self, group: list[Request[Any]]) -> None:
+        """Find out which request of *group* is bad, and do the others."""
+        for request in group:
+
+            def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Ledger:
+                ledger = Ledger(connection, self._clock)
+                with _telling_faults():
+                    request.result = request.work(ledger)
+                    ledger.close()
+                if ledger.needs_room:
+                    self._database.keep_reserve(ledger.growth)
+                return ledger
+
+            try:
+                ledger = self._database.write(work)
+            except _FaultyRequestError as faulty:
+                request.error = faulty.__cause__
+            except Exception as error:
+                request.error = error
+            else:
+                self._committed(ledger)
+
+    def _committed(self, ledger: Ledger) -> None:
+        self._to_ring.update(ledger.rung)
+        if ledger.died:
+            self._note_died(ledger.died)
+
+
+class _FaultyRequestError(Exception):
+    """Carries out of a transaction that one request in it is bad by itself."""
+
+
+@contextmanager
+def _telling_faults() -> Iterator[None]:
+    """Tell what is wrong with a request from what is wrong with the file."""
+    try:
+        yield
+    except _FAULTY as error:
+        raise _FaultyRequestError from error
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        raise _FaultyRequestError from error
+
+
+def _settle(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

@@ -1,0 +1,141 @@
+"""Completion in the shell, by click's own mechanism: words, options, and the names that the store knows.
+
+What goes wrong ends in no completion: an error has no place in the line that somebody types. Names are what strangers
+have written, so those that a shell would not take as they are, are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, shell_complete, split_arg_string
+
+from tenure._cli.exits import Exit
+
+if TYPE_CHECKING:
+    from tenure import Backend
+
+TIMEOUT = 1.0
+"""Seconds for the store to name its queues or elections, unless ``TENURE_COMPLETE_TIMEOUT`` says otherwise."""
+
+_PLAIN = re.compile(r"[\w.:/@%+-]+", re.ASCII)
+
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' type value
+    COMPREPLY=()
+    while IFS=',' read -r type value; do
+        if [[ $type == dir ]]; then
+            compopt -o dirnames
+        elif [[ $type == file ]]; then
+            compopt -o default
+        elif [[ $type == plain ]]; then
+            COMPREPLY+=("$value")
+        fi
+    done < <(COMP_WORDS="${COMP_LINE:0:COMP_POINT}" COMP_BREAKS="$COMP_WORDBREAKS" %(complete_var)s=bash_complete "$1")
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+@add_completion_class
+class _Bash(BashComplete):
+    """Bash itself cuts words at colons and equals signs, also that of ``--on sqlite:///work.db``."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)
+        incomplete = words.pop() if line[-1:].strip() else ""
+        breaks = set(os.environ.get("COMP_BREAKS", "=:")) & set("=:")
+        self._kept = max((incomplete.rfind(one) for one in breaks), default=-1) + 1
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem[str]) -> str:
+        # Bash replaces what is behind the last break only.
+        return f"{item.type},{item.value[self._kept :]}"
+
+
+def answer(cli: click.Command, instruction: str) -> int:
+    """Do what the shell asks: write its script (``bash_source``), or complete a line (``bash_complete``)."""
+    from tenure._cli.group import COMPLETION
+
+    if not instruction.endswith("_complete"):
+        code = shell_complete(cli, {}, "tenure", COMPLETION, instruction)
+        if code:
+            told = f"{COMPLETION}={instruction} is not known; use bash_source, zsh_source or fish_source"
+            sys.stderr.write(f"tenure: {told}\n")
+        return Exit.USAGE if code else Exit.DONE
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)
+    try:
+        shell_complete(cli, {}, "tenure", COMPLETION, instruction)
+        sys.stdout.flush()
+    finally:
+        os._exit(0)  # past threads that still wait for a store, and past every traceback
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+
+def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the name of a queue, or a word that may stand in its place."""
+    branches = getattr(ctx.command, "branches", ())
+    found = [CompletionItem(word) for word in branches if incomplete and word.startswith(incomplete)]
+    return [*found, *_names(ctx, incomplete, lambda backend: backend.queues())]
+
+
+def election_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the name of an election."""
+    return _names(ctx, incomplete, lambda backend: backend.leaders())
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Leave it to the shell, which completes files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _names(
+    ctx: click.Context, incomplete: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]
+) -> list[CompletionItem[str]]:
+    found: list[str] = []
+    url = ctx.params.get("url")
+
+    def look() -> None:
+        import asyncio
+
+        found.extend(asyncio.run(_asked(str(url), ask)))
+
+    if url:
+        thread = threading.Thread(target=look, name="tenure-completion", daemon=True)
+        thread.start()
+        thread.join(_timeout())
+    return [CompletionItem(name) for name in found if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
+
+
+def _timeout() -> float:
+    try:
+        return min(max(float(os.environ["TENURE_COMPLETE_TIMEOUT"]), 0.0), 60.0)
+    except (KeyError, ValueError):
+        return TIMEOUT
+
+
+async def _asked(url: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]) -> list[str]:
+    from tenure._cli.group import connect_to_look
+
+    backend = connect_to_look(url)
+    if backend.url.scheme in ("memory", "peers"):  # one has no names to tell; to ask the other, one has to be a member
+        return []
+    if backend.url.scheme == "sqlite":  # whatever the URL says
+        backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
+    async with backend:
+        return list(await ask(backend))

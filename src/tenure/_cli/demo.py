@@ -1,0 +1,131 @@
+"""``tenure demo``: leader election and competing consumers, with two crashes, to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from tenure import ConfigError, Timing
+from tenure._cli.demo_display import Lines, Picture, show_summary
+from tenure._cli.examples import Command
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.group import complete, duration, json_option
+from tenure._cli.live import can_be_live
+from tenure._cli.output import say_json, tell_log
+from tenure._demo.director import Setting, perform
+from tenure._demo.job import survey
+from tenure._demo.setup import Display
+from tenure._demo.stage import Failed
+from tenure._demo.summary import Summary
+
+INSTANCES_MAX = 64
+SECONDS_LEAST = 2.0
+"""How long there is work for all instances at least: long enough to find one with a message in hand, and to kill it."""
+
+
+@click.command("demo", cls=Command)
+@click.option(
+    "--input",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Count the files of this folder; default: the Python sources of this installation.",
+)
+@click.option("--on", "url", metavar="URL", help="Use this store; default: an SQLite file of its own.")
+@click.option(
+    "--instances",
+    type=click.IntRange(3, INSTANCES_MAX),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="How many processes take part. Two are killed, so there must be three.",
+)
+@click.option(
+    "--ttl", type=duration, metavar="S", help="Length of a lease; default: 2, or the shortest that the store allows."
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep databases and logs in this folder, which must be new or empty.",
+)
+@json_option
+def command(
+    folder: Path | None, url: str | None, instances: int, ttl: float | None, keep: Path | None, as_json: bool
+) -> int:
+    """See leader election and competing consumers at work, and two crashes.
+
+    Several processes stand for election. The leader cuts the counting of a folder's files into messages. All compete
+    for them; the results go back to the leader, who writes them down, through a fence. A worker is killed with kill -9
+    while it has a message in hand: another gets that. The leader is killed half-way: another takes over. One file is
+    poisonous: its message ends among the dead letters. In the end, the result is compared with that of a plain run in
+    one process.
+
+    Ends with 0 if all that came true, and with 1 if not; the last lines say why. TENURE_URL is not looked at.
+    """
+    tell_log(-1)
+    if ttl is not None:
+        Timing(ttl)
+    if url is not None and url.startswith("memory:"):
+        raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
+    job = survey(folder, at_least=SECONDS_LEAST * instances)
+    console = Console(stderr=as_json, highlight=False)
+    with _place(keep) as place, Picture(console) if can_be_live(console) else Lines(console) as display:
+        summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))
+    if as_json:
+        say_json(summary.as_json())
+    else:
+        show_summary(console, summary)
+    return Exit.BROKEN if summary.problems() else Exit.DONE
+
+
+@contextmanager
+def _place(keep: Path | None) -> Iterator[Path]:
+    """Give a folder to write to; it is removed in the end, unless it is to be kept."""
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            empty = not any(keep.iterdir())
+        except OSError as error:
+            raise ConfigError(f"{keep} can't be made: {error.strerror}; name another folder") from error
+        if not empty:
+            raise ConfigError(f"{keep} is not empty; name a new folder with --keep")
+        yield keep.absolute()
+        return
+    place = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+async def _interruptible(setting: Setting, display: Display) -> Summary:
+    """Run to the end; when a signal comes, end everything first, and then as the signal would."""
+    loop, came = asyncio.get_running_loop(), list[int]()
+    playing = asyncio.create_task(perform(setting, display))
+
+    def interrupt(number: int) -> None:
+        came.append(number)
+        if len(came) == 1:  # another one would only disturb the tidying up, which is short
+            playing.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt, number)
+    if isinstance(display, Picture) and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGTSTP, display.stop)
+    try:
+        return await playing
+    except Failed as failure:
+        raise Failure(Exit.BROKEN, str(failure)) from failure
+    except asyncio.CancelledError:
+        if came:
+            raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes are ended") from None
+        raise

@@ -1,0 +1,329 @@
+"""The group of commands, what they share, and the one place where an error becomes an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+import tenure
+from tenure._cli.examples import Command
+from tenure._cli.exits import KEEPS, Exit, Failure
+from tenure._cli.output import complain, tell_log
+from tenure.errors import ConfigError, TenureError, nearest
+
+if TYPE_CHECKING:
+    from tenure import Backend, Queue
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        # a file of this folder for each, which holds it under the name `command`; imported only when it is asked for
+        "lead": "Run a command only while leading.",
+        "status": "Show who leads NAME, or every name of the store.",
+        "watch": "Show every change of leader.",
+        "resign": "Ask the present leader to step down.",
+        "doctor": "Reach a store, and tell what it can promise and what to mind.",
+        "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
+        "send": "Put messages into a queue.",
+        "work": "Run a command for every message of a queue.",
+        "queue": "Count the messages of a queue, or of all; look into one, purge or delete it.",
+        "dead": "Look at dead letters, put them back, or remove them.",
+        "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
+        "demo": "Watch an election, competing consumers, and two crashes.",
+    }
+)
+
+COMPLETION = "_TENURE_COMPLETE"
+"""The variable by which a shell asks for completion; the name is click's."""
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SETTING = re.compile(r"\b(ttl|renew_every|retry_every|grace)=(?=[\d.])")
+_UNDECODED = re.compile(r"\\udc[89a-f]")
+"""Stands in a message for bytes of the command line that were no text in the locale's encoding."""
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line *arguments*; return the exit code."""
+    if asked := os.environ.get(COMPLETION):
+        from tenure._cli.completion import answer
+
+        return answer(group, asked)
+    try:
+        result = group.main(list(arguments), prog_name="tenure", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else Exit.DONE
+    except click.exceptions.Exit as left:
+        return left.exit_code
+    except (BrokenPipeError, SystemExit):  # click makes the latter of the former
+        _drop_output()
+        return _BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.SIGNAL + 2
+    except NoCommand as error:
+        sys.stderr.write(f"{error}\n")
+        return Exit.USAGE
+    except Exception as error:
+        code, message = told(error)
+        complain(message)
+        if code == Exit.INTERNAL:
+            traceback.print_exception(error)
+        if code in (Exit.OUTPUT, _BROKEN_PIPE):
+            _drop_output()
+        return code
+
+
+def _drop_output() -> None:
+    """Write what is left of the output to nowhere: Python would complain once more when it flushes at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def told(error: Exception) -> tuple[int, str]:
+    """Say with which code an error ends the program, and what the operator reads of it."""
+    match error:
+        case Failure():
+            return error.code, str(error)
+        case click.UsageError():
+            where = f"{error.ctx.command_path} --help" if error.ctx else "tenure --help"
+            return Exit.USAGE, f"{error.format_message().rstrip('.')}; see: {where}"
+        case click.ClickException():
+            return Exit.USAGE, error.format_message()
+        case ConfigError():  # what is a keyword in Python is an option here
+            said = _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+            if _UNDECODED.search(said) and sys.getfilesystemencoding() != "utf-8":
+                said = f"{said}; the locale is not UTF-8, set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+            return Exit.CONFIG, said
+        case TenureError():
+            return Exit.UNAVAILABLE, str(error)
+        case BrokenPipeError():
+            return _BROKEN_PIPE, "the reader of the standard output has left"
+        case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # no store lets one out
+            return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
+    return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
+
+
+def complete(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a command that needs an event loop; an interrupt ends it whenever it comes."""
+    import asyncio
+    import signal
+
+    async def awake() -> T:
+        if sys.platform != "win32":
+            # Otherwise an interrupt that comes just as the loop is about to wait, or to another thread, would be heard
+            # with the next event, and there may be none. With a handler for any signal, all of them wake the loop.
+            with suppress(RuntimeError):  # in a thread, which hears no signals
+                asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
+        return await coroutine
+
+    return asyncio.run(awake())
+
+
+# --- the group ---------------------------------------------------------------------------------------------------
+
+
+class NoCommand(Exception):  # it never leaves the command line
+    """Say, where a command is missing, which ones there are: the whole help."""
+
+
+class HelpfulGroup(Command, click.Group):
+    """Commands of which one must be named."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # click's own answer differs between its versions
+            raise NoCommand(ctx.get_help())
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand
+            if error.ctx is None and name and (command := self.get_command(ctx, name)):
+                # click's parser does not say whose option it was
+                error.ctx = click.Context(command, info_name=name, parent=ctx)
+            raise
+
+
+class Branching(Command):
+    """A command that does something by itself; but if its first word names another, that one is called instead.
+
+    So an argument that is such a word is given behind ``--``.
+    """
+
+    def __init__(self, *args: Any, branches: Sequence[click.Command] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.branches: dict[str, click.Command] = {str(one.name): one for one in branches}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in self.branches.items()])
+
+
+class _Group(HelpfulGroup):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name, _, branch = cmd_name.partition(" ")
+        if name not in COMMANDS:
+            return None
+        command = cast("click.Command", import_module(f"tenure._cli.{name}").command)
+        return command.branches[branch] if branch and isinstance(command, Branching) else command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], list(COMMANDS))}")
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, Branching) and rest and rest[0] in command.branches:
+            return f"{name} {rest[0]}", command.branches[rest[0]], rest[1:]
+        return name, command, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", KEEPS)])
+        with formatter.section("Environment"):
+            formatter.write_dl([("TENURE_URL", "the store where --on is not given, and the place for a password")])
+        super().format_epilog(ctx, formatter)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(tenure.__version__, prog_name="tenure", message="%(prog)s %(version)s")
+def group() -> None:
+    """Leader election and competing consumers for any program, on the store that you already run.
+
+    Elections: lead, status, watch, resign. Queues: send, work, queue, dead. Each command has a --help of its own.
+    """
+
+
+# --- what commands share -----------------------------------------------------------------------------------------
+
+
+def duration(text: str) -> float:
+    """Read seconds, or a number with a unit; to be used as the type of an option."""
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|d|)", text)
+    if not found:
+        raise click.BadParameter(
+            f"{text!r} is not a duration; write seconds (15, 0.5) or a unit (500ms, 15s, 2m, 1h, 7d)"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """Read ``key=value``; to be used as the type of an option."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} is not of the form key=value")
+    return key, value
+
+
+def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
+    if not url and not ctx.resilient_parsing:
+        raise click.UsageError(
+            "no store given; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
+            ctx,
+        )
+    if url and url.partition(":")[0] == "memory" and not ctx.resilient_parsing:
+        raise ConfigError(
+            "memory: is one process's own, so no other would ever meet this one there; "
+            "name a store that processes share, for example sqlite:///work.db"
+        )
+    return url or ""
+
+
+def on_option(function: AnyFunction) -> AnyFunction:
+    """Add ``--on URL``."""
+    return click.option(
+        "--on",
+        "url",
+        metavar="URL",
+        envvar="TENURE_URL",
+        callback=_given,
+        help="The store, for example sqlite:///work.db. [default: TENURE_URL, which is the place for a password: "
+        "everybody on the machine can read a command line]",
+    )(function)
+
+
+def json_option(function: AnyFunction) -> AnyFunction:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")(function)
+
+
+def refuse_both(verbose: int, quiet: bool) -> None:
+    """Refuse to tell much and little at once."""
+    if verbose and quiet:
+        raise click.UsageError("--verbose and --quiet contradict each other; give one of them")
+
+
+def one_url(ctx: click.Context, address: str | None, on: str | None, example: str) -> str:
+    """Return the store that a command is to look at, which may be given as an argument too."""
+    if address and on and ctx.get_parameter_source("on") == click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("URL and --on both say which store; give one of them", ctx)
+    if url := address or on:
+        return url
+    raise click.UsageError(f"say which store, for example: {ctx.command_path} {example}", ctx)
+
+
+def connect(url: str) -> Backend:
+    """Open the store for a command that is soon done: only errors are logged."""
+    tell_log(-1)
+    return tenure.connect(url)
+
+
+def connect_to_look(url: str) -> Backend:
+    """Open the store for a command that looks at what others do: a file that isn't there is not made for that."""
+    backend = connect(url)
+    if backend.url.scheme == "sqlite" and "create" not in backend.url.query:
+        # Not added to what was written, which errors quote.
+        backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
+    return backend
+
+
+async def asked_of(url: str, name: str, do: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
+    """Return what is found in a queue; if that is nothing, and nobody has ever used the queue, say so."""
+    async with connect_to_look(url) as backend:
+        found = await do(backend.queue(name))
+        if not found and (unused := await never_used(backend, name)):
+            raise Failure(Exit.VACANT, unused)
+        return found
+
+
+async def never_used(backend: Backend, name: str) -> str:
+    """Say it, if nobody has ever used this queue: its name may be misspelt. Otherwise return nothing."""
+    known = await backend.queues()
+    if name in known:
+        return ""
+    hint = nearest(name, known) or "; those that were are listed by: tenure queue"
+    return f"no queue {name!r} was ever used on this store{hint}"
+
+
+def seconds_option(name: str, meaning: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Add an option that is a duration."""
+    return click.option(name, type=duration, metavar="S", help=meaning)

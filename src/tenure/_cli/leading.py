@@ -1,0 +1,208 @@
+"""The life of ``tenure lead``: stand for election, run the command while leading, pass signals on, end in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import tenure
+from tenure._cli import codes, guard
+from tenure._cli.child import Child, Outcome, environment
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.output import notice, seconds, short, tell_log, warn
+from tenure.events import StandingBy, TermBegan
+
+if TYPE_CHECKING:
+    from tenure._cli.lead import Order
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
+
+LEAVE_WITHIN = 1.0
+"""Seconds until we end without having heard from the store, when there is no command to wait for."""
+
+QUICK = 10.0
+"""A command that ends sooner than so many seconds is not started again at once."""
+
+PAUSE_FIRST, PAUSE_MOST = 1.0, 60.0
+
+_EXITS = {
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), Exit.NOT_FOUND),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), Exit.NO_PROCESS),
+}
+
+
+class Leading:
+    """One run of ``tenure lead``.
+
+    Safety doesn't depend on this class being quick, or alive: the guard of each command knows the deadline.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._child: Child | None = None
+        self._term: tenure.Term | None = None
+        self._outcome: Outcome | None = None  # of the newest command
+        self._ran_for = 0.0  # the same
+        self._signal = 0  # the first that asked us to end
+        self._hung_up = False
+        self._has_stood_by = False  # and has said so, since the last term
+        self._stop = asyncio.Event()  # contend no more: a signal, or the command has ended for good
+
+    async def run(self) -> int:
+        """Return the exit code."""
+        loop = asyncio.get_running_loop()
+        guard.adopt_orphans()  # if a guard is killed, what it held comes to us
+        for number in PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script
+                loop.add_signal_handler(number, self._take_signal, number)
+        tell_log(self._order.verbosity)
+        async with tenure.connect(self._order.url, on_event=self._hear) as backend:
+            election = backend.election(self._order.name, **self._order.settings)
+            told = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
+            pause = 0.0
+            while True:
+                await election.run(lambda term: self._serve(election, term, told), stop=self._stop, sigterm=False)
+                if self._stop.is_set():
+                    break
+                pause = _next_pause(pause, self._ran_for)
+                await self._rest(pause)
+        if self._outcome is not None and self._outcome.kind in ("ended", "lost"):
+            return self._outcome.code
+        return Exit.SIGNAL + self._signal
+
+    # --- one term ---
+
+    async def _serve(self, election: tenure.Election, term: tenure.Term, told: Mapping[str, str]) -> None:
+        """Run the command for one term, and return when nothing of it is left."""
+        self._outcome = None
+        if self._stop.is_set():
+            return
+        began = asyncio.get_running_loop().time()
+        env = {**told, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
+        child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
+        self._child, self._term = child, term
+        if self._order.verbosity > 0:
+            notice(f"{term.name}: the command was started, term {term.token}")
+        try:
+            outcome, was_told = await self._see_out(child, term)
+        finally:
+            self._child = self._term = None
+        self._ran_for = asyncio.get_running_loop().time() - began
+        if self._order.verbosity > 0:
+            notice(f"{term.name}: {_end_in_words(outcome)} after {seconds(self._ran_for)}, term {term.token}")
+        match outcome.kind:
+            case "failed":
+                raise _not_runnable(self._order.command[0], outcome.code)
+            case "late" | "lost" if not self._signal:
+                if not was_told:  # the guard has seen the deadline come before we have
+                    await election.resign(wait=False)
+                    await asyncio.Event().wait()  # until we are cancelled, which is what to resign means
+                return  # and contend again
+        self._outcome = outcome
+        hung_up = self._hung_up and outcome.code == Exit.SIGNAL + signal.SIGHUP
+        if hung_up or not self._order.again:
+            self._stop.set()
+
+    async def _see_out(self, child: Child, term: tenure.Term) -> tuple[Outcome, bool]:
+        """Wait for the command's end, whatever happens. If the term is lost meanwhile, stop it, and tell so too."""
+        was_told = False
+        while not child.outcome.done():
+            try:
+                await asyncio.wait([child.outcome])
+            except asyncio.CancelledError:
+                # The term, and so the lease, can't be left before the command has ended: see it out.
+                if self._order.verbosity >= 0:
+                    why, _, _ = term.loss_message().partition(";")
+                    warn(f"{why}; the command is being stopped, {term.remaining():.1f} s are left")
+                child.stop()
+                was_told = True
+        return child.outcome.result(), was_told
+
+    def _hear(self, event: tenure.Event) -> None:
+        self._pass_trust()
+        if self._order.verbosity == 0:  # more than that, and the log tells it
+            match event:
+                case StandingBy(leader=leader, token=token):
+                    self._has_stood_by = True
+                    shown = short(leader) if sys.stderr and sys.stderr.isatty() else leader
+                    notice(f"{event.name}: standing by; {shown} leads, term {token}")
+                case TermBegan(token=token) if self._has_stood_by:
+                    self._has_stood_by = False
+                    notice(f"{event.name}: elected, term {token}; the command is started")
+
+    def _pass_trust(self) -> None:
+        """Something has happened to the candidate: tell the guard how long the term may be trusted now."""
+        if self._child and self._term:
+            self._child.trust(_end_of(self._term))
+
+    async def _rest(self, pause: float) -> None:
+        """Let others lead for a while, after a command that ended as soon as it was started."""
+        try:
+            async with asyncio.timeout(pause):
+                await self._stop.wait()
+        except TimeoutError:
+            pass
+
+    # --- signals ---
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._pass_signal(self._child, number)
+        elif number in (*STOPPING, signal.SIGHUP):
+            # To be cut off in the middle of a question could leave the name to nobody for a whole lease, so we
+            # wait for its answer, but not for long, and not for a second signal.
+            if self._signal:
+                os._exit(Exit.SIGNAL + number)
+            self._end(number)
+            asyncio.get_running_loop().call_later(LEAVE_WITHIN, os._exit, Exit.SIGNAL + number)
+
+    def _pass_signal(self, child: Child, number: signal.Signals) -> None:
+        if number in STOPPING and self._signal:
+            child.kill()
+            return
+        child.signal(number)
+        if number not in STOPPING:
+            self._hung_up = self._hung_up or number == signal.SIGHUP
+            return
+        self._end(number)
+        if self._order.stop_timeout is not None:
+            asyncio.get_running_loop().call_later(self._order.stop_timeout, child.kill)
+
+    def _end(self, number: signal.Signals) -> None:
+        self._signal = number
+        self._stop.set()
+
+
+def _end_of(term: tenure.Term) -> float:
+    """Return until when *term* may be trusted, by the clock of the guards."""
+    now = guard.now()  # before we ask what remains: never too late
+    return now + term.remaining()
+
+
+def _end_in_words(outcome: Outcome) -> str:
+    match outcome.kind:
+        case "ended":
+            return f"the command ended with code {codes.told(outcome.code)}"
+        case "lost":
+            return "the command was stopped with its term"
+    return "the command could not be started"
+
+
+def _next_pause(before: float, ran_for: float) -> float:
+    if ran_for >= QUICK:
+        return 0.0
+    longer = min(PAUSE_MOST, max(PAUSE_FIRST, before * 2))
+    return longer * random.uniform(0.8, 1.0)
+
+
+def _not_runnable(program: str, number: int) -> Failure:
+    code = _EXITS.get(number, Exit.NOT_RUNNABLE)
+    why = os.strerror(number)
+    return Failure(code, f"{program!r} could not be run: {why}; the lease was handed back")

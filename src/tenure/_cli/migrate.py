@@ -1,0 +1,57 @@
+"""``tenure migrate``: create or upgrade what a store needs before it can be used."""
+
+from __future__ import annotations
+
+import click
+
+from tenure._cli.examples import Command
+from tenure._cli.exits import Exit
+from tenure._cli.group import complete, connect, one_url
+from tenure._cli.output import clean, say
+
+
+@click.command("migrate", cls=Command)
+@click.argument("address", required=False, metavar="[URL]")
+@click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
+@click.option("--sql", "as_sql", is_flag=True, help="Write the SQL that it would run, and change nothing.")
+@click.option(
+    "--from",
+    "since",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --sql: for a schema of version N, without a look at the store; 0: for none yet.",
+)
+@click.pass_context
+def command(ctx: click.Context, address: str | None, on: str | None, as_sql: bool, since: int | None) -> int:
+    """Create or upgrade the schema in the store at URL. Done already, it does nothing.
+
+    PostgreSQL needs it once, and after an upgrade of tenure; its option schema=NAME says where. It ends with 0 once the
+    schema is as this tenure needs it, with 69 if the store can't be reached, and with 78 if it may not be changed or is
+    newer than this tenure.
+
+    --sql is for a DBA who lets no program change the schema: psql loads what it writes as it is. It looks which version
+    the store has; without a store it writes the whole schema, for a database that has none.
+    """
+    if since is not None and not as_sql:
+        raise click.UsageError("--from tells for which version to write SQL; give --sql, too")
+    if as_sql:
+        if since is None and not (address or on):
+            since = 0
+        url = one_url(ctx, address, on, "") if address or on else "postgresql://localhost"
+        say(complete(_sql(url, since)).rstrip("\n"))
+        return Exit.DONE
+    say(clean(complete(_migrate(one_url(ctx, address, on, "postgresql://localhost/orders")))))
+    return Exit.DONE
+
+
+async def _migrate(url: str) -> str:
+    async with connect(url) as backend:
+        return await backend.migrate()
+
+
+async def _sql(url: str, since: int | None) -> str:
+    backend = connect(url)
+    if since is not None:
+        return await backend.migration_sql(since)
+    async with backend:
+        return await backend.migration_sql()

@@ -1,0 +1,111 @@
+"""``tenure queue``: how many messages a queue holds, and in which state. Its other commands: ``queue_commands``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from tenure._cli.completion import queue_names
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.group import Branching, complete, connect_to_look, duration, json_option, never_used, on_option
+from tenure._cli.output import ALARM, Cell, say_json, say_table, seconds
+from tenure._cli.patience import wait_option
+from tenure._cli.queue_commands import delete, peek, purge
+
+if TYPE_CHECKING:
+    from tenure import Backend, Stats
+
+COLUMNS = ("QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")
+
+EVERY, EVERY_LEAST = 2.0, 0.01
+"""Seconds between two looks: usually, and at least."""
+
+
+@click.command("queue", cls=Branching, branches=(peek, purge, delete))
+@click.argument("name", required=False, shell_complete=queue_names)
+@on_option
+@json_option
+@click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")
+@click.option("--every", type=duration, metavar="S", help="With --watch: how often. [default: 2]")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N looks.")
+@wait_option
+def command(
+    name: str | None,
+    url: str,
+    as_json: bool,
+    watch: bool,
+    every: float | None,
+    count: int | None,
+    wait: float | None,
+) -> int:
+    """Count the messages of the queue NAME, or of every queue of the store.
+
+    READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
+    could not be handled. OLDEST is how long ago the oldest ready one was sent.
+
+    With --watch, a terminal shows a live table until Ctrl-C, with dead letters in red; elsewhere, a line is written
+    for each queue and look. A store that does not answer is asked again: at the start for --wait, later for ever.
+
+    Ends with 3 if nobody has ever used a queue NAME. --watch says so, and waits for it. A first word that is one of the
+    commands below is taken for that: a queue that is called so is counted by: tenure queue -- NAME.
+    """
+    if not watch and any(option is not None for option in (every, count, wait)):
+        raise click.UsageError("--every, --count and --wait tell how to watch; give --watch, too")
+    if every is None:
+        every = EVERY
+    if every < EVERY_LEAST:
+        raise click.UsageError(f"--every {every:g} would only keep the store busy; give at least {EVERY_LEAST:g} s")
+    with suppress(KeyboardInterrupt):  # that is how watching is meant to end
+        complete(_watch(name, url, as_json, every, count, wait) if watch else _look(name, url, as_json))
+    return Exit.DONE
+
+
+async def _look(name: str | None, url: str, as_json: bool) -> None:
+    async with connect_to_look(url) as backend:
+        found = await _stats(backend, name)
+        if unused := await _unused(backend, name, found):
+            raise Failure(Exit.VACANT, unused)
+    if as_json:
+        records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
+        say_json(records if name is None else records[0])
+    elif found:
+        say_table(COLUMNS, [(each, *numbers(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
+
+
+async def _watch(
+    name: str | None, url: str, as_json: bool, every: float, count: int | None, wait: float | None
+) -> None:
+    from tenure._cli.queue_watch import watch
+
+    async with connect_to_look(url) as backend:
+        await watch(
+            lambda: _stats(backend, name),
+            lambda found: _unused(backend, name, found),
+            source=str(backend.url),
+            every=every,
+            count=count,
+            wait=wait,
+            as_json=as_json,
+        )
+
+
+async def _unused(backend: Backend, name: str | None, found: Mapping[str, Stats]) -> str:
+    from tenure import Stats
+
+    return await never_used(backend, name) if name is not None and found[name] == Stats() else ""
+
+
+async def _stats(backend: Backend, name: str | None) -> dict[str, Stats]:
+    names = await backend.queues() if name is None else [name]
+    return {each: await backend.queue(each).stats() for each in names}
+
+
+def numbers(stats: Stats) -> tuple[str | Cell, ...]:
+    """Return the counts of a queue, and the age of its oldest ready message, for people."""
+    counts = (stats.ready, stats.locked, stats.delayed, stats.deferred)
+    dead = Cell(str(stats.dead), ALARM if stats.dead else "")
+    return (*map(str, counts), dead, seconds(stats.oldest_age) if stats.ready else "")

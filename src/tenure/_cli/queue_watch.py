@@ -1,0 +1,171 @@
+"""``tenure queue --watch``: the counts of queues again and again, as a live table or as lines."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from rich.text import Text
+
+from tenure import Stats
+from tenure._cli.live import LiveScreen, can_be_live
+from tenure._cli.output import QUIET, TITLE, Cell, clean, ellipsis, say, say_json, seconds, timestamp, warn
+from tenure._cli.patience import Patience, tell_silence
+from tenure._cli.queue import numbers
+from tenure._cli.tables import Column, cut, laid_out
+
+COLUMNS = (
+    Column("QUEUE", is_cut=True),
+    *(Column(state, numbers=True) for state in ("READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")),
+)
+NUMBER = 8
+"""Characters of a column in plain lines, so that lines of different looks stand below one another."""
+
+Found = Mapping[str, Stats]
+
+
+class _View(Protocol):
+    def show(self, found: Found) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def silence(self, trouble: str) -> None: ...
+
+
+async def watch(
+    look: Callable[[], Awaitable[Found]],
+    unused: Callable[[Found], Awaitable[str]],
+    *,
+    source: str,
+    every: float,
+    count: int | None,
+    wait: float | None,
+    as_json: bool,
+) -> None:
+    """Count again and again; a store that does not answer is asked again.
+
+    Args:
+        look: Counts the queues.
+        unused: Says that the queue asked for was never used; nothing, if it was.
+        source: Which store, for people.
+        every: Seconds between two looks.
+        count: After how many looks to return; None: never.
+        wait: See :class:`tenure._cli.patience.Patience`.
+        as_json: Whether to write JSON.
+    """
+    async with AsyncExitStack() as stack:
+        view: _View
+        if as_json or not can_be_live():
+            view = _JsonLines() if as_json else _Lines()
+        else:
+            view = _Table(source, every)
+            await stack.enter_async_context(view.screen)
+        patience = Patience(wait, view.silence)
+        looks = 0
+        while True:
+            found = await patience.ask(look)
+            if looks == 0 and (text := await patience.ask(lambda found=found: unused(found))):  # type: ignore[misc]
+                view.note(text)
+            view.show(found)
+            looks += 1
+            if looks == count:
+                return
+            await asyncio.sleep(every)
+
+
+class _JsonLines:
+    """An object for each look."""
+
+    def show(self, found: Found) -> None:
+        records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
+        say_json({"at": timestamp(), "queues": records}, lines=True)
+
+    def note(self, text: str) -> None:
+        warn(text)
+
+    def silence(self, trouble: str) -> None:
+        tell_silence(trouble)
+
+
+class _Lines:
+    """A line for each queue and look, below one line of titles."""
+
+    def __init__(self) -> None:
+        self._has_titles = False
+        self._name_width = len(COLUMNS[0].title)
+
+    def show(self, found: Found) -> None:
+        at = timestamp()
+        rows = [(clean(each), *map(_plain, numbers(stats))) for each, stats in found.items()]
+        self._name_width = max(self._name_width, *(len(row[0]) for row in rows), 0)
+        if not self._has_titles:
+            self._has_titles = True
+            self._say("TIME", [column.title for column in COLUMNS], len(at))
+        for row in rows:
+            self._say(at, row, len(at))
+
+    def note(self, text: str) -> None:
+        warn(text)
+
+    def silence(self, trouble: str) -> None:
+        tell_silence(trouble)
+
+    def _say(self, at: str, cells: Sequence[str], width: int) -> None:
+        name, *counts = cells
+        told = "  ".join(each.rjust(NUMBER) for each in counts)
+        say(f"{at.ljust(width)}  {name.ljust(self._name_width)}  {told}".rstrip())
+
+
+class _Table:
+    """A live table: red for dead letters."""
+
+    def __init__(self, source: str, every: float) -> None:
+        self.screen = LiveScreen(self._picture)
+        self._source = source
+        self._every = every
+        self._found: Found = {}
+        self._note = ""
+        self._at = ""
+
+    def show(self, found: Found) -> None:
+        self._found, self._at = found, timestamp()
+        if any(stats != Stats() for stats in found.values()):
+            self._note = ""
+        self.screen.draw()
+
+    def note(self, text: str) -> None:
+        self._note = text
+
+    def silence(self, trouble: str) -> None:
+        self.screen.silence(trouble)
+
+    def _picture(self, width: int, height: int | None) -> list[Text]:
+        head = [
+            Text.assemble(("tenure queue --watch", TITLE), (f"  every {seconds(self._every)}  {self._source}", QUIET)),
+            Text(self._at),
+            *([Text(cut(clean(self._note), width))] if self._note else []),
+            Text(),
+        ]
+        room = None if height is None else max(1, height - len(head) - 2)  # the titles, and what is left out
+        shown = fitting(self._found, room)
+        rows = [(name, *numbers(stats)) for name, stats in shown.items()]
+        table = laid_out(COLUMNS, rows, width) if self._found else [Text("no queue was ever used on this store")]
+        left_out = len(self._found) - len(shown)
+        foot = [Text(f"{ellipsis()} {left_out:,} more: tenure queue", QUIET)] if left_out else []
+        return [*head, *table, *foot]
+
+
+def _plain(cell: str | Cell) -> str:
+    return cell.text if isinstance(cell, Cell) else cell
+
+
+def fitting(found: Found, room: int | None) -> Found:
+    """Return as many queues as there is *room* for: those with dead letters, and those that are not empty, first."""
+    if room is None or len(found) <= room:
+        return found
+    ranked = sorted(found, key=lambda name: (not found[name].dead, found[name] == Stats()))
+    kept = set(ranked[:room])
+    return {name: stats for name, stats in found.items() if name in kept}

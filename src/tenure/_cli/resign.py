@@ -1,0 +1,68 @@
+"""``tenure resign``: ask the present leader to step down."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from tenure._cli.completion import election_names
+from tenure._cli.examples import Command
+from tenure._cli.exits import Exit, Failure
+from tenure._cli.group import complete, connect_to_look, duration, json_option, on_option
+from tenure._cli.output import clean, record, say, say_json, seconds
+
+if TYPE_CHECKING:
+    from tenure import Election, Leader
+
+
+@click.command("resign", cls=Command)
+@click.argument("name", shell_complete=election_names)
+@on_option
+@json_option
+@click.option("--wait", type=duration, metavar="S", help="Wait up to so long until that leader has stepped down.")
+def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
+    """Ask the present leader of NAME, whoever it is, to step down. Its work is stopped, and others go first.
+
+    Ends with 0 once it is asked (with --wait: once it has stepped down), with 3 if nobody leads, and with 75 if it has
+    not stepped down in time.
+    """
+    before, after, changed = complete(_resign(name, url, wait))
+    if as_json:
+        say_json({"name": name, "asked": before.holder, "changed": changed, "now": after and record(name, after)})
+    elif not changed:
+        say(f"asked {clean(before.holder)} (token {before.token}) to step down from {clean(name)!r}")
+    else:
+        heir = f"{clean(after.holder)} (token {after.token}) leads" if after else "nobody leads"
+        say(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {heir} now")
+    return Exit.DONE
+
+
+async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Leader | None, bool]:
+    import asyncio
+
+    async with connect_to_look(url) as backend:
+        election = backend.election(name)
+        before = await election.leader()
+        if before is None or not await election.ask_to_resign():
+            raise Failure(Exit.VACANT, f"nobody leads {name!r}, so there is nobody to ask")
+        if wait is None:
+            return before, before, False
+        try:
+            async with asyncio.timeout(wait):
+                return before, await _successor(election, before), True
+        except TimeoutError:
+            raise Failure(
+                Exit.NOT_YET,
+                f"{before.holder} was asked to step down from {name!r}, and has not done so within {seconds(wait)}; "
+                "its work may take its time to stop. Look again with: tenure status",
+            ) from None
+
+
+async def _successor(election: Election, before: Leader) -> Leader | None:
+    async with aclosing(election.observe()) as changes:
+        async for leader in changes:
+            if leader is None or leader.token != before.token:
+                return leader
+    return None

@@ -1,0 +1,102 @@
+"""The leader: splits the work into messages, and aggregates what comes back. The counting is not its affair."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import tenure
+from tenure._demo.computation import merge
+from tenure._demo.ledger import Ledger
+from tenure._demo.messages import LETTERS_MAX, Dead, Result, Task
+from tenure._demo.report import Report, report
+
+TOGETHER = 100
+"""Messages that are sent, and results that are written down, in one step."""
+
+WAIT = 0.25
+"""Seconds to wait for results, before the dead letters are looked at."""
+
+AGAIN_AFTER = 0.2
+"""Seconds until a store that could not be asked is asked again."""
+
+
+class Leader:
+    """The work of a term."""
+
+    def __init__(
+        self,
+        number: int,
+        ledger: Ledger,
+        work: tenure.Queue,
+        results: tenure.Queue,
+        *,
+        named: bool,
+        stop: asyncio.Event,
+    ) -> None:
+        self._number = number
+        self._ledger = ledger
+        self._queue = work
+        self._results = results
+        self._named = named
+        self._stop = stop
+
+    async def lead(self, term: tenure.Term) -> None:
+        """Lead for one term: to the end of the work, and then until told to stop."""
+        report(Report("elected", term.token))
+        try:
+            self._ledger.begin_term(term.token, self._number)
+            report(Report("wrote", term.token))
+            report(Report("split", term.token, count=await self._split()))
+            while not self._stop.is_set():
+                try:
+                    await self._aggregate(term)
+                except tenure.Unavailable:
+                    await asyncio.sleep(AGAIN_AFTER)  # what was not completed comes again, and is known
+        except tenure.TermLost as refusal:
+            # A newer leader has written already. Ours is over, and the store will tell so in a moment.
+            report(Report("refused", term.token, str(refusal)))
+            await term.lost.wait()
+        finally:
+            report(Report("left", term.token))
+
+    async def _split(self) -> int:
+        """Send a message for every chunk that is not accounted for; return how many.
+
+        A predecessor may have sent it already. Its id makes that harmless; where a store knows no ids, it is computed
+        twice, and the ledger takes the first result.
+        """
+        job, left = self._ledger.job(), self._ledger.remaining()
+        messages = [Task(job.folder, chunk, job.pace).outgoing(named=self._named) for chunk in left]
+        while messages:
+            try:
+                await self._queue.send_batch(messages[:TOGETHER])
+            except tenure.Unavailable:
+                await asyncio.sleep(AGAIN_AFTER)
+            else:
+                del messages[:TOGETHER]
+        return len(left)
+
+    async def _aggregate(self, term: tenure.Term) -> None:
+        """Write down the results that have come, and then, not before, complete their messages."""
+        came = await self._results.receive(TOGETHER, wait=WAIT)
+        if came:
+            term.check()
+            self._ledger.record(term.token, [Result.read(message.body) for message in came])
+            await asyncio.gather(*map(_complete, came))
+        else:
+            await self._bury(term)
+        progress = self._ledger.progress()
+        if progress.left == 0 and not progress.finished:
+            self._ledger.finish(term.token, merge(self._ledger.counts()))
+
+    async def _bury(self, term: tenure.Term) -> None:
+        """Write down which chunks nobody could count."""
+        letters = await self._queue.dead_letters.peek(LETTERS_MAX)
+        if letters:
+            self._ledger.bury(term.token, [Dead.of(letter) for letter in letters])
+
+
+async def _complete(message: tenure.Message) -> None:
+    with suppress(tenure.LockLost):  # we were too slow: it comes again, and the ledger knows it
+        await message.complete()

@@ -1,0 +1,220 @@
+"""The ledger: the work's own SQLite database, in which a leader keeps what is done, so that the next can go on.
+
+Every write of a leader goes through the fence in the transaction that it is part of: a leader that was taken for dead,
+and isn't, is refused. In the same transaction stands the key of what is written, so that a result that comes twice, as
+every queue may bring it, counts once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+
+from tenure._demo.computation import Count, Total
+from tenure._demo.job import Chunk, File, Job
+from tenure._demo.messages import Dead, Result
+from tenure.backends.sqlite import Fence
+from tenure.errors import ConfigError
+
+PATIENCE = 5.0
+"""Seconds to wait while another process writes; each write takes a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the work has come, in chunks; ``again`` is how many results came once more than they were counted."""
+
+    counted: int
+    dead: int
+    of: int
+    again: int
+    finished: bool
+
+    @property
+    def settled(self) -> int:
+        """How many chunks are accounted for."""
+        return self.counted + self.dead
+
+    @property
+    def left(self) -> int:
+        """How many are not."""
+        return self.of - self.settled
+
+
+class Ledger:
+    """The database, opened by one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=PATIENCE)
+        # Only processes die here, not the machine; for that, a commit need not wait for the disk.
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+
+    @classmethod
+    def create(cls, path: Path, job: Job) -> Ledger:
+        """Make the database, and write the job down.
+
+        Raises:
+            ConfigError: The file can't be made or written there.
+        """
+        try:
+            ledger = cls(path)
+            ledger._prepare(job)
+        except sqlite3.Error as error:
+            raise ConfigError(f"the work's database {path} can't be made: {error}; keep it elsewhere") from error
+        return ledger
+
+    def _prepare(self, job: Job) -> None:
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.executescript(resources.files(__package__).joinpath("ledger.sql").read_text(encoding="utf-8"))
+        with self._transaction():
+            self._connection.execute("INSERT INTO job VALUES (?, ?)", (os.fsencode(job.folder), job.pace))
+            rows = ((one.number, os.fsencode(file.path), file.parsed) for one in job.chunks for file in one.files)
+            self._connection.executemany("INSERT INTO file (chunk, path, parsed) VALUES (?, ?, ?)", rows)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    # --- reading ---
+
+    def job(self) -> Job:
+        """Return the job."""
+        folder, pace = self._connection.execute("SELECT folder, pace FROM job").fetchone()
+        return Job(os.fsdecode(folder), tuple(self._chunks()), pace)
+
+    def remaining(self) -> list[Chunk]:
+        """List the chunks that are not accounted for yet."""
+        return self._chunks("WHERE chunk NOT IN (SELECT chunk FROM result UNION SELECT chunk FROM dead)")
+
+    def _chunks(self, where: str = "") -> list[Chunk]:
+        rows = self._connection.execute(f"SELECT chunk, path, parsed FROM file {where} ORDER BY id")  # noqa: S608
+        return [
+            Chunk(number, tuple(File(os.fsdecode(path), bool(parsed)) for _, path, parsed in group))
+            for number, group in groupby(rows, key=lambda row: row[0])
+        ]
+
+    def counts(self) -> list[Count]:
+        """Return what has been counted; what was counted twice, twice."""
+        rows = self._connection.execute(
+            "SELECT path, size, lines, words, nodes, digest, error FROM count JOIN file ON file.id = file ORDER BY id"
+        )
+        return [Count(os.fsdecode(path), *counted) for path, *counted in rows]
+
+    def result(self) -> Result | None:
+        """Return the first result that was written down, as its worker sent it."""
+        first = self._connection.execute("SELECT chunk, instance FROM result ORDER BY rowid LIMIT 1").fetchone()
+        if first is None:
+            return None
+        chunk, instance = first
+        rows = self._connection.execute(
+            "SELECT size, lines, words, nodes, digest, error FROM count JOIN file ON file.id = file "
+            "WHERE chunk = ? ORDER BY id",
+            (chunk,),
+        )
+        return Result(chunk, instance, tuple(rows))
+
+    def dead(self) -> list[Dead]:
+        """Return the chunks that nobody could count."""
+        rows = self._connection.execute("SELECT chunk, reason, why, deliveries FROM dead ORDER BY chunk")
+        return [Dead(*row) for row in rows]
+
+    def progress(self) -> Progress:
+        """Tell how far the work has come."""
+        row = self._connection.execute(
+            "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM dead), "
+            "(SELECT count(DISTINCT chunk) FROM file), (SELECT coalesce(sum(came - 1), 0) FROM result), "
+            "EXISTS (SELECT 1 FROM outcome)"
+        )
+        counted, dead, of, again, finished = row.fetchone()
+        return Progress(counted, dead, of, again, bool(finished))
+
+    def outcome(self) -> Total | None:
+        """Return the total, if the work is finished."""
+        row = self._connection.execute("SELECT total FROM outcome").fetchone()
+        return Total(**json.loads(row[0])) if row else None
+
+    # --- writing: only under a term's token ---
+
+    def begin_term(self, token: int, instance: int) -> None:
+        """Write down who leads from now on; whoever led before can't write any more.
+
+        Raises:
+            TermLost: A newer term has written already.
+        """
+        with self._fenced(token) as connection:
+            progress = self.progress()
+            row = (token, instance, progress.settled)
+            connection.execute("INSERT INTO term (token, instance, found) VALUES (?, ?, ?)", row)
+
+    def record(self, token: int, results: Sequence[Result]) -> None:
+        """Write results down. Of one that was written down before, only that it came again.
+
+        Raises:
+            TermLost: A newer term has written already. Nothing is written.
+        """
+        with self._fenced(token) as connection:
+            for result in results:
+                if self._is_new(result, token):
+                    self._count(result)
+                    # Found dead before its result came: its last worker had ended the one, and not yet sent the other.
+                    connection.execute("DELETE FROM dead WHERE chunk = ?", (result.chunk,))
+
+    def _is_new(self, result: Result, token: int) -> bool:
+        (came,) = self._connection.execute(
+            "INSERT INTO result (chunk, instance, token, came) VALUES (?, ?, ?, 1) "
+            "ON CONFLICT (chunk) DO UPDATE SET came = came + 1 RETURNING came",
+            (result.chunk, result.instance, token),
+        ).fetchone()
+        return bool(came == 1)
+
+    def _count(self, result: Result) -> None:
+        files = self._connection.execute("SELECT id FROM file WHERE chunk = ? ORDER BY id", (result.chunk,))
+        rows = [(file, *count) for (file,), count in zip(files, result.counts, strict=True)]
+        self._connection.executemany("INSERT INTO count VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def bury(self, token: int, letters: Sequence[Dead]) -> None:
+        """Write down which chunks nobody could count. What was written down before, stays.
+
+        Raises:
+            TermLost: A newer term has written already. Nothing is written.
+        """
+        with self._fenced(token) as connection:
+            connection.executemany(
+                "INSERT INTO dead SELECT :chunk, :reason, :why, :deliveries, :token "
+                "WHERE :chunk NOT IN (SELECT chunk FROM result) ON CONFLICT DO NOTHING",
+                [dataclasses.asdict(letter) | {"token": token} for letter in letters],
+            )
+
+    def finish(self, token: int, total: Total) -> None:
+        """Write down the total: the work is finished.
+
+        Raises:
+            TermLost: A newer term has written already. Nothing is written.
+        """
+        with self._fenced(token) as connection:
+            text = json.dumps(dataclasses.asdict(total))
+            connection.execute("INSERT INTO outcome (id, total, token) VALUES (1, ?, ?)", (text, token))
+
+    @contextmanager
+    def _fenced(self, token: int) -> Iterator[sqlite3.Connection]:
+        with self._transaction():
+            Fence(self._connection).check("ledger", token)
+            yield self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")

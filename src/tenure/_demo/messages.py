@@ -1,0 +1,107 @@
+"""What travels: a chunk of the work on its way to a worker, its result on the way back, or its remains.
+
+All that matters is in the body, and what must not happen twice is told by the chunk's number in it. So it works on
+every store, also on one that has no headers and knows no ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from tenure import Backend, DeadMessage, Outgoing, Queue
+from tenure._demo.computation import Count
+from tenure._demo.job import Chunk, File
+
+MAX_DELIVERIES = 5
+"""How often a chunk is tried. The two kills take two from it, at most, if it has bad luck."""
+
+LETTERS_MAX = 10_000
+"""Dead letters that are looked at; one is expected."""
+
+BODY_MAX = 45_000
+"""Bytes; every store takes as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A chunk to be counted, and how."""
+
+    folder: str
+    chunk: Chunk
+    pace: float
+
+    def outgoing(self, *, named: bool) -> Outgoing:
+        """Return the message; if *named*, with an id, by which a second leader's is known to be the same."""
+        chunk = self.chunk
+        files = [(file.path, file.parsed) for file in chunk.files]
+        body = json.dumps({"folder": self.folder, "chunk": chunk.number, "files": files, "pace": self.pace})
+        return Outgoing(body.encode(), id=f"chunk-{chunk.number}" if named else None)
+
+    @classmethod
+    def read(cls, body: bytes) -> Task:
+        """Read what :meth:`outgoing` wrote."""
+        told = json.loads(body)
+        files = tuple(File(path, parsed) for path, parsed in told["files"])
+        return cls(told["folder"], Chunk(told["chunk"], files), told["pace"])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a worker has counted in a chunk: of each file in turn everything but its path."""
+
+    chunk: int
+    instance: int
+    counts: tuple[tuple[int, int, int, int, str, str], ...]
+
+    @classmethod
+    def of(cls, chunk: int, instance: int, counts: Sequence[Count]) -> Result:
+        """Return the result of a chunk."""
+        return cls(chunk, instance, tuple(astuple(count)[1:] for count in counts))
+
+    def outgoing(self) -> Outgoing:
+        """Return the message."""
+        return Outgoing(json.dumps([self.chunk, self.instance, self.counts]).encode())
+
+    @classmethod
+    def read(cls, body: bytes) -> Result:
+        """Read what :meth:`outgoing` wrote."""
+        chunk, instance, counts = json.loads(body)
+        return cls(chunk, instance, tuple(tuple(count) for count in counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A chunk that nobody could count: the reason of its dead letter, and what its last failure said."""
+
+    chunk: int
+    reason: str
+    why: str
+    deliveries: int
+
+    @classmethod
+    def of(cls, letter: DeadMessage) -> Dead:
+        """Return what is worth knowing of a dead letter."""
+        error = letter.error
+        why = f"{error.type.rpartition('.')[2]}: {error.message}" if error else letter.description
+        return cls(Task.read(letter.body).chunk.number, letter.reason, why, letter.delivery_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How the queues are called and used, the same for all instances."""
+
+    work: str
+    results: str
+    lock: float
+    named: bool
+    """Whether the store knows a message by its id, and keeps it once."""
+
+    def work_of(self, backend: Backend) -> Queue:
+        """Return the queue that all instances compete for."""
+        return backend.queue(self.work, lock=self.lock, max_deliveries=MAX_DELIVERIES, body_max=BODY_MAX)
+
+    def results_of(self, backend: Backend) -> Queue:
+        """Return the queue that brings the results back to whoever leads."""
+        return backend.queue(self.results, lock=self.lock, body_max=BODY_MAX)

@@ -1,0 +1,56 @@
+"""A worker: counts chunk after chunk, in competition with all others. It knows of no leader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import tenure
+from tenure._demo.computation import count_chunk
+from tenure._demo.messages import Result, Task
+from tenure._demo.report import Report, report
+
+RETRY = tenure.RetryPolicy(first=0.2, factor=2.0, longest=1.0)
+"""Quick: the poisonous file has to fail as often as it may while people look on."""
+
+GRACE = 2.0
+LOOK_EVERY = 0.5
+"""Seconds between looks for messages where the store doesn't tell of them."""
+
+
+class Worker:
+    """The handler of messages in one instance."""
+
+    def __init__(self, number: int, results: str) -> None:
+        self._number = number
+        self._results = results
+
+    async def work(self, queue: tenure.Queue, stop: asyncio.Event) -> None:
+        """Take messages from *queue* until *stop* is set."""
+        await queue.consume(
+            self._count,
+            stop=stop,
+            concurrency=1,  # an instance is a process, and this is work for a processor
+            prefetch=0,  # what waits in a buffer here could run elsewhere
+            retry=RETRY,
+            grace=GRACE,
+            on_error=self._trip,
+            poll_every=LOOK_EVERY,
+            sigterm=False,
+        )
+
+    def _count(self, message: tenure.sync.Message) -> None:
+        """Count the chunk. A plain function, so it is called in a thread; what it raises is the pump's to deal with."""
+        task = Task.read(message.body)
+        chunk = task.chunk.number
+        report(Report("took", chunk=chunk, delivery=message.delivery_count))
+        counts = count_chunk(task.folder, task.chunk, pace=task.pace)
+        report(Report("counted", chunk=chunk))
+        # In one step, where the store has transactions: the result is on its way if and only if the message is done.
+        message.complete(sends=[(self._results, Result.of(chunk, self._number, counts).outgoing())])
+
+    def _trip(self, message: tenure.Message, error: BaseException) -> None:
+        chunk = Task.read(message.body).chunk.number
+        # A lost lock explains itself at length; here, the beginning says enough.
+        said = str(error).partition(":")[0] if isinstance(error, tenure.LockLost) else str(error)
+        why = f"{type(error).__name__}: {said}"
+        report(Report("tripped", chunk=chunk, delivery=message.delivery_count, why=why))

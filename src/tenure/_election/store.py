@@ -1,0 +1,114 @@
+"""The door to a store of leases: what an election asks of it, and what it can do.
+
+Answers that the domain expects are values. An exception means *could not find out* (``Unavailable``) or *can never
+work* (``ConfigError``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTraits:
+    """What a store can do: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
+
+    ttl_min: float
+    ttl_max: float
+    fencing: Literal["native", "emulated"]
+    """Where the rising token comes from: the store's own counter, or one that we keep in it."""
+    expiry: Literal["store clock", "observed"]
+    """Who judges that a lease is over: the store, or the watcher's own monotonic clock."""
+    hints: bool
+    """Whether a vacancy wakes the others; without, they look every ``retry_every``."""
+    survives_restart: bool
+    """Whether leases and tokens outlive the store's process."""
+
+
+class LeaseStore(Protocol):
+    """Leases by name, each with its rising token."""
+
+    @property
+    def traits(self) -> LeaseTraits:
+        """What this store can do."""
+        ...
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Claim *name* for *ttl* seconds if it is free, under a token one higher than any before.
+
+        *holder* is new for each acquisition. If it holds the name already, an earlier answer was lost on its way: the
+        same grant is given again, extended.
+        """
+        ...
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Extend many claims by *ttl* seconds from now, in one step; the answers stand in the order of *grants*.
+
+        A renewal never shortens a claim, however late it is carried out. Where claims lie on several servers, one that
+        can't be asked gives ``NoAnswer`` for its claims and costs the others nothing; ``Unavailable`` is for all.
+        """
+        ...
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Hand a claim back, so that the name is free at once; its token is kept."""
+        ...
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Tell who holds *name*, without changing anything."""
+        ...
+
+    async def names(self) -> Sequence[str]:
+        """List every name that was ever claimed, sorted."""
+        ...
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none. It hears of it in its next answer or by hint."""
+        ...
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when something may have changed for *name*. A hint may lie, may be late, may be absent.
+
+        What changed between this call and the moment when the store really listens is told by a first hint.
+        """
+        ...
+
+
+NAME_MAX = 1_024
+"""Every store takes names and holders of up to so many characters, whatever they are."""
+
+
+def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
+    """Refuse, the same on every store, what can't name an election or a holder.
+
+    Raises:
+        ConfigError: It isn't text, is empty, is too long, or holds a character that not every store can keep.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the {of} must be text of 1 to {most} characters, not {name!r}")
+    if len(name) > most:
+        raise ConfigError(f"the {of} must have at most {most} characters, not {len(name)}: {name[:40]!r}…")
+    if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ConfigError(
+            f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them"
+        )
+
+
+def require_ttl(ttl: float, traits: LeaseTraits) -> None:
+    """Refuse a *ttl* that the store can't keep.
+
+    Raises:
+        ConfigError: It isn't a number, or outside the store's limits; the message names them.
+    """
+    if math.isnan(ttl):
+        raise ConfigError(f"ttl must be a number of seconds, not {ttl!r}")
+    if not traits.ttl_min <= ttl <= traits.ttl_max:
+        fits = min(max(ttl, traits.ttl_min), traits.ttl_max)
+        raise ConfigError(
+            f"ttl ({ttl:g} s) must be from {traits.ttl_min:g} to {traits.ttl_max:g} s on this store; try ttl={fits:g}"
+        )

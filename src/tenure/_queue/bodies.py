@@ -1,0 +1,84 @@
+"""JSON and typed bodies: a thin layer over bytes, which :mod:`tenure._queue.typed` does the work for.
+
+No envelope and no type names on the wire: what is sent is the JSON that any client would send.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar, overload
+
+from tenure._queue.typed import Misfit, plain, reader, spelled_out, written, written_by_library
+from tenure.errors import ConfigError, DecodeError
+
+T = TypeVar("T")
+
+JSON_TYPE = "application/json"
+
+
+def encode(value: object) -> bytes:
+    """Return *value* as JSON: what ``json`` takes, and what :func:`decode` reads.
+
+    Raises:
+        ConfigError: It holds something that has no JSON form.
+    """
+    try:
+        if (body := written_by_library(value)) is not None:
+            return body
+        try:
+            return _dumps(value)
+        except TypeError:  # a key that is no text, perhaps; or it is told where it can't be written
+            return _dumps(spelled_out(value))
+    except RecursionError as error:  # its repr would be one more
+        raise ConfigError(f"json, a {type(value).__name__}, is nested too deeply, or in itself") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"json={value!r:.80} can't be written as JSON: {error}") from error
+
+
+def _dumps(value: object) -> bytes:
+    return json.dumps(value, default=plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def loads(body: bytes) -> Any:
+    """Return the JSON in *body*.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    return _loads(body, _JSON)
+
+
+def _loads(body: bytes, decoder: json.JSONDecoder) -> Any:
+    try:
+        return decoder.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"the body is no JSON: {error}") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it has no {name}")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+_EXACT_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=written)
+
+
+@overload
+def decode(body: bytes, kind: type[T]) -> T: ...
+@overload
+def decode(body: bytes, kind: object) -> Any: ...
+def decode(body: bytes, kind: Any) -> Any:
+    """Return the JSON in *body* as a *kind*: a dataclass, a pydantic model, a msgspec struct, ``list[UUID]``, ….
+
+    Raises:
+        DecodeError: The body is no JSON, or doesn't fit.
+        ConfigError: Bodies can't be read as a *kind*, whatever is in them.
+    """
+    how = reader(kind)
+    value = body if how.takes_bytes else _loads(body, _EXACT_JSON if how.exact else _JSON)
+    try:
+        return how.read(value)
+    except Misfit as misfit:
+        raise DecodeError(str(misfit)) from misfit.__cause__
+    except RecursionError as error:
+        raise DecodeError(f"the body is nested too deeply for {kind!r:.80}") from error

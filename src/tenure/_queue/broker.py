@@ -1,0 +1,415 @@
+"""The door to a broker: what a queue asks of it, and what it can do.
+
+Answers that the domain expects are values. An exception means *could not find out* (``Unavailable``) or *can never
+work* (``ConfigError``). After ``Unavailable``, the command may have run or not.
+
+What every broker keeps to:
+
+- **A claim locks, counts and answers in one step.** ``receive`` takes messages that are *claimable* by the store's
+  clock: not locked or the lock has ended, not delayed or the delay has ended, not deferred, not of a session. One
+  predicate for new and for orphaned messages: no sweeper, no registry of workers.
+- **A delivery is counted when it is claimed**, so a crash counts. ``GiveBack`` (and releasing a session) takes it off.
+- **Every verb compares queue, sequence and token** with the store's row, and that the lock has not ended, in the step
+  that acts. A token belongs to one claim. What doesn't match is ``Lapsed``, and nothing has changed. A settled message
+  is ``Lapsed`` too: nobody can settle twice. (One whose answer was lost hears ``Lapsed`` on asking again.)
+- **Nothing disappears.** A message whose last allowed delivery is abandoned goes to the dead letters in that step, with
+  the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``ttl`` has ended
+  before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
+  ``ttl`` ends. Dead letters don't expire by themselves (a process that uses the queue purges those older than
+  ``dead_retention``, if that is set), don't count deliveries towards a limit, and keep id, sequence and history.
+- **Order**: higher priority first, then by sequence, also for what was abandoned or given back. It is a promise inside
+  a session only; elsewhere it is what an idle consumer sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol, TypedDict
+
+from tenure._checks import check_seconds
+from tenure._lease import NoAnswer
+from tenure._queue.message import (
+    DeadMessage,
+    Deleted,
+    Delivery,
+    Died,
+    Lapsed,
+    LiveMessage,
+    NotEmpty,
+    Outgoing,
+    Renewed,
+    SessionLock,
+    Settled,
+    Settlement,
+    State,
+    Stats,
+    check_count,
+)
+from tenure.errors import ConfigError
+
+Support = Literal["native", "emulated", "impossible"]
+
+CLAIM_BYTES = 4 * 2**20
+"""A claim ends with the message whose body brings it to so many bytes, so that its answer comes in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTraits:
+    """What a broker can do: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
+
+    lock_min: float
+    lock_max: float
+    body_max: int
+    """The largest body in bytes."""
+    fencing: Support = "native"
+    """Whether a late verb of an old claim is refused: by the store, by our check in it, or not."""
+    renewal: Support = "native"
+    dead_letters: Support = "native"
+    delay: Support = "native"
+    delay_step: float = 0.001
+    """Delays are rounded up to a multiple of it."""
+    priorities: Support = "native"
+    sessions: Support = "native"
+    deferral: Support = "native"
+    dedupe: Support = "native"
+    """Whether ids are remembered: of what was sent, and in the inbox of what was handled."""
+    order: Support = "native"
+    """Whether an idle consumer sees messages in the order of sending."""
+    transactions: bool = True
+    """Whether ``Complete`` with sends, and a batch to be sent, are one step."""
+    peek: Support = "native"
+    """Whether every live message can be looked at and purged; ``emulated``: only some of those that are ready."""
+    exact_stats: bool = True
+    hints: bool = True
+    """Whether consumers are told of new messages; without, they look now and then."""
+    names_dead: bool = False
+    """Whether claims name the messages that died by time; see ``Claim.died``."""
+    survives_restart: bool = True
+    """Whether messages outlive the store's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What a queue's store must know about it. Times in seconds.
+
+    Args:
+        lock: How long a received message belongs to its consumer, unless renewed.
+        max_deliveries: How often a message is handed out before it is dead-lettered.
+        dedupe_window: How long an id is remembered after it was sent.
+        body_max: The largest body in bytes that may be sent.
+        dead_retention: How long a dead letter is kept; ``math.inf`` until somebody sees to it.
+
+    Raises:
+        ConfigError: A setting can't work. The message names it, with its value and one that fits.
+    """
+
+    lock: float = 30.0
+    max_deliveries: int = 10
+    dedupe_window: float = 600.0
+    body_max: int = 1_048_576
+    dead_retention: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_seconds("lock", self.lock, above=0.0)
+        check_seconds("dedupe_window", self.dedupe_window, least=0.0)
+        for name in ("max_deliveries", "body_max"):
+            check_count(name, getattr(self, name))
+        if self.dead_retention != math.inf:
+            check_seconds("dead_retention", self.dead_retention, above=0.0, what="seconds, or math.inf")
+
+    def check(self, traits: QueueTraits) -> None:
+        """Refuse what the broker with *traits* can't keep.
+
+        Raises:
+            ConfigError: The message shows both values.
+        """
+        if not traits.lock_min <= self.lock <= traits.lock_max:
+            raise ConfigError(
+                f"lock ({self.lock:g} s) must be from {traits.lock_min:g} s to {traits.lock_max:g} s on this backend"
+            )
+        if self.body_max > traits.body_max:
+            raise ConfigError(
+                f"body_max ({self.body_max:,} bytes) must not be more than this backend takes "
+                f"({traits.body_max:,} bytes); try body_max={traits.body_max}"
+            )
+
+
+class SettingChanges(TypedDict, total=False):
+    """Some of :class:`QueueSettings`, each with the value that it is to get."""
+
+    lock: float
+    max_deliveries: int
+    dedupe_window: float
+    body_max: int
+    dead_retention: float
+
+
+class Claim(NamedTuple):
+    """What one ``receive`` brought: deliveries that share one token and one moment at which their locks end.
+
+    ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
+    becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
+    is more at once, or may be: with no deliveries, the store has not got through all that time has done.
+
+    ``died`` names messages of this queue that the broker buried by itself since it told the last time, to this process
+    or, where it can, to any: those whose ``ttl`` or last lock ended. Each is named once, so that its consumer can tell
+    of it; a broker that can't cheaply name them leaves it empty. Of an answer that is lost or given up, nothing is
+    told, unless the broker names it again. (Those that die of a verdict are told in its answer.)
+    """
+
+    deliveries: Sequence[Delivery]
+    due_in: float | None = None
+    died: Sequence[Died] = ()
+
+
+class NoSession(NamedTuple):
+    """No session could be accepted: none is free and has messages waiting, or the named one is locked to another.
+
+    ``due_in`` and ``died`` are as in :class:`Claim`; the first tells when a session's lock or a delay ends that would
+    change this.
+    """
+
+    due_in: float | None = None
+    died: Sequence[Died] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant: those that fit every condition given; all of them if none is."""
+
+    sequences: frozenset[int] | None = None
+    ids: frozenset[str] | None = None
+    reason: str | None = None
+    dead_before: float | None = None
+    """Died before this moment of the store's wall clock, in Unix seconds."""
+    dead_for: float | None = None
+    """Died so many seconds ago, or earlier, by the store's clock; instead of ``dead_before``."""
+    after: int = 0
+    """Have a sequence higher than this: to go through them page by page."""
+
+    def at(self, now: float) -> Selection:
+        """Return it with the moment that ``dead_for`` means *now*, by the store's wall clock."""
+        return self if self.dead_for is None else replace(self, dead_for=None, dead_before=now - self.dead_for)
+
+
+EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSelection:
+    """Which live messages are meant: those that fit every condition given; all of them if none is."""
+
+    states: frozenset[State] | None = None
+    sequences: frozenset[int] | None = None
+    ids: frozenset[str] | None = None
+    session: str | None = None
+    sent_before: float | None = None
+    """Sent before this moment of the store's wall clock, in Unix seconds."""
+    after: int = 0
+    """Have a sequence higher than this: to go through them page by page."""
+
+    def wants(self, state: State) -> bool:
+        """Whether messages in *state* are meant."""
+        return self.states is None or state in self.states
+
+    def fits(self, sequence: int, named: Callable[[], str], session: str | None, enqueued_at: float) -> bool:
+        """Whether a message is meant, by everything but its state. *named* tells its id."""
+        return (
+            sequence > self.after
+            and (self.sequences is None or sequence in self.sequences)
+            and (self.session is None or session == self.session)
+            and (self.sent_before is None or enqueued_at < self.sent_before)
+            and (self.ids is None or named() in self.ids)
+        )
+
+
+EVERY_LIVE = LiveSelection()
+
+
+class Broker(Protocol):
+    """Queues by name. They come into being when first used; *queue* may be any name that ``check_name`` lets pass.
+
+    ``dead_letters_of(queue)`` is a queue too, for ``receive``, ``renew``, ``settle`` and ``hints``: there, ``Complete``
+    removes for good, ``Abandon`` (with its delay) and ``GiveBack`` leave the letter among the dead, ``DeadLetter``
+    does so under a new reason; ``Defer`` is refused with ``ConfigError``. To receive it is not counted.
+
+    Its methods may be called on any loop, and on several at once: messages travel on the caller's, locks are renewed on
+    the renewal thread's. Messages, names and settings come in checked; a broker need not look at them again.
+    """
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What this broker can do."""
+        ...
+
+    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of *queue*, and no others; return the settings that hold then.
+
+        A setting holds for every process until it is declared otherwise; before, its value is the one in
+        ``QueueSettings()``. Two processes that declare different settings at the same time both get theirs. Settings
+        count when a verb looks at them: a lower ``max_deliveries`` also meets messages sent before.
+        """
+        ...
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """Tell which settings hold for *queue*."""
+        ...
+
+    async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Keep all of *messages* or, on an exception, none; return their ids in order once they are safe.
+
+        A message whose id was sent to this queue less than ``dedupe_window`` ago is not kept again, whatever has
+        become of the first; its id is returned all the same. That holds inside one batch, too. Where ``id`` is None,
+        the broker makes one up that no sender would, unique over all queues, and remembers nothing.
+        """
+        ...
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds, and answer at once, also with none.
+
+        The claim ends with the message whose body brings it to ``CLAIM_BYTES``; one always comes if there is one.
+        Then, and where the broker has looked at a part of what time has brought only, ``due_in`` is 0.
+
+        It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
+        nothing is claimed by a question that was given up. Whoever wants to wait holds ``hints`` and ``due_in``.
+        """
+        ...
+
+    async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences* that are not locked, in that order; the others are left out.
+
+        They stay deferred until completed or dead: abandoned, given back or with the lock ended, they are deferred
+        again, and come by sequence only.
+        """
+        ...
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        """Extend many locks to *lock* seconds from now, in one step; the answers stand in the order of *held*.
+
+        A lock never ends sooner for being renewed: one that lasts longer keeps its end, and the answer tells that.
+        A session's lock covers the deliveries received under it: they are extended with it (and not by themselves).
+        Where queues lie apart, one that can't be asked gives ``NoAnswer`` for its locks and costs the others nothing;
+        ``Unavailable`` is for all.
+        """
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed | NoAnswer]:
+        """Pass many verdicts, on deliveries of any queues, in one step; the answers stand in the order given.
+
+        Each verdict stands or lapses by itself. On ``Unavailable``, none or all have been passed, where the store has
+        transactions. Where queues lie apart, or no two verdicts are one step, ``NoAnswer`` says so of some, which may
+        stand or not. Twice the same delivery in one call: the second is ``Lapsed``.
+        """
+        ...
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or for None the next free one with a message waiting: the one that has waited longest.
+
+        A named session can be accepted also while it has no messages, e.g. to read its state.
+        """
+        ...
+
+    async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session in order of sequence, under the session's token and until its lock ends.
+
+        A message that was delivered before and waits for its delay to end holds up those behind it; one that was sent
+        with a delay, or deferred, does not.
+        """
+        ...
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        """Unlock a session, so that the next may have it at once; its unsettled deliveries are given back uncounted."""
+        ...
+
+    async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
+        """Return what was last stored for this session."""
+        ...
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        """Store *state* for this session; it stays when the session is released. None forgets it."""
+        ...
+
+    async def stats(self, queue: str) -> Stats:
+        """Count the messages of *queue* as they stand now by the store's clock, in a time that doesn't grow with them.
+
+        What has become claimable by time is ready; what is dead by time (``ttl``, last lock ended) is dead.
+        """
+        ...
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages in order of sequence, without locking or counting them.
+
+        Each is shown as it stands by the store's clock; they need not all be of one moment.
+        """
+        ...
+
+    async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, and tell how many; or how many it would have been.
+
+        Those that are locked stay, and so do those sent after the question. It goes on in portions, so that nobody
+        waits for it for long: what it has removed when it raises is gone. Ids that were sent stay remembered.
+        """
+        ...
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages with a sequence above *after*, in order, without locking (``token`` is empty)."""
+        ...
+
+    async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
+        """Show dead letters of *queue* in order of sequence, without locking them."""
+        ...
+
+    async def redrive(
+        self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
+    ) -> int:
+        """Put dead letters back into *queue*, oldest first, and tell how many (or how many it would have been).
+
+        They start anew: no deliveries counted, no delay, no ``ttl``; the history stays. A letter that is locked by a
+        consumer of the dead letters is left out, as it is by ``purge``.
+
+        With *to*, they go into that queue, which is not *queue*, as if sent there now: each with a new sequence, but
+        its id (also one that was made up, and one that is remembered there), its history, its session and all that its
+        sender has told. A letter moves in one step where the store has transactions; elsewhere it is written before it
+        is removed.
+        """
+        ...
+
+    async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
+        """Remove dead letters for good, oldest first, and tell how many."""
+        ...
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        """Tell which *ids* the queue's inbox remembers: those completed with ``remember`` that is not over."""
+        ...
+
+    async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
+        """Delete *queue*, if it is empty, with its settings, its sessions' states and the ids remembered for it.
+
+        A queue is empty when it holds no message in any state, and no dead letter. With *force*, what it holds is
+        deleted first, perhaps in several steps; locks on it lapse. The queue comes into being anew when it is next
+        used, and its sequences go on from where they were: what belonged to the old one never fits the new one.
+        """
+        ...
+
+    async def delete_when_idle(self, queue: str, seconds: float) -> None:
+        """Let ``idle`` list *queue* once *seconds* have passed in which nobody has said so again."""
+        ...
+
+    async def idle(self) -> Sequence[str]:
+        """List up to 100 queues whose time, as given to ``delete_when_idle``, has run out by the store's clock."""
+        ...
+
+    async def names(self) -> Sequence[str]:
+        """List every queue that was declared or sent to, sorted; dead letters are not listed by themselves."""
+        ...
+
+    def hints(self, queue: str) -> AsyncIterator[None]:
+        """Yield when somebody did what makes messages of *queue* claimable, now or later. May lie, be late, be absent.
+
+        What happens after this call is told, if late; a broker that must subscribe first yields when it has, and after
+        each interruption. So whoever calls this, then receives, then waits for a hint, misses nothing. Several
+        happenings may be told as one. What time alone brings is not told; see ``Claim.due_in``.
+        """
+        ...

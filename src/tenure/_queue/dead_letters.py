@@ -1,0 +1,170 @@
+"""The dead letters of a queue: look at them, receive them, send them back, remove them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import replace
+
+from tenure._checks import check_seconds
+from tenure._queue.broker import EVERYTHING, Claim, Selection
+from tenure._queue.context import QueueContext
+from tenure._queue.message import (
+    DeadMessage,
+    check_count,
+    check_name,
+    check_sequences,
+    check_text,
+    chosen,
+    dead_letters_of,
+)
+from tenure._queue.received import Message
+
+PAGE = 100
+
+Filter = Callable[[DeadMessage], bool]
+
+
+class DeadLetters:
+    """A queue's dead letters: ``queue.dead_letters``. None leaves by itself, unless ``dead_retention`` is set.
+
+    The conditions of :meth:`peek`, :meth:`redrive` and :meth:`purge` are the same, and all that are given must hold:
+    ``ids`` and ``sequences`` name letters, ``reason`` is what they died of, ``dead_before`` a moment in Unix seconds,
+    and ``where`` a function that is called with each :class:`DeadMessage`.
+    """
+
+    def __init__(self, context: QueueContext) -> None:
+        self._context = context
+        self.name: str = dead_letters_of(context.name)
+
+    def __repr__(self) -> str:
+        return f"<DeadLetters of {self._context.name!r}>"
+
+    async def peek(
+        self,
+        limit: int = 100,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        after: int = 0,
+        where: Filter | None = None,
+    ) -> list[DeadMessage]:
+        """Return up to *limit* dead letters in order of their sequence, without locking them.
+
+        Args:
+            limit: The most to return.
+            ids, sequences, reason, dead_before, where: Which ones; see the class.
+            after: Begin behind this sequence.
+        """
+        check_count("limit", limit)
+        check_sequences("after", [after])
+        which = replace(_selection(ids, sequences, reason, dead_before), after=after)
+        if where is None:
+            return list(await self._context.broker.peek_dead(self._context.name, which, limit))
+        found: list[DeadMessage] = []
+        async for letter in self._all(which):
+            if where(letter):
+                found.append(letter)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
+        """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good.
+
+        Args:
+            max: The most to return.
+            wait: How many seconds to wait for the first.
+        """
+        check_count("max", max)
+        context = self._context
+        await context.ready()
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await context.claim(lambda: context.broker.receive(self.name, max, context.settings.lock))
+            assert isinstance(claim, Claim)
+            return [Message(one, context) for one in claim.deliveries] or None, claim.due_in
+
+        return await context.wait_for(look, wait, self.name) or []
+
+    async def redrive(
+        self,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        where: Filter | None = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+        to: str | None = None,
+    ) -> int:
+        """Put dead letters back into the queue, or into another one, to be delivered anew; return how many.
+
+        They keep their ids and their history. No letter is lost: one moves to another queue in one step where the store
+        has transactions; elsewhere (Azure, a Redis Cluster) it is written there first, and after a failure in between
+        it is in both places.
+
+        Args:
+            ids, sequences, reason, dead_before, where: Which ones; see the class. All, if nothing is given.
+            limit: The most to put back, oldest first.
+            dry_run: Only count them.
+            to: The name of the queue to put them into, with the settings that it has; the one they come from, if unset.
+        """
+        if limit is not None:
+            check_count("limit", limit)
+        if to is not None:
+            to = check_name(to, "to", optional=True)
+        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        to = None if to == self._context.name else to
+        return await self._context.broker.redrive(self._context.name, which, limit, dry_run=dry_run, to=to)
+
+    async def purge(
+        self,
+        *,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        reason: str | None = None,
+        dead_before: float | None = None,
+        where: Filter | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Remove dead letters for good; return how many.
+
+        Args:
+            ids, sequences, reason, dead_before, where: Which ones; see the class. All, if nothing is given.
+            limit: The most to remove, oldest first.
+        """
+        if limit is not None:
+            check_count("limit", limit)
+        which = await self._chosen(_selection(ids, sequences, reason, dead_before), where, limit)
+        return await self._context.broker.purge(self._context.name, which, limit)
+
+    async def _chosen(self, which: Selection, where: Filter | None, limit: int | None) -> Selection:
+        if where is None:
+            return which
+        meant: set[int] = set()
+        async for letter in self._all(which):
+            if where(letter):
+                meant.add(letter.sequence)
+                if len(meant) == limit:
+                    break
+        return replace(EVERYTHING, sequences=frozenset(meant))
+
+    async def _all(self, which: Selection) -> AsyncGenerator[DeadMessage, None]:
+        while page := await self._context.broker.peek_dead(self._context.name, which, PAGE):
+            for letter in page:
+                yield letter
+            which = replace(which, after=page[-1].sequence)
+
+
+def _selection(
+    ids: Collection[str] | None, sequences: Collection[int] | None, reason: str | None, dead_before: float | None
+) -> Selection:
+    named, numbered = chosen(ids, sequences)
+    if reason is not None:
+        check_text("reason", reason, optional=True)
+    if dead_before is not None:
+        check_seconds("dead_before", dead_before, what="finite Unix seconds")
+    return Selection(ids=named, sequences=numbered, reason=reason, dead_before=dead_before)

@@ -1,0 +1,259 @@
+"""How a handler is run: async ones on the loop, plain functions in threads, heavy ones in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol, TypeGuard, cast
+
+from tenure._queue.message import Delivery, Token, text_of
+from tenure._queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
+from tenure._queue.received import BlockingMessage, Message, Received
+from tenure._runtime.threads import Threads
+from tenure._timing import Timing
+from tenure.errors import ConfigError, Unavailable, refuse_generator
+from tenure.events import HandlerNotBegun
+
+Handler = Callable[[Message], object] | Callable[[BlockingMessage], object] | Callable[[Received], object]
+"""``handler(message)``: async, it takes a ``Message``; plain, a ``BlockingMessage``; in a process, a ``Received``."""
+
+RunIn = Literal["auto", "thread", "process"]
+Served = Callable[[Message], Awaitable[object]]
+"""Calls the handler, and returns what it returns; of one in a thread or a process, also the exception it raises."""
+
+PAUSE = 1.0
+"""Seconds before another try when no process could be made."""
+
+KILL_SHARE = 0.25
+"""Which share of the grace stays, after a process has ended itself, until the lock is not believed any more."""
+
+CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
+"""The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
+
+
+class RanOn(asyncio.CancelledError):
+    """A handler was cancelled, and ended in its thread all the same: with this *outcome*, an exception or a result."""
+
+    def __init__(self, outcome: object) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class Keeping(Protocol):
+    """Who keeps the locks while handlers run. Asked in any thread."""
+
+    @property
+    def timing(self) -> Timing:
+        """The times of a lock."""
+        ...
+
+    def remaining(self, message: Message) -> float:
+        """Return for how many seconds the lock of *message* may be believed, if nothing more is heard."""
+        ...
+
+
+class Handlers:
+    """A handler, made callable on the loop, and what is needed to run it.
+
+    Args:
+        handler: ``handler(message)``, async or not.
+        run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` wants a function that can be
+            imported, and gives it the message without verbs.
+        concurrency: How many run at once.
+        keeping: Says how long a process may go on by itself.
+    """
+
+    def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, keeping: Keeping) -> None:
+        if not callable(handler):
+            raise ConfigError(f"handler must be a function that takes a message, not {handler!r:.80}")
+        refuse_generator("handler", handler)
+        if run_in not in ("auto", "thread", "process"):
+            raise ConfigError(f"run_in must be 'auto', 'thread' or 'process', not {run_in!r}")
+        is_async = _is_async(handler)
+        if is_async and run_in != "auto":
+            raise ConfigError(
+                f"an async handler runs on the loop; leave out run_in={run_in!r}, or pass a plain function"
+            )
+        if run_in == "process":
+            _check_may_have_children()
+            _check_portable(handler)
+        self._handler = handler
+        self._concurrency = concurrency
+        self._keeping = keeping
+        self._threads: Threads | None = None
+        self._processes: Processes | None = None
+        self._left: set[tuple[Token, int]] = set()
+        self.serve: Served = (
+            cast(Served, handler) if is_async else self._in_process if run_in == "process" else self._in_thread
+        )
+
+    def is_left_behind(self, delivery: Delivery) -> bool:
+        """Tell whether a thread still works on *delivery*, although whoever waited for it has given up."""
+        return (delivery.token, delivery.sequence) in self._left
+
+    def close(self) -> None:
+        """Let go of threads and processes; what still runs there is not waited for."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
+
+    async def _in_thread(self, message: Message) -> object:
+        mine = BlockingMessage(message, functools.partial(_block, asyncio.get_running_loop()))
+        call = cast(Callable[[BlockingMessage], object], self._handler)
+        running = self._pool(message).submit(contextvars.copy_context().run, outcome_of, call, mine)
+        outcome = await self._end_of(message, running)
+        # A plain function that only looks like one, such as a lambda around an async one.
+        return await outcome if is_awaitable(outcome) else outcome
+
+    async def _in_process(self, message: Message) -> object:
+        if self._processes is None:
+            self._processes = Processes(self._handler)
+        content = Received(message._delivery)
+        lock = Lock(functools.partial(self._until, message), self._keeping.timing.renew_every / 4)
+        task = self._processes.task(content, lock)
+        outcome = await self._end_of(message, self._pool(message).submit(outcome_of, task), task.stop)
+        if isinstance(outcome, NotBegun):
+            context, one = message._context, message.delivery
+            named = (one.id, one.sequence, one.delivery_count)
+            context.emit(HandlerNotBegun(context.clock.now(), context.name, context.holder, *named, text_of(outcome)))
+            if not isinstance(outcome, NeverBegins):
+                await asyncio.sleep(PAUSE)  # it would be tried again at once
+        return outcome
+
+    def _until(self, message: Message) -> float:
+        """Return when a handler that still runs is to be ended by its own process, which may be alone by then."""
+        now = CLOCK.now()  # before we ask what remains: never too late
+        return now + self._keeping.remaining(message) - KILL_SHARE * self._keeping.timing.grace
+
+    def _pool(self, message: Message) -> Threads:
+        if self._threads is None:
+            self._threads = Threads(self._concurrency, f"tenure-{message.queue}")
+        return self._threads
+
+    async def _end_of(self, message: Message, running: Future[Any], stop: Callable[[], None] | None = None) -> Any:
+        """Return the result of *running*. If we are cancelled, *stop* it.
+
+        Its end is awaited all the same, for a thread can't be stopped. A second cancellation leaves it behind.
+
+        Raises:
+            RanOn: We were cancelled, and its end was neither brought about by that nor left behind.
+        """
+        ended = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
+            if not running.cancel():
+                if stop is not None:
+                    stop()
+                await self._wait_for(message.delivery, running, ended)
+                if stop is None and (ran_on := _ran_on(running)) is not None:
+                    raise ran_on from None
+            raise
+
+    async def _wait_for(self, delivery: Delivery, running: Future[Any], ended: asyncio.Future[Any]) -> None:
+        try:
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            one = (delivery.token, delivery.sequence)
+            self._left.add(one)
+            running.add_done_callback(lambda _: self._left.discard(one))
+            raise
+
+
+def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what *call* returns, or the exception that it raises.
+
+    A future can't carry every exception: of StopIteration it would never be done, CancelledError seems to be its own,
+    and SystemExit would end the loop.
+    """
+    try:
+        return call(*arguments)
+    except BaseException as error:
+        return error
+
+
+def is_awaitable(outcome: object) -> TypeGuard[Awaitable[object]]:
+    """Tell whether *outcome* can be awaited. Only its type is asked: it may claim to be of any class, or fail on it."""
+    return hasattr(type(outcome), "__await__")
+
+
+def _ran_on(ended: Future[Any]) -> RanOn | None:
+    result = ended.result()
+    if not is_awaitable(result):
+        return RanOn(result)
+    if inspect.iscoroutine(result):  # of a function that only looks plain: there is no time to await it any more
+        result.close()
+    return None
+
+
+def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run what *start* makes on the consumer's loop, and block this thread until it has ended."""
+    question = start()
+    try:
+        asking = asyncio.run_coroutine_threadsafe(question, loop)
+    except RuntimeError as error:  # the loop is closed
+        question.close()
+        raise Unavailable("the consumer has ended, and its loop with it; the message is no longer in hand") from error
+    return asking.result()
+
+
+def _is_async(handler: object) -> bool:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def _check_may_have_children() -> None:
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        why = (
+            "run_in='process' runs this script once more in each process it makes, and that one would consume as well; "
+            "put what starts the script under: if __name__ == '__main__':"
+        )
+        if process.name == NAME:  # made by a consumer: there is nobody here who could learn from an exception
+            sys.stderr.write(f"tenure: {why}\n")
+            sys.stderr.flush()
+            os._exit(UNGUARDED)
+        raise ConfigError(why)
+    if process.daemon:
+        raise ConfigError(
+            f"run_in='process' makes processes, which the daemonic process {process.name!r} may not; "
+            "make that one with daemon=False, or use run_in='thread'"
+        )
+
+
+def _check_portable(handler: Handler) -> None:
+    try:
+        pickle.dumps(handler)
+    except Exception as error:
+        raise ConfigError(
+            f"run_in='process' wants a function that another process can import, not {handler!r:.80} ({error}); "
+            "define it at the top of a module"
+        ) from error
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None or getattr(sys, "frozen", False):
+        return
+    file = getattr(main, "__file__", None)
+    if file is not None and not os.path.exists(file):  # python - < file
+        raise ConfigError(
+            f"run_in='process' runs this script once more in each process, and there is no file {file!r}; "
+            "put the script into a file"
+        )
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if file is None and getattr(handler, "__module__", None) == "__main__":  # python -c, or a notebook
+        raise ConfigError(
+            f"run_in='process' wants a function that another process can import, and {handler!r:.80} is in no file; "
+            "define it at the top of a module"
+        )

@@ -1,0 +1,167 @@
+"""The hints of one backend, heard once on each event loop, and shared by all who wait there.
+
+One task listens for each queue. Which waiters it wakes is decided by :class:`~tenure._queue.waiters.Waiters`, one for
+each kind of question: a hint that wakes a ``receive`` also wakes an ``accept``, which asks for something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from weakref import WeakKeyDictionary
+
+from tenure._queue.broker import Broker
+from tenure._queue.waiters import Waiters
+
+MESSAGES = "messages"
+"""The kind of those who ask for any messages of the queue."""
+
+LISTEN_AGAIN = 1.0
+"""Seconds after which hints are listened for again when they have ended."""
+
+_Queues = dict[str, "_Queue"]
+
+
+class HintSubscriptions:
+    """Who waits for which queue, by event loop."""
+
+    def __init__(self) -> None:
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queues] = WeakKeyDictionary()
+
+    def join(self, broker: Broker, queue: str, kind: Hashable, wake: Callable[[], bool]) -> Subscription:
+        """Return a place among those on this loop who wait for *queue*. It misses no hint from this call on.
+
+        Args:
+            broker: Where hints come from.
+            queue: The queue that they are about.
+            kind: What the waiter asks; those of one kind ask the same.
+            wake: Called to let it ask at once, or as soon as it can. Returns whether it asks at once.
+        """
+        loop = asyncio.get_running_loop()
+        queues = self._loops.get(loop)
+        if queues is None:
+            queues = self._loops[loop] = {}
+        heard = queues.get(queue)
+        if heard is None or heard.has_ended:
+            heard = queues[queue] = _Queue(broker, queue, queues)
+        return Subscription(heard.line(kind), wake)
+
+
+class Subscription:
+    """A waiter's place; each verb is called on its loop."""
+
+    __slots__ = ("_line", "_waiter")
+
+    def __init__(self, line: _WaiterGroup, wake: Callable[[], bool]) -> None:
+        self._line = line
+        self._waiter = line.waiters.join(wake)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question of its own is under way."""
+        return self._waiter.asking
+
+    def asks(self) -> None:
+        """Note that it asks."""
+        self._line.waiters.asks(self._waiter)
+
+    def answered(self, found: bool, due_in: float | None) -> None:
+        """Note the answer: whether it brought something, and in how many seconds time alone will bring more."""
+        if due_in:
+            self._line.due(due_in)
+        self._line.waiters.answered(self._waiter, found=found, again=due_in == 0)
+
+    def failed(self) -> None:
+        """Note that there was no answer."""
+        self._line.waiters.failed(self._waiter)
+
+    def leave(self) -> None:
+        """Wait no more; may be called twice."""
+        self._line.waiters.leave(self._waiter)
+        self._line.left()
+
+
+class _WaiterGroup:
+    """Those of one kind, with a timer for what time brings: who has heard of it may be busy by then, or gone."""
+
+    def __init__(self, queue: _Queue, kind: Hashable) -> None:
+        self.waiters: Waiters = Waiters()
+        self._queue = queue
+        self._kind = kind
+        self._timer: asyncio.TimerHandle | None = None
+
+    def due(self, seconds: float) -> None:
+        """Give a hint after so many *seconds*, if others than the one who says so wait here."""
+        if len(self.waiters) < 2:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds + 0.001  # a thousandth more, so as not to come too early by the store's clock
+        if self._timer is None or at < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.waiters.hint()
+
+    def left(self) -> None:
+        """Note that a waiter has left."""
+        if not self.waiters:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._queue.forget(self._kind, self)
+
+
+class _Queue:
+    """The task that listens for one queue on one loop, while anybody waits."""
+
+    def __init__(self, broker: Broker, name: str, queues: _Queues) -> None:
+        self._broker = broker
+        self._name = name
+        self._queues = queues
+        self._lines: dict[Hashable, _WaiterGroup] = {}
+        hints = broker.hints(name)  # from here on, none is missed
+        self._listening = asyncio.get_running_loop().create_task(self._listen(hints), name="tenure-hints")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody listens any more."""
+        return self._listening.done()
+
+    def line(self, kind: Hashable) -> _WaiterGroup:
+        """Return the line of those of one *kind*."""
+        line = self._lines.get(kind)
+        if line is None:
+            line = self._lines[kind] = _WaiterGroup(self, kind)
+        return line
+
+    def forget(self, kind: Hashable, line: _WaiterGroup) -> None:
+        """Note that nobody waits in *line*."""
+        if self._lines.get(kind) is line:
+            del self._lines[kind]
+        if not self._lines:
+            self._listening.cancel()
+            if self._queues.get(self._name) is self:
+                del self._queues[self._name]
+
+    async def _listen(self, hints: AsyncIterator[None] | None) -> None:
+        while True:
+            try:
+                if hints is None:
+                    hints = self._broker.hints(self._name)
+                    self._hint()
+                async for _ in hints:
+                    self._hint()
+            except (Exception, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Hints may be absent, whatever the reason; those who wait look again in their own time.
+            hints = None
+            await asyncio.sleep(LISTEN_AGAIN)
+
+    def _hint(self) -> None:
+        for line in list(self._lines.values()):
+            line.waiters.hint()

@@ -1,0 +1,117 @@
+"""How a handler is to be served: the options of ``queue.consume``, in one piece, checked."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+from tenure._checks import check_seconds
+from tenure._queue.handlers import RunIn
+from tenure._queue.hooks import OnError
+from tenure._queue.machine import PumpSettings
+from tenure._queue.processes import NotBegun
+from tenure._queue.retry import Reject, Retry, RetryPolicy
+from tenure._timing import Timing
+from tenure.errors import ConfigError, nearest, refuse_generator
+
+
+class ConsumeOptions(TypedDict, total=False):
+    """The options of :meth:`tenure.Queue.consume`, which tells what they mean; for whoever passes them on."""
+
+    concurrency: int
+    sessions: bool
+    prefetch: int
+    max_hold: float
+    grace: float
+    retry: RetryPolicy | None
+    auto_complete: bool
+    on_error: OnError | None
+    run_in: RunIn
+    inbox: float
+    until_empty: bool
+    raise_errors: bool
+    sigterm: bool | None
+    poll_every: float
+    wait: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeSettings:
+    """The same, with the defaults. What :class:`PumpSettings` checks is checked when those are made.
+
+    Raises:
+        ConfigError: An option can't work.
+    """
+
+    concurrency: int = 10
+    sessions: bool = False
+    prefetch: int = 500
+    max_hold: float = 3_600.0
+    grace: float = 25.0
+    retry: RetryPolicy | None = None
+    auto_complete: bool = True
+    on_error: OnError | None = None
+    run_in: RunIn = "auto"
+    inbox: float = 0.0
+    until_empty: bool = False
+    raise_errors: bool = False
+    sigterm: bool | None = None
+    poll_every: float = 5.0
+    wait: float | None = None
+
+    def __post_init__(self) -> None:
+        check_seconds("grace", self.grace, least=0.0)
+        check_seconds("inbox", self.inbox, least=0.0)
+        if self.wait is not None and self.wait != math.inf:
+            check_seconds("wait", self.wait, least=0.0)
+        retry: object = self.retry
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigError(f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(first=1)")
+        if self.on_error is not None and not callable(self.on_error):
+            raise ConfigError(
+                f"on_error must be a function that takes a message and an exception, not {self.on_error!r:.80}"
+            )
+        refuse_generator("on_error", self.on_error)
+        if self.sessions and not self.auto_complete:
+            raise ConfigError("auto_complete=False is not for sessions=True; use 'async with queue.session()' instead")
+
+    @classmethod
+    def given(cls, options: ConsumeOptions) -> ConsumeSettings:
+        """Return what *options* say, whoever passed them on.
+
+        Raises:
+            TypeError: There is no such option.
+        """
+        known = [one.name for one in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"consume() has no option {name!r}{nearest(name, known)}")
+        return cls(**options)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How long failed messages wait."""
+        return self.retry or RetryPolicy()
+
+    def is_to_raise(self, error: BaseException) -> bool:
+        """Tell whether *error*, of a handler, is to end consuming: unless it is a verdict, or no handler was begun."""
+        return self.raise_errors and not isinstance(error, (Retry, Reject, NotBegun))
+
+    @staticmethod
+    def raised_for(error: BaseException) -> BaseException:
+        """Return what to raise for *error*, of a handler: a cancellation would be taken for one of the caller's."""
+        if not isinstance(error, asyncio.CancelledError):
+            return error
+        failure = RuntimeError("the handler cancelled itself: it raised CancelledError, and nobody had cancelled it")
+        failure.__cause__ = error
+        return failure
+
+    def settings(self, lock: float, *, hints: bool = True) -> PumpSettings:
+        """Return how a consumer works whose locks last *lock* seconds.
+
+        Raises:
+            ConfigError: An option can't work.
+        """
+        return PumpSettings(Timing(lock), self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints)

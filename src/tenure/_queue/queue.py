@@ -1,0 +1,500 @@
+"""A queue as its users see it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Unpack
+
+from tenure._checks import check_seconds
+from tenure._queue.broker import Claim, LiveSelection, QueueTraits
+from tenure._queue.consumer import Consumer
+from tenure._queue.context import QueueContext
+from tenure._queue.dead_letters import DeadLetters
+from tenure._queue.handlers import CALLING, Handler
+from tenure._queue.message import (
+    NO_HEADERS,
+    NOT_GIVEN,
+    STATES,
+    Headers,
+    LiveMessage,
+    NotEmpty,
+    Outgoing,
+    SendOptions,
+    State,
+    Stats,
+    check_collection,
+    check_count,
+    check_sequences,
+    check_text,
+    chosen,
+    outgoing,
+)
+from tenure._queue.options import ConsumeOptions, ConsumeSettings
+from tenure._queue.producer import Producer, Requests
+from tenure._queue.received import Message, Received
+from tenure._queue.session import Session
+from tenure._queue.session_consumer import SessionConsumer
+from tenure.errors import ConfigError, QueueNotEmpty
+
+PEEK_MAX = 10_000
+"""So many messages are looked at in one call, at most."""
+
+
+class Queue:
+    """A queue of messages, each for one of the consumers that compete for them. Made by ``backend.queue(name, …)``.
+
+    Attributes:
+        name: What all who use it call it.
+        dead_letters: The messages that could not be handled.
+    """
+
+    name: str
+    dead_letters: DeadLetters
+
+    def __init__(self, context: QueueContext, requests: dict[str, Requests] | None = None) -> None:
+        self.name = context.name
+        self.dead_letters = DeadLetters(context)
+        self._context = context
+        self._given = context.given  # what is to be declared again if the queue is deleted
+        self._producer = Producer(context)
+        self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
+        self._at_work: list[AtWork] = []
+
+    @property
+    def traits(self) -> QueueTraits:
+        """What queues on this store can do: each is native, emulated or impossible."""
+        return self._context.broker.traits
+
+    # --- sending ---
+
+    async def send(
+        self,
+        body: bytes = b"",
+        *,
+        json: object = NOT_GIVEN,
+        id: str | None = None,  # noqa: A002  # what else to call it?
+        headers: Headers | None = None,
+        delay: float = 0.0,
+        at: datetime | float | None = None,
+        ttl: float | None = None,
+        session: str | None = None,
+        priority: int = 0,
+        reply_to: str | None = None,
+        correlation_id: str | None = None,
+    ) -> str:
+        """Send a message; return its id once it is kept as safely as the backend keeps anything.
+
+        Args:
+            body: The content, as bytes.
+            json: Instead of *body*: a value to be sent as JSON; also a dataclass, a pydantic model, a msgspec struct.
+            id: Names the message. Another with the same id within the queue's ``dedupe_window`` is not kept: send
+                again after ``Unavailable``, and it is there once.
+            headers: Text names; values are text, whole numbers, numbers or booleans. Up to 65,536 bytes in all.
+            delay: Seconds before it can be received.
+            at: The moment from which it can be received: an aware ``datetime``, or Unix seconds.
+            ttl: Seconds from now after which it is dead-lettered if nobody has received it.
+            session: Messages with the same session are received in order, by one consumer at a time.
+            priority: 0 to 9; higher ones are received first.
+            reply_to: The queue to which an answer is to be sent.
+            correlation_id: What an answer will carry, to be told by.
+
+        Raises:
+            ConfigError: It can't be sent as it is; nothing was.
+            Unavailable: There was no answer: it may have been sent or not.
+        """
+        options: SendOptions = {
+            "id": id,
+            "headers": NO_HEADERS if headers is None else headers,
+            "delay": delay,
+            "at": at,
+            "ttl": ttl,
+            "session": session,
+            "priority": priority,
+            "reply_to": reply_to,
+            "correlation_id": correlation_id,
+        }
+        return await self._producer.send(outgoing(body, json, options))
+
+    async def send_batch(self, messages: Iterable[Outgoing]) -> list[str]:
+        """Send many messages in one step, all or none; return their ids in order.
+
+        Raises:
+            ConfigError: One of them can't be sent as it is. None was; the message says which one.
+            Unavailable: There was no answer: they may have been sent or not.
+
+        Example::
+
+            await queue.send_batch([tenure.Outgoing(line) for line in lines])
+        """
+        return await self._producer.send_batch(messages)
+
+    async def request(
+        self,
+        body: bytes = b"",
+        *,
+        timeout: float = 30.0,
+        json: object = NOT_GIVEN,
+        **options: Unpack[SendOptions],
+    ) -> Received:
+        """Send a message and return the answer to it: what its handler sends with ``message.reply(…)``.
+
+        Args:
+            body, json: The content, as for :meth:`send`.
+            timeout: How many seconds to wait for the answer.
+            options: As for :meth:`send`.
+
+        Raises:
+            TimeoutError: No answer came in time. One that comes later is kept among the dead letters of the reply
+                queue, with the reason ``nobody_waits``.
+        """
+        if self.name not in self._requests:
+            self._requests[self.name] = Requests(self._context)
+        return await self._requests[self.name].ask(self._producer, outgoing(body, json, options), timeout)
+
+    # --- receiving ---
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as it reads best
+        """Lock up to *max* messages to us, and return them.
+
+        Each must be settled by one of its verbs before its lock ends (see ``Message.renew``): else it is delivered
+        again, to anybody. Messages of sessions come through :meth:`session` only.
+
+        Args:
+            max: The most to return.
+            wait: How many seconds to wait for the first.
+
+        Raises:
+            Unavailable: The broker could not be asked.
+        """
+        check_count("max", max)
+        context = self._context
+        await context.ready()
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await context.claim(lambda: context.broker.receive(context.name, max, context.settings.lock))
+            assert isinstance(claim, Claim)
+            return [Message(one, context) for one in claim.deliveries] or None, claim.due_in
+
+        return await context.wait_for(look, wait) or []
+
+    async def receive_deferred(self, *sequences: int) -> list[Message]:
+        """Lock deferred messages by their ``sequence``; those that are gone or locked are left out."""
+        check_sequences("a sequence", sequences)
+        context = self._context
+        await context.ready()
+        claim = await context.claim(
+            lambda: context.broker.receive_deferred(context.name, sequences, context.settings.lock)
+        )
+        assert isinstance(claim, Claim)
+        return [Message(one, context) for one in claim.deliveries]
+
+    async def peek_deferred(self, limit: int = 100, *, after: int = 0) -> list[Received]:
+        """Return deferred messages with a sequence above *after*, in order, without locking them."""
+        check_count("limit", limit)
+        check_sequences("after", [after])
+        return [Received(one) for one in await self._context.broker.peek_deferred(self.name, limit, after)]
+
+    def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
+        """Lock a session as a block, entered once it is ours: that called *name*, or the next free one with messages.
+
+        Args:
+            name: What its messages were sent with as ``session=``.
+            wait: How many seconds to wait for it, before ``TimeoutError``; for ever if None.
+
+        Example::
+
+            async with queue.session() as session:
+                async for message in session:
+                    await apply(message)
+                    await message.complete()
+        """
+        if name is not None:
+            check_text("session", name, optional=True)
+        return Session(self._context, name, wait)
+
+    # --- consuming ---
+
+    async def consume(
+        self, handler: Handler, *, stop: asyncio.Event | None = None, **options: Unpack[ConsumeOptions]
+    ) -> None:
+        """Call *handler* with message after message, until stopped: the message pump.
+
+        It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
+        after ``max_deliveries``. It returns or raises ``Retry(after=…)`` or ``Reject(reason, description)`` → so be it.
+        It lets out the ``DecodeError`` of ``message.decode(…)`` → it is dead-lettered at once, as ``undecodable``.
+        Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
+
+        Args:
+            handler: ``handler(message)``. Async ones run on this loop with a ``Message``, plain functions in threads
+                with a ``tenure.sync.Message``, or in processes with a ``Received``; see *run_in*.
+            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM and SIGINT if nobody else handles them.
+            concurrency: How many handlers run at once; 10 if unset.
+            sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
+                the messages of each in order, one after the other. One that failed holds up those behind it.
+            prefetch: How many messages may wait in the buffer at most; 500 if unset. How many do follows from the
+                handler's pace, and what waits too long is given back, uncounted. Sessions have no buffer.
+            max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned; an hour if
+                unset, ``math.inf`` for any number.
+            grace: How many seconds handlers have to finish when consuming stops; 25 if unset. What they leave is given
+                back, uncounted.
+            retry: How long to wait before a failed message is delivered again: a ``RetryPolicy``.
+            auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
+                unsettled stays locked, until ``max_hold`` is over.
+            on_error: Called with the message and the exception at every failure, lost locks included; async or not. An
+                async one has 10 seconds. Its exceptions are reported to the loop's exception handler.
+            run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
+                importable, and their message has no verbs. A process has one message at a time, and is killed when
+                that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
+            inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
+                completed without calling the handler.
+            until_empty: End as soon as nothing is ready, nothing runs, and nothing that this call has abandoned (its
+                handler failed, or asked for it) still waits to be delivered again. What others have delayed or locked
+                is not waited for.
+            raise_errors: End at the first exception of a handler, and raise it here, as a test wants it; its message is
+                abandoned as ever, and what else runs is cancelled and given back. ``Retry`` and ``Reject`` are none.
+            sigterm: Whether SIGTERM or a first SIGINT ends it gracefully. They do where tenure leads or consumes in the
+                main thread, and nothing else has handled the signal before; with False, never. A second SIGINT cancels
+                the handlers. What begins after a first one leaves SIGINT alone.
+            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for
+                sessions.
+            wait: How many seconds to wait for a store that can't be asked when consuming begins, before
+                ``Unavailable``: for ever if unset, 0 for not at all. Once the store has answered, an outage ends
+                nothing.
+
+        Raises:
+            ConfigError: An option can't work, or the broker can never be used as it is.
+            Unavailable: *wait* was given, and is over.
+        """
+        at_work = AtWork(self.consumer(handler, **options))
+        self._at_work.append(at_work)
+        try:
+            await at_work.consumer.run(stop)
+        finally:
+            self._at_work.remove(at_work)
+            at_work.ended.set_result(None)
+
+    def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer | SessionConsumer:
+        """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
+
+        Args:
+            handler: ``handler(message)``, async or not.
+            options: As for :meth:`consume`.
+
+        Raises:
+            ConfigError: An option can't work.
+        """
+        consuming = ConsumeSettings.given(options)
+        return (SessionConsumer if consuming.sessions else Consumer)(self._context, handler, consuming)
+
+    def pause(self) -> None:
+        """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
+        for one in list(self._at_work):
+            one.tell(one.consumer.pause)
+
+    def resume(self) -> None:
+        """Let it claim again."""
+        for one in list(self._at_work):
+            one.tell(one.consumer.resume)
+
+    async def drain(self, grace: float | None = None) -> None:
+        """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
+
+        Called by a handler, it doesn't wait, as it would for itself.
+
+        Args:
+            grace: Unset, what ``consume`` was given.
+        """
+        at_work = self.drain_soon(grace)
+        calling = CALLING.get()
+        by_handler = calling is not None and any(one.consumer is calling for one in at_work)
+        if not by_handler:
+            await _ends(at_work)
+
+    def drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
+        """End what :meth:`consume` runs here as :meth:`drain` does, and don't wait; from whatever thread."""
+        if grace is not None:
+            check_seconds("grace", grace, least=0.0)
+        at_work = list(self._at_work)
+        for one in at_work:
+            one.tell(one.consumer.drain, grace)
+        return at_work
+
+    # --- looking on ---
+
+    async def stats(self) -> Stats:
+        """Count the messages, each in one place: ``ready, locked, delayed, deferred, dead``; and ``oldest_age``."""
+        return await self._context.broker.stats(self.name)
+
+    async def peek(
+        self,
+        limit: int = 100,
+        *,
+        states: Collection[State] | None = None,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        session: str | None = None,
+        sent_before: float | None = None,
+        after: int = 0,
+    ) -> list[LiveMessage]:
+        """Return up to *limit* live messages in order of their sequence, without locking or counting them.
+
+        All conditions that are given must hold. Those of a queue in Azure Storage are the first 32 that are ready.
+
+        Args:
+            limit: The most to return; 10,000 at most.
+            states: Those in one of these: ``ready``, ``locked``, ``delayed``, ``deferred``. All, if unset.
+            ids, sequences: Those with one of these ids, or sequences.
+            session: Those of this session.
+            sent_before: Those sent before this moment, in Unix seconds.
+            after: Begin behind this sequence.
+
+        Raises:
+            ConfigError: A condition can't be, or the backend can't look for it.
+
+        Example::
+
+            for message in await queue.peek(10, states=["delayed"]):
+                print(message.id, message.due_at)
+        """
+        check_count("limit", limit, most=PEEK_MAX)
+        check_sequences("after", [after])
+        which = replace(_selection(states, ids, sequences, session, sent_before), after=after)
+        return list(await self._context.broker.peek(self.name, which, limit))
+
+    async def purge(
+        self,
+        *,
+        states: Collection[State] | None = None,
+        ids: Collection[str] | None = None,
+        sequences: Collection[int] | None = None,
+        session: str | None = None,
+        sent_before: float | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Remove live messages for good, all of them or those chosen; return how many.
+
+        Those that are locked stay with their consumers: to remove these, too, :meth:`delete` the queue by force.
+        Dead letters and what is sent meanwhile stay, too. Others may use the queue at the same time; it goes
+        on in portions, so that they don't wait for it. The ids that were sent stay remembered.
+
+        Args:
+            states: Those in one of these: ``ready``, ``delayed``, ``deferred``. All three, if unset.
+            ids, sequences, session, sent_before: As for :meth:`peek`.
+            dry_run: Only count them.
+
+        Raises:
+            ConfigError: A condition can't be, or the backend can't look for it. Nothing was removed.
+            Unavailable: There was no answer; some of them may be removed.
+        """
+        which = _selection(states, ids, sequences, session, sent_before)
+        if "locked" in (which.states or ()):
+            raise ConfigError(
+                "what is locked can't be purged, as a consumer is at work on it; leave 'locked' out, or delete the "
+                "queue by force"
+            )
+        return await self._context.broker.purge_live(self.name, which, dry_run=dry_run)
+
+    async def handled(self, *ids: str) -> list[bool]:
+        """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
+        return await self._context.handled(_ids(ids))
+
+    async def delete(self, *, force: bool = False) -> Stats:
+        """Delete the queue with its settings, its sessions' states and the ids remembered for it; return what it held.
+
+        It comes into being anew when it is next used: then, what was given to ``backend.queue`` here holds again.
+
+        Args:
+            force: Whether to delete it with the messages and dead letters in it. Locks on them lapse.
+
+        Raises:
+            QueueNotEmpty: There are messages or dead letters in it, and *force* is not set. Nothing has changed.
+            Unavailable: There was no answer: it may be deleted or not; with *force*, in part.
+        """
+        answer = await self._context.broker.delete(self.name, force=force)
+        if isinstance(answer, NotEmpty):
+            raise QueueNotEmpty(
+                f"could not delete {self.name!r}: it holds {in_words(answer.stats)}; consume, redrive or purge "
+                "them, or delete it by force"
+            )
+        self._context.given = self._given
+        return answer.stats
+
+    async def close(self) -> None:
+        """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
+        await _ends(self.drain_soon(grace=0.0))
+        await self._context.rest()
+        if self.name in self._requests:
+            await self._requests.pop(self.name).close()
+
+    def __repr__(self) -> str:
+        consumers = f", {len(self._at_work)} consuming" if self._at_work else ""
+        return f"<Queue {self.name!r}, lock {self._context.settings.lock:g} s{consumers}>"
+
+
+def in_words(stats: Stats) -> str:
+    """Say how many messages there are, and in which state."""
+    counts = {name: getattr(stats, name) for name in ("ready", "locked", "delayed", "deferred", "dead")}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
+
+
+async def _ends(at_work: Sequence[AtWork]) -> None:
+    if at_work:
+        await asyncio.wait([asyncio.wrap_future(one.ended) for one in at_work])
+
+
+class AtWork:
+    """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
+
+    def __init__(self, consumer: Consumer | SessionConsumer) -> None:
+        self.consumer = consumer
+        self.ended: Future[None] = Future()
+        self._loop = asyncio.get_running_loop()
+
+    def tell(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make the *call* where the consumer lives."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            call(*arguments)
+        else:
+            with suppress(RuntimeError):  # that loop is closed, and all on it has ended
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _selection(
+    states: Collection[State] | None,
+    ids: Collection[str] | None,
+    sequences: Collection[int] | None,
+    session: str | None,
+    sent_before: float | None,
+) -> LiveSelection:
+    check_collection("states", states)
+    for state in set(states or ()) - STATES:
+        raise ConfigError(
+            f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; what is dead is in dead_letters"
+        )
+    named, numbered = chosen(ids, sequences)
+    if session is not None:
+        check_text("session", session, optional=True)
+    if sent_before is not None:
+        check_seconds("sent_before", sent_before, what="finite Unix seconds")
+    return LiveSelection(
+        states=None if states is None else frozenset(states),
+        sequences=numbered,
+        ids=named,
+        session=session,
+        sent_before=sent_before,
+    )
+
+
+def _ids(ids: Sequence[str]) -> Sequence[str]:
+    for one in ids:
+        check_text("id", one)
+    return ids

@@ -1,0 +1,139 @@
+"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; dice are an argument."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tenure._checks import check_seconds
+from tenure._jitter import Rng
+from tenure._queue.message import (
+    TRACEBACK_MAX,
+    UNDECODABLE,
+    Abandon,
+    DeadLetter,
+    Delivery,
+    Failure,
+    Verdict,
+    check_description,
+    check_text,
+)
+from tenure.errors import ConfigError, DecodeError
+
+
+class Retry(Exception):
+    """Say that a message is to be delivered again: returned by a handler, or raised.
+
+    It counts as a delivery; the last one allowed still leads to the dead letters.
+
+    Args:
+        after: In how many seconds; without, as the retry policy says.
+    """
+
+    def __init__(self, after: float | None = None) -> None:
+        if after is not None:
+            check_seconds("after", after, least=0.0)
+        super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
+        self.after = after
+
+    def __reduce__(self) -> tuple[type[Retry], tuple[float | None]]:
+        return Retry, (self.after,)  # it may come from another process
+
+
+class Reject(Exception):
+    """Say that a message can't be handled, now or ever, and goes to the dead letters: returned by a handler, or raised.
+
+    Args:
+        reason: A word or two, to group and to filter by.
+        description: For whoever looks at it later; up to 4,096 characters of it are kept.
+    """
+
+    def __init__(self, reason: str, description: str = "") -> None:
+        check_text("reason", reason)
+        check_description(description)
+        super().__init__(f"{reason}: {description}" if description else reason)
+        self.reason = reason
+        self.description = description
+
+    def __reduce__(self) -> tuple[type[Reject], tuple[str, str]]:
+        return Reject, (self.reason, self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a failed message waits before its next delivery: ``first``, and ``factor`` times longer each time.
+
+    Args:
+        first: Seconds to wait after the first delivery failed.
+        factor: By what the wait grows with each further failure.
+        longest: The most seconds to wait.
+        jitter: The share of the wait that is left to chance, so that what failed together isn't retried together.
+        never: Types of exceptions that no retry mends: the message is dead-lettered at once, with the type's name as
+            the reason.
+
+    Raises:
+        ConfigError: A setting can't work.
+    """
+
+    first: float = 0.5
+    factor: float = 2.0
+    longest: float = 60.0
+    jitter: float = 0.2
+    never: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("first", "factor", "longest", "jitter"):
+            check_seconds(name, getattr(self, name), least=0.0, what="a finite number")
+        if self.factor < 1:
+            raise ConfigError(f"factor ({self.factor:g}) must be at least 1: a wait doesn't shrink; try factor=2")
+        if self.jitter > 1:
+            raise ConfigError(f"jitter ({self.jitter:g}) must be at most 1: it is a share of the wait; try jitter=0.2")
+        if self.longest < self.first:
+            raise ConfigError(f"longest ({self.longest:g} s) must be at least first ({self.first:g} s)")
+
+    def delay(self, deliveries: int, rng: Rng) -> float:
+        """Return how long to wait after so many *deliveries* have failed; never longer than ``longest``."""
+        try:
+            grown = self.first * self.factor ** max(deliveries - 1, 0)
+        except OverflowError:
+            grown = self.longest
+        return min(grown, self.longest) * (1.0 - self.jitter * rng.random())
+
+
+def verdict_on_failure(
+    error: BaseException,
+    deliveries: int,
+    policy: RetryPolicy,
+    rng: Rng,
+    most: int = TRACEBACK_MAX,
+    delivery: Delivery | None = None,
+) -> Verdict:
+    """Return what becomes of a message whose handler raised *error*, or returned it.
+
+    A body that could not be decoded is the same at the next delivery, so that no retry mends it: if it is that of this
+    *delivery*, and not of another message that the handler has read. Up to *most* characters of a traceback are kept.
+    An error that can't be read, as its own methods fail or its values are none that a verdict takes, is a failure like
+    any other.
+    """
+    with suppress(BaseException):
+        match error:
+            case Reject(reason=reason, description=description):
+                check_text("reason", reason)
+                return DeadLetter(reason, description, _cause(error, most))
+            case Retry(after=after):
+                if after is not None:
+                    check_seconds("after", after, least=0.0)
+                return Abandon(policy.delay(deliveries, rng) if after is None else after, _cause(error, most))
+            case DecodeError() if delivery is not None and (error.queue, error.sequence) == delivery[:2]:
+                failure = Failure.of(error, most)
+                return DeadLetter(UNDECODABLE, failure.message, failure)
+            case _ if isinstance(error, policy.never):
+                failure = Failure.of(error, most)
+                return DeadLetter(failure.type, failure.message, failure)
+    return Abandon(policy.delay(deliveries, rng), Failure.of(error, most))
+
+
+def _cause(error: BaseException, most: int) -> Failure | None:
+    """Return what made a handler say *error*: the exception it answered to, if there was one."""
+    cause = error.__cause__ if error.__cause__ is not None else error.__context__
+    return Failure.of(cause, most) if cause is not None else None

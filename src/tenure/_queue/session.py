@@ -1,0 +1,268 @@
+"""Sessions: the messages of one key, in order, to one consumer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import Claim, NoSession
+from tenure._queue.consumer import LockRenewer, Why, outlast
+from tenure._queue.context import DeliveryTracker, QueueContext
+from tenure._queue.machine import LockGroup, Locks, PumpSettings, sure_until
+from tenure._queue.message import Delivery, Lapsed, SessionLock, Token, check_count
+from tenure._queue.received import Message
+from tenure._timing import Timing
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+
+FOREVER = 1e9
+
+
+class SessionUser(DeliveryTracker, Protocol):
+    """Who works in a session, and hears what becomes of it and of its messages."""
+
+    def lost(self, why: Why, until: float) -> None:
+        """Note that the block is being cancelled, as its lock is good no longer than *until*."""
+        ...
+
+
+class Session:
+    """A session that is locked to us, as a block: ``async with queue.session() as session:``.
+
+    Its lock is renewed while the block runs. When it is lost all the same, the block is cancelled, and ``LockLost``
+    comes out of it. At the end of the block, unsettled messages are given back uncounted, and the session is free.
+
+    Iterating yields its messages, one by one and in order, until none is waiting.
+
+    Attributes:
+        name: What the messages were sent with as ``session=``.
+        state: What was last stored with :meth:`set_state`, by whoever had the session; None if nothing was.
+        lost: An ``asyncio.Event``, set when the lock is lost.
+    """
+
+    name: str
+    state: bytes | None
+    lost: asyncio.Event
+
+    def __init__(
+        self, context: QueueContext, name: str | None, wait: float | None, user: SessionUser | None = None
+    ) -> None:
+        self._context = context
+        self._user = user
+        self._asked_for = name
+        self._wait = FOREVER if wait is None else wait
+        self._held: SessionLock | None = None
+        self._renewal_thread: LockRenewer | None = None
+        self._hold: LockGroup
+        self._owner: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._interrupted = False
+        self.lost = asyncio.Event()
+
+    def __repr__(self) -> str:
+        if self._held is None:
+            return f"<Session {self._asked_for or 'any'!r} of {self._context.name!r}, not entered>"
+        left = self.remaining()
+        return f"<Session {self.name!r} of {self._context.name!r}, {f'{left:.3g} s left' if left else 'over'}>"
+
+    async def __aenter__(self) -> Session:
+        await self._context.ready()
+        held, asked_at = await self._accept()
+        self._held, self.name, self.state = held, held.session, held.state
+        try:
+            await self._keep(held, asked_at)
+            self._lock()  # it may be lost again by now, if the loop was blocked
+        except BaseException:
+            await self._let_go()
+            self.lost.set()
+            raise
+        # Only now, as there is a block to be cancelled: who enters in vain is not to be cancelled later.
+        self._owner = asyncio.current_task()
+        self._cancelling = self._owner.cancelling() if self._owner else 0
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._context.renewal_thread.is_forked:  # the session stayed with the parent
+            return
+        owner, self._owner = self._owner, None  # from here on, nobody cancels us
+        ours = False
+        try:
+            cut = await self._let_go()
+        finally:
+            # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
+            if self._interrupted and owner is not None:
+                ours = owner.uncancel() <= self._cancelling
+        if ours and (kind is None or issubclass(kind, (asyncio.CancelledError, LockLost))):
+            raise LockLost(self._loss_message()) from error
+        if cut is not None and not ours:
+            raise cut
+
+    async def withdraw(self, error: BaseException | None = None) -> None:
+        """Leave, if entered: for a caller who may have been interrupted on the way in, and doesn't know."""
+        if self._owner is not None:
+            await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    async def _let_go(self) -> asyncio.CancelledError | None:
+        """Keep the lock no longer, and give it back if it is ours; return the first cancellation that came meanwhile.
+
+        None of them prevents it: the lock would be renewed for ever.
+        """
+        assert self._held is not None
+        cut = None
+        try:
+            if self._renewal_thread is not None:
+                cut = await outlast(self._renewal_thread.end())
+        finally:
+            if not self.lost.is_set():
+                cut = await outlast(asyncio.ensure_future(self._context.broker.release(self._held))) or cut
+        return cut
+
+    async def receive(self, max: int = 1, *, wait: float = 0.0) -> list[Message]:  # noqa: A002  # as Queue.receive
+        """Return the next up to *max* messages, in order; wait so many seconds for the first.
+
+        A message that was abandoned with a delay holds up those behind it until it is due.
+
+        Raises:
+            LockLost: The session is no longer ours.
+        """
+        check_count("max", max)
+        held, context = self._lock(), self._context
+
+        async def look() -> tuple[list[Message] | None, float | None]:
+            claim = await context.claim(lambda: context.broker.receive_session(held, max))
+            if not isinstance(claim, Claim):
+                raise LockLost(self._loss_message())
+            return [Message(one, context, self._user) for one in claim.deliveries] or None, claim.due_in
+
+        return await context.wait_for(look, wait, kind=self) or []
+
+    @property
+    def sure_until(self) -> float:
+        """Until when the lock may be believed; once nobody keeps it any more, that stays as it is."""
+        return self._hold.sure_until
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the block is being cancelled because the lock was lost."""
+        return self._interrupted
+
+    def leave(self) -> None:
+        """Hold the lock no longer, without giving it back: it runs out, as somebody may yet act under it."""
+        assert self._renewal_thread is not None
+        self.lost.set()
+        with suppress(TenureError):  # the renewal thread has ended, and keeps nothing
+            self._renewal_thread.end()
+
+    async def __aiter__(self) -> AsyncGenerator[Message, None]:
+        while messages := await self.receive():
+            yield messages[0]
+
+    async def set_state(self, state: bytes | None) -> None:
+        """Store *state* for this session, for whoever has it next. None forgets it.
+
+        Raises:
+            ConfigError: It is no bytes.
+            LockLost: The session is no longer ours.
+        """
+        given: object = state
+        if isinstance(given, (bytearray, memoryview)):
+            state = bytes(given)
+        elif given is not None and not isinstance(given, bytes):
+            raise ConfigError(f"a session's state must be bytes or None, not {type(given).__name__}; encode it")
+        if isinstance(await self._context.broker.write_state(self._lock(), state), Lapsed):
+            raise LockLost(self._loss_message())
+        self.state = state
+
+    async def renew(self) -> float:
+        """Extend the lock now (it is done in the background anyhow), and return its new end.
+
+        Raises:
+            LockLost: The session is no longer ours.
+        """
+        [answer] = await self._context.broker.renew([self._lock()], self._context.settings.lock)
+        if isinstance(answer, NoAnswer):
+            raise Unavailable(answer.why)
+        if isinstance(answer, Lapsed):
+            raise LockLost(self._loss_message())
+        return answer.locked_until
+
+    def remaining(self) -> float:
+        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over.
+
+        In a forked child it is 0.0: the session is that of the process that accepted it.
+        """
+        if self.lost.is_set() or self._context.renewal_thread.is_forked:
+            return 0.0
+        return max(0.0, self._hold.sure_until - self._context.clock.now())
+
+    def _lock(self) -> SessionLock:
+        if self._held is None or self.lost.is_set():
+            raise LockLost(self._loss_message())
+        return self._held
+
+    async def _accept(self) -> tuple[SessionLock, float]:
+        context = self._context
+        asked_at = 0.0
+
+        async def look() -> tuple[SessionLock | None, float | None]:
+            nonlocal asked_at
+            asked_at = context.clock.now()
+            asking = asyncio.ensure_future(context.broker.accept(context.name, self._asked_for, context.settings.lock))
+            try:
+                answer = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                asking.add_done_callback(self._release)  # what comes is let go, and not left locked
+                raise
+            if isinstance(answer, NoSession):
+                context.tell_of_dead(answer.died)
+                context.has_answered = True
+                return None, answer.due_in
+            return answer, None
+
+        held = await context.wait_for(look, self._wait, kind=("session", self._asked_for))
+        if held is None:
+            what = "no session with a message waiting is free" if self._asked_for is None else "it is locked to another"
+            named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
+            raise TimeoutError(f"{named}{context.name!r} could not be had within {self._wait:g} s: {what}")
+        return held, asked_at
+
+    def _release(self, asked: asyncio.Future[SessionLock | NoSession]) -> None:
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        if isinstance(held := asked.result(), NoSession):
+            self._context.tell_of_dead(held.died)
+        else:
+            releasing = asyncio.ensure_future(self._context.broker.release(held))
+            releasing.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _keep(self, held: SessionLock, asked_at: float) -> None:
+        context = self._context
+        timing = Timing(context.settings.lock)
+        hold = LockGroup(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
+        self._hold = hold
+        holds: dict[Token, LockGroup] = {held.token: hold}
+        locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, holds, now=context.clock.now())
+        self._renewal_thread = LockRenewer(context, locks, self._cancel)
+        if cut := await outlast(self._renewal_thread.begin()):
+            raise cut
+
+    def _cancel(self, held: Delivery | SessionLock, why: Why) -> None:
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        if self._owner is not None:
+            self._interrupted = True
+            self._owner.cancel()
+            if self._user is not None:
+                self._user.lost(why, self._hold.sure_until)
+
+    def _loss_message(self) -> str:
+        return (
+            f"the lock on session {getattr(self, 'name', self._asked_for)!r} of {self._context.name!r} is over; stop "
+            f"acting on its messages, somebody else may have it"
+        )

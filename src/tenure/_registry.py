@@ -1,0 +1,52 @@
+"""Which URL scheme is served by which backend, and which extra brings its driver. Loaded only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+
+from tenure._url import Url
+from tenure.errors import BackendNotInstalled, ConfigError, nearest
+
+BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
+    {
+        # scheme: (module, extra that brings its driver; None where the standard library is enough)
+        "azure": ("tenure._backends.azure_storage", "azure"),
+        "azurite": ("tenure._backends.azure_storage", "azure"),
+        "memory": ("tenure._backends.memory", None),
+        "postgres": ("tenure._backends.postgres", "postgres"),
+        "postgresql": ("tenure._backends.postgres", "postgres"),
+        "redis": ("tenure._backends.redis", "redis"),
+        "redis+sentinel": ("tenure._backends.redis", "redis"),
+        "rediss": ("tenure._backends.redis", "redis"),
+        "rediss+sentinel": ("tenure._backends.redis", "redis"),
+        "sqlite": ("tenure._backends.sqlite", None),
+        "peers": ("tenure._backends.peers.member", None),
+    }
+)
+
+
+def load(url: Url) -> ModuleType:
+    """Import the backend that serves *url*.
+
+    Raises:
+        ConfigError: No backend has this scheme; the nearest known one is named.
+        BackendNotInstalled: Its driver is missing; the message names the pip command.
+    """
+    try:
+        module, extra = BACKENDS[url.scheme]
+    except KeyError:
+        known = ", ".join(sorted(BACKENDS))
+        raise ConfigError(
+            f"no backend serves {url.scheme!r}{nearest(url.scheme, list(BACKENDS))} (known: {known})"
+        ) from None
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").startswith("tenure"):
+            raise
+        raise BackendNotInstalled(
+            f"{url.scheme}:// needs the package {error.name!r}, which is not installed; "
+            f"run: pip install 'tenure[{extra}]'"
+        ) from None

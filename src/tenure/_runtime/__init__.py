@@ -1,0 +1,1 @@
+"""Threads, loops, signals, clocks: what the machines run on."""

@@ -1,0 +1,111 @@
+"""When to renew, when to ask again, when to stop believing: durations in seconds, checked when built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tenure._checks import check_seconds
+from tenure.errors import ConfigError
+
+ATTEMPTS_MIN = 3
+"""A term must survive two lost answers in a row, so three questions must fit into its trusted time."""
+
+RENEWALS_TOGETHER = 0.2
+"""A renewal may go out this share of ``renew_every`` early, so that many of one process share one statement."""
+
+MARGIN_MOST = 1.0
+"""A margin that follows from ``ttl`` is never longer."""
+
+DERIVED: Final[Any] = None
+"""The default of a time that follows from another if it is not given; once a ``Timing`` is built, it is a number."""
+
+SHORTEST = 1e-6
+"""Nothing is asked more often, in seconds: no clock and no timer is finer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The times of an election, in seconds, all counted on the candidate's own clock.
+
+    Unset ones follow from ``ttl``: ``renew_every`` a third, ``retry_every`` two fifteenths (at most 2 s), ``margin`` a
+    twentieth (at most 1 s), ``grace`` two fifteenths (at most 2 s). So ``Timing()`` is 15 / 5 / 2 / 5 % / 0.75 / 2.
+
+    Args:
+        ttl: Length of a lease. A dead leader's name is free after this time.
+        renew_every: From one renewal to the next.
+        retry_every: From an unanswered question to the next one, and between looks of a candidate that stands by.
+        drift: By which share the store's clock may run faster than ours.
+        margin: Trusted time given up, on top of ``drift``, for scheduling delays.
+        grace: How long cancelled work has to end before the term stops being trusted.
+
+    Raises:
+        ConfigError: The settings leave room for fewer than three attempts to renew. The message shows both values
+            and a setting that fits.
+    """
+
+    ttl: float = 15.0
+    renew_every: float = DERIVED
+    retry_every: float = DERIVED
+    drift: float = 0.05
+    margin: float = DERIVED
+    grace: float = DERIVED
+
+    def __post_init__(self) -> None:
+        check_seconds("ttl", self.ttl, above=0.0)
+        self._derive("renew_every", self.ttl / 3)
+        self._derive("retry_every", min(2.0, self.ttl * 2 / 15))
+        self._derive("margin", min(MARGIN_MOST, self.ttl / 20))
+        self._derive("grace", min(2.0, self.ttl * 2 / 15))
+        for name in ("renew_every", "retry_every"):
+            check_seconds(name, getattr(self, name), above=0.0, least=SHORTEST)
+        for name in ("drift", "margin", "grace"):
+            check_seconds(name, getattr(self, name), least=0.0)
+        if self.drift >= 1.0:
+            raise ConfigError(f"drift ({self.drift:g}) must be less than 1: it is a share of ttl; try drift=0.05")
+        if self.window <= self.grace:
+            ttl = 3 * (self.grace + max(self.margin, MARGIN_MOST)) / (1 - self.drift)
+            raise ConfigError(
+                f"grace ({self.grace:g} s) must be less than ttl − drift·ttl − margin ({self.window:g} s); "
+                f"try {f'grace={_round_down(self.window / 5):g} or ' if self.window > 0 else ''}ttl={math.ceil(ttl)}"
+            )
+        if self.renew_every >= self.work_window:
+            raise ConfigError(
+                f"renew_every ({self.renew_every:g} s) must be less than ttl − drift·ttl − margin − grace "
+                f"({self.work_window:g} s); try renew_every={_round_down(self.work_window / 2):g}"
+            )
+        if self.attempts < ATTEMPTS_MIN:
+            fits = _round_down((self.work_window - self.renew_every) / (ATTEMPTS_MIN - 1))
+            raise ConfigError(
+                f"retry_every ({self.retry_every:g} s) leaves room for {self.attempts} attempts to renew between "
+                f"renew_every ({self.renew_every:g} s) and ttl − drift·ttl − margin − grace ({self.work_window:g} s), "
+                f"and {ATTEMPTS_MIN} are needed; try retry_every={fits:g}"
+            )
+
+    @property
+    def window(self) -> float:
+        """How long after the question was sent a grant may be believed."""
+        return self.ttl - self.drift * self.ttl - self.margin
+
+    @property
+    def work_window(self) -> float:
+        """How long after the question was sent work may run before it is told to stop."""
+        return self.window - self.grace
+
+    @property
+    def attempts(self) -> int:
+        """How many questions to renew fit in before work is told to stop."""
+        return 1 + math.floor((self.work_window - self.renew_every) / self.retry_every + 1e-9)
+
+    def _derive(self, name: str, value: float) -> None:
+        if getattr(self, name) is DERIVED:
+            object.__setattr__(self, name, value)
+
+
+def _round_down(seconds: float) -> float:
+    """Round to two significant digits, downwards, so that what a message suggests does fit."""
+    if seconds <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return float(f"{math.floor(seconds / step + 1e-9) * step:.12g}")

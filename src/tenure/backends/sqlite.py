@@ -1,0 +1,6 @@
+"""For programs that keep their own data in the SQLite file beside tenure's: a fence, and settling in a transaction."""
+
+from tenure._backends.sqlite.fence import Fence
+from tenure._backends.sqlite.transaction import Held, Within, transact
+
+__all__ = ["Fence", "Held", "Within", "transact"]

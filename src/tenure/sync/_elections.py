@@ -1,0 +1,184 @@
+"""Elections for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import tenure._election.elector
+from tenure._election.elector import TermBase
+from tenure._lease import Grant, Leader
+from tenure._runtime.clock import Clock
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure._runtime.signals import on_shutdown_signal
+from tenure._timing import Timing
+from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
+from tenure.sync._portal import blocking, drawn
+from tenure.sync._stopping import Stopping, forwarded
+
+
+class Term(TermBase[threading.Event]):
+    """A term of office; ``lost`` is a ``threading.Event``. See :class:`tenure.Term`."""
+
+    def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
+        super().__init__(grant, trusted_until, clock, threading.Event())
+
+
+Work = Callable[[Term], Any]
+
+
+class Election:
+    """One name to lead, and our candidacy for it. See :class:`tenure.Election`."""
+
+    def __init__(self, election: tenure._election.elector.Election, renewal_thread: RenewalThread) -> None:
+        self.name: str = election.name
+        self.timing: Timing = election.timing
+        self._behind = election
+        self._renewal_thread = renewal_thread
+        self._worker: threading.Thread | None = None
+        self._labour: Future[Exception | None] | None = None  # of the work of run, while it goes on
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
+    def run(
+        self, work: Work, *, again: bool = False, stop: threading.Event | None = None, sigterm: bool | None = None
+    ) -> None:
+        """Campaign for the name and run *work*, on a thread of its own, during every term won.
+
+        Blocks until the campaign and the work have ended. See :meth:`tenure.Election.run`; as a thread can't be
+        cancelled, *work* must watch ``term.lost`` or call ``term.check()``. Until it has ended, the lease is not handed
+        back, and this candidate does not contend.
+        """
+
+        refuse_generator("work", work)
+        told = Stopping()
+        self._behind.context = contextvars.copy_context()
+
+        async def campaign() -> None:
+            with forwarded(stop, told.here()) as stopping:
+                await self._behind.run(self._on_thread(work), again=again, stop=stopping, sigterm=sigterm)
+
+        try:
+            with on_shutdown_signal(told.tell, sigterm):
+                self._renewal_thread.call_blocking(campaign)
+        except Unavailable:
+            # The backend may have been closed under our work, and its loop have gone. What the work says comes first.
+            labour, self._labour, self._worker = self._labour, None, None
+            error = labour.result() if labour is not None else None
+            if error is not None and not isinstance(error, TermLost):
+                raise error from None
+            raise
+
+    @contextmanager
+    def campaign(self) -> Iterator[Term]:
+        """Campaign for the name as a block, which runs on this thread once elected.
+
+        A program that ends without having left the block hands the lease back at its exit, unless the block was entered
+        on a daemon thread that still runs: then the lease runs out.
+
+        Raises:
+            TermLost: The term ended before the block did.
+        """
+        self._behind.context = contextvars.copy_context()
+        campaign = self._behind.campaign(cancel=False)
+        failure: BaseException | None = None
+        term: Term | None = None
+        at_exit: Callable[[], None] | None = None
+        try:
+            term = cast("Term", self._renewal_thread.call_blocking(campaign.__aenter__))  # we had it made
+            self._worker = threading.current_thread()
+            at_exit = functools.partial(self._leave_at_exit, campaign, term, self._worker)
+            atexit.register(at_exit)
+            yield term
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            try:
+                if term is not None:
+                    term._end()
+                if not self._renewal_thread.is_forked:
+                    self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
+                elif term is not None and failure is None:
+                    term.check()  # it says that it stayed with the parent
+            except Unavailable:  # the backend was closed under us
+                if failure is None:
+                    raise
+            except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+                self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
+                raise
+            finally:
+                self._worker = None
+                if at_exit is not None:
+                    atexit.unregister(at_exit)
+
+    def _leave_at_exit(self, campaign: tenure._election.elector.Campaign, term: Term, owner: threading.Thread) -> None:
+        """Hand the lease back, as the program ends inside of the block; not while a thread may still work in it."""
+        if self._renewal_thread.is_forked or (owner is not threading.current_thread() and owner.is_alive()):
+            return
+        term._end()
+        patience = self.timing.grace + self.timing.retry_every
+        with suppress(TenureError, TimeoutError):  # then the lease is left to run out
+            self._renewal_thread.call_blocking(lambda: asyncio.wait_for(campaign.withdraw(), patience))
+
+    leader = blocking(tenure._election.elector.Election.leader)
+    ask_to_resign = blocking(tenure._election.elector.Election.ask_to_resign)
+
+    def observe(self) -> Generator[Leader | None, None, None]:
+        """Yield who leads, at first and at every change. See :meth:`tenure.Election.observe`."""
+        return drawn(self._renewal_thread, self._behind.observe())
+
+    def resign(self) -> bool:
+        """End our own term. See :meth:`tenure.Election.resign`.
+
+        Called by the work itself, it returns at once, with ``term.lost`` set: the lease is handed back when it ends.
+        """
+        wait = threading.current_thread() is not self._worker
+        return self._renewal_thread.call_blocking(lambda: self._behind.resign(wait=wait))
+
+    def _on_thread(self, work: Work) -> Callable[[Any], Any]:
+        async def serve(term: Term) -> None:
+            self._labour = outcome = Future[Exception | None]()
+            outcome.set_running_or_notify_cancel()  # who waits for it may be cancelled; it can't
+            labour = threading.Thread(target=_labour, args=(work, term, outcome), daemon=True)
+            labour.name = f"tenure-{term.name}-{term.token}"
+            self._worker = labour
+            labour.start()
+            ended = asyncio.wrap_future(outcome)
+            while not ended.done():
+                with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
+                    await asyncio.wait({ended})
+                if self._renewal_thread.is_ending:  # this loop, not the term: who called run waits for the thread
+                    ended.cancel()
+                    await ended
+            self._worker = self._labour = None
+            if (error := ended.result()) is not None:
+                raise error
+
+        return serve
+
+
+def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
+    """Do the work; what it raises is its result, as a future can't hold every exception."""
+    error: Exception | None = None
+    try:
+        work(term)
+    except (GeneratorExit, StopIteration, StopAsyncIteration) as raised:  # a coroutine can't raise these
+        error = RuntimeError(f"work raised {in_words(raised)}")
+        error.__cause__ = raised
+    except Exception as raised:
+        error = raised
+    except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
+        error = TenureError(f"work raised {in_words(raised)}")
+        error.__cause__ = raised
+    term._end()
+    outcome.set_result(error)
+    del error, outcome  # or the error's traceback would hold this frame, and this frame the error

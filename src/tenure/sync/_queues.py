@@ -1,0 +1,208 @@
+"""Queues for threads."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import tenure._queue.dead_letters
+import tenure._queue.queue
+import tenure._queue.session
+from tenure._queue.handlers import Handler
+from tenure._queue.hooks import ThreadedHook
+from tenure._queue.message import NOT_GIVEN, SendOptions
+from tenure._queue.options import ConsumeOptions
+from tenure._queue.received import BlockingMessage, Message, Received
+from tenure._runtime.loop_thread import LoopThread
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure._runtime.signals import on_shutdown_signal
+from tenure.sync._portal import blocking
+from tenure.sync._stopping import Stopping, forwarded
+
+T = TypeVar("T")
+
+
+class Queue:
+    """A queue of messages, each for one of the consumers that compete for them. See :class:`tenure.Queue`."""
+
+    def __init__(
+        self, queue: tenure._queue.queue.Queue, renewal_thread: RenewalThread, pumps: Callable[[], LoopThread]
+    ) -> None:
+        self.name: str = queue.name
+        self.traits: tenure.QueueTraits = queue.traits
+        self.dead_letters: DeadLetters = DeadLetters(queue.dead_letters, renewal_thread)
+        self._behind = queue
+        self._renewal_thread = renewal_thread
+        self._pumps = pumps
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
+    send = blocking(tenure._queue.queue.Queue.send)
+    send_batch = blocking(tenure._queue.queue.Queue.send_batch)
+    peek_deferred = blocking(tenure._queue.queue.Queue.peek_deferred)
+    peek = blocking(tenure._queue.queue.Queue.peek)
+    purge = blocking(tenure._queue.queue.Queue.purge)
+    stats = blocking(tenure._queue.queue.Queue.stats)
+    delete = blocking(tenure._queue.queue.Queue.delete)
+    handled = blocking(tenure._queue.queue.Queue.handled)
+
+    def request(
+        self, body: bytes = b"", *, timeout: float = 30.0, json: object = NOT_GIVEN, **options: Unpack[SendOptions]
+    ) -> Received:
+        """Send a message and return the answer to it. See :meth:`tenure.Queue.request`."""
+        return self._renewal_thread.call_blocking(
+            lambda: self._behind.request(body, timeout=timeout, json=json, **options)
+        )
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Lock up to *max* messages to us, and return them. See :meth:`tenure.Queue.receive`."""
+        return _for_threads(self._renewal_thread, lambda: self._behind.receive(max, wait=wait))
+
+    def receive_deferred(self, *sequences: int) -> list[BlockingMessage]:
+        """Lock deferred messages by their ``sequence``. See :meth:`tenure.Queue.receive_deferred`."""
+        return _for_threads(self._renewal_thread, lambda: self._behind.receive_deferred(*sequences))
+
+    def session(self, name: str | None = None, *, wait: float | None = None) -> Session:
+        """Lock a session as a block. See :meth:`tenure.Queue.session`; a thread must watch ``session.lost`` itself."""
+        return Session(self._behind.session(name, wait=wait), self._renewal_thread)
+
+    def consume(
+        self, handler: Handler, *, stop: threading.Event | None = None, **options: Unpack[ConsumeOptions]
+    ) -> None:
+        """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
+
+        See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread,
+        SIGTERM or a first SIGINT ends it gracefully, if nobody else handles that signal (``sigterm=False``: never).
+        """
+        told = Stopping()
+        hook = None
+        if callable(on_error := options.get("on_error")):
+            options["on_error"] = hook = ThreadedHook(on_error)
+
+        async def pump() -> None:
+            with forwarded(stop, told.here()) as stopping:
+                await self._behind.consume(handler, stop=stopping, **options)
+
+        try:
+            with on_shutdown_signal(told.tell, options.get("sigterm")):
+                self._pumps().call_blocking(pump)  # not on the renewal loop: on_event may block
+        finally:
+            if hook is not None:
+                hook.close()
+
+    def pause(self) -> None:
+        """Let what :meth:`consume` runs here claim nothing, until :meth:`resume`."""
+        self._behind.pause()
+
+    def resume(self) -> None:
+        """Let it claim again."""
+        self._behind.resume()
+
+    def drain(self, grace: float | None = None) -> None:
+        """End what :meth:`consume` runs here, and wait for that. See :meth:`tenure.Queue.drain`.
+
+        Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
+        """
+        if self._pumps().is_current:
+            self._behind.drain_soon(grace)
+        else:
+            # By its context variables it is seen whether a handler calls.
+            self._renewal_thread.call_blocking(lambda: self._behind.drain(grace), contextvars.copy_context())
+
+
+class DeadLetters:
+    """The messages that could not be handled. See :class:`tenure._queue.dead_letters.DeadLetters`."""
+
+    def __init__(self, letters: tenure._queue.dead_letters.DeadLetters, renewal_thread: RenewalThread) -> None:
+        self.name: str = letters.name
+        self._behind = letters
+        self._renewal_thread = renewal_thread
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
+    peek = blocking(tenure._queue.dead_letters.DeadLetters.peek)
+    redrive = blocking(tenure._queue.dead_letters.DeadLetters.redrive)
+    purge = blocking(tenure._queue.dead_letters.DeadLetters.purge)
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Lock up to *max* dead letters and return them; to ``complete()`` one removes it for good."""
+        return _for_threads(self._renewal_thread, lambda: self._behind.receive(max, wait=wait))
+
+
+class Session:
+    """A session that is locked to us, as a block. See :class:`tenure._queue.session.Session`.
+
+    A thread can't be cancelled: when the lock is lost, ``lost`` is set, every verb raises ``LockLost``, and so does the
+    end of the block.
+    """
+
+    def __init__(self, session: tenure._queue.session.Session, renewal_thread: RenewalThread) -> None:
+        self._behind = session
+        self._renewal_thread = renewal_thread
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
+    set_state = blocking(tenure._queue.session.Session.set_state)
+    renew = blocking(tenure._queue.session.Session.renew)
+
+    @property
+    def name(self) -> str:
+        """What the messages were sent with as ``session=``."""
+        return self._behind.name
+
+    @property
+    def state(self) -> bytes | None:
+        """What was last stored with :meth:`set_state`."""
+        return self._behind.state
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lock is lost."""
+        return self._behind.lost.is_set()
+
+    def remaining(self) -> float:
+        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over."""
+        return self._behind.remaining()
+
+    def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
+        """Return the next up to *max* messages, in order."""
+        return _for_threads(self._renewal_thread, lambda: self._behind.receive(max, wait=wait))
+
+    def __iter__(self) -> Generator[BlockingMessage, None, None]:
+        while messages := self.receive():
+            yield messages[0]
+
+    def __enter__(self) -> Session:
+        try:
+            self._renewal_thread.call_blocking(self._behind.__aenter__)
+            return self
+        except BaseException:
+            self._renewal_thread.call_blocking(self._behind.withdraw)  # interrupted, we may be in all the same
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._leave(error)
+        except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+            self._leave(error)
+            raise
+
+    def _leave(self, error: BaseException | None) -> None:
+        # In a forked child it stayed with the parent; at the end of the process it is left to run out.
+        if not self._renewal_thread.is_forked and not sys.is_finalizing():
+            self._renewal_thread.call_blocking(lambda: self._behind.withdraw(error))
+
+
+def _for_threads(
+    renewal_thread: RenewalThread, receive: Callable[[], Coroutine[Any, Any, list[Message]]]
+) -> list[BlockingMessage]:
+    return [BlockingMessage(message, renewal_thread.call_blocking) for message in renewal_thread.call_blocking(receive)]

@@ -1,0 +1,295 @@
+"""What a consumer must do on every broker: whatever its handler and its hooks raise, return or print."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from tenure._queue import context, hooks
+from tenure._queue.broker import Broker, Claim, QueueSettings, SettingChanges
+from tenure._queue.context import QueueContext
+from tenure._queue.message import Outgoing, Stats
+from tenure._queue.queue import Queue
+from tenure._queue.received import Message
+from tenure._queue.retry import Retry, RetryPolicy
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.events import Event, MessageDied
+from tenure.testing import until
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues import QueueSuite, needs
+from tenure.testing._misbehaving import ODD_ERRORS, Mute
+
+PATIENCE = 20.0
+
+
+class Liar:
+    """Claims to be of whatever class, and fails on saying which."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise LookupError("no class")
+
+
+def _raises(make: Callable[[], BaseException]) -> Callable[[], object]:
+    def misbehave() -> object:
+        raise make()
+
+    return misbehave
+
+
+def _cancels_its_task() -> object:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise ValueError("cancelled by itself")
+
+
+FAILURES: dict[str, Callable[[], object]] = {
+    **{kind: _raises(make) for kind, make in ODD_ERRORS.items()},
+    "returned": Mute,
+}
+"""By the body of a message: what its handler does, in a coroutine or in a thread."""
+
+ON_LOOPS: dict[str, Callable[[], object]] = {"cancels its task": _cancels_its_task}
+
+IN_THREADS: dict[str, Callable[[], object]] = {"interrupt": _raises(KeyboardInterrupt)}
+
+
+class ConsumerSuite(QueueSuite):
+    """Nothing that a handler or a hook does costs more than the one delivery, and a message wakes few consumers."""
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    @pytest.mark.parametrize("where", ["loop", "thread"])
+    async def test_a_handler_that_misbehaves_costs_one_delivery(
+        self, house: QueueHarness, name: str, where: str, sessions: bool
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock)
+        failures = {**FAILURES, **(ON_LOOPS if where == "loop" else IN_THREADS)}
+        await town.send([*failures, "good"], sessions=sessions)
+        handled: list[str] = []
+
+        def work(message: Any) -> object:
+            kind = message.body.decode()
+            if kind == "good":
+                handled.append(kind)
+                return Liar()
+            return failures[kind]()
+
+        async def work_on_the_loop(message: Message) -> object:
+            return work(message)
+
+        hooked: list[type[BaseException]] = []
+        async with asyncio.timeout(PATIENCE):
+            await town.queue.consume(
+                work_on_the_loop if where == "loop" else work,
+                concurrency=1,
+                sessions=sessions,
+                until_empty=True,
+                on_error=lambda _, error: hooked.append(type(error)),
+            )
+        assert handled == ["good"]
+        assert await town.queue.stats() == Stats(dead=len(failures))
+        assert len(hooked) == len(failures)
+        assert len(town.told(MessageDied)) == len(failures)
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    async def test_an_error_hook_that_misbehaves_costs_nothing(
+        self, house: QueueHarness, name: str, sessions: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        monkeypatch.setattr(hooks, "HOOK_MAX", 0.02)
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        town = Town(await house.open(), name, house.lock)
+        plain = [one for one in FAILURES if one not in ("returned", "spoilt")]
+        kinds = [*plain, *(f"async {one}" for one in plain), "async for ever", "async stubborn"]
+        await town.send([*kinds, "good"], sessions=sessions)
+        handled: list[str] = []
+
+        async def work(message: Message) -> None:
+            if message.body != b"good":
+                raise ValueError(message.body)
+            handled.append("good")
+
+        async def late(kind: str) -> None:
+            if kind in FAILURES:
+                FAILURES[kind]()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if kind == "stubborn":
+                    await asyncio.sleep(0.05)
+                raise
+
+        def hook(message: Message, error: BaseException) -> Any:
+            kind = message.body.decode()
+            return late(kind.removeprefix("async ")) if kind.startswith("async ") else FAILURES[kind]()
+
+        async with asyncio.timeout(PATIENCE):
+            await town.queue.consume(work, concurrency=1, sessions=sessions, until_empty=True, on_error=hook)
+        assert handled == ["good"]
+        assert await town.queue.stats() == Stats(dead=len(kinds))
+        assert len(reported) == len(kinds)
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    @pytest.mark.parametrize("where", ["plain", "async"])
+    async def test_an_interrupt_that_meets_an_error_hook_ends_the_consumer(
+        self, house: QueueHarness, name: str, where: str, sessions: bool
+    ) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock)
+        await town.send(["a", "b"], sessions=sessions)
+
+        def hook(message: Message, error: BaseException) -> None:
+            raise KeyboardInterrupt
+
+        async def late(message: Message, error: BaseException) -> None:
+            hook(message, error)
+
+        on_error = hook if where == "plain" else late
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(KeyboardInterrupt):
+                await town.queue.consume(_fail, concurrency=1, sessions=sessions, on_error=on_error)
+        found = await town.queue.stats()
+        assert (found.ready + found.dead, found.locked) == (2, 0)
+
+    @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+    async def test_until_empty_waits_for_what_failed(self, house: QueueHarness, name: str, sessions: bool) -> None:
+        if sessions:
+            needs(house.traits.sessions)
+        town = Town(await house.open(), name, house.lock, max_deliveries=3)
+        await town.send(["one", "two"], sessions=sessions)
+
+        async def fail_once(message: Message) -> None:
+            if message.delivery_count == 1:
+                raise ValueError("not yet")
+
+        async def are_delayed() -> bool:
+            return (await town.queue.stats()).delayed == 2
+
+        async def pass_time() -> None:
+            if house.is_exact:  # then none passes by itself
+                await until(are_delayed, within=PATIENCE)
+                await house.pass_time(1.0)
+
+        policy = RetryPolicy(first=0.2, jitter=0.0)
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            group.create_task(pass_time())
+            group.create_task(town.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))
+        assert await town.queue.stats() == Stats()
+
+    async def test_an_ear_that_misbehaves_costs_nothing(self, house: QueueHarness, name: str) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        town = Town(await house.open(), name, house.lock)
+        await town.send(["a", "b"])
+        heard: list[Event] = []
+
+        def ear(event: Event) -> None:
+            heard.append(event)
+            raise asyncio.CancelledError
+
+        class Loud(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                raise asyncio.CancelledError
+
+        town.context.on_event = ear
+        loud, log = Loud(), logging.getLogger("tenure")
+        log.addHandler(loud)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await town.queue.consume(_fail, concurrency=1, until_empty=True)
+        finally:
+            log.removeHandler(loud)
+        assert await town.queue.stats() == Stats(dead=2)
+        assert heard
+
+    async def test_a_message_wakes_a_few_of_many_that_wait(
+        self, house: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not house.traits.hints:
+            pytest.skip("this broker tells nobody")
+        monkeypatch.setattr(context, "POLL", 600.0)  # whoever gets a message here was woken
+        broker, other = await house.open(), await house.open()
+        counting = _Counting(broker)
+        town = Town(cast(Broker, counting), name, house.lock)
+
+        async def get() -> None:
+            [message] = await town.queue.receive(1, wait=PATIENCE)
+            await message.complete()
+
+        async def send_one() -> None:
+            expected = sum(task.done() for task in waiting) + 1
+            await other.send(name, [Outgoing(b"a")])
+            await until(lambda: sum(task.done() for task in waiting) == expected)
+            await until(lambda: not counting.under_way)
+
+        waiting = [asyncio.ensure_future(get()) for _ in range(40)]
+        await until(lambda: counting.asked >= len(waiting))
+        await send_one()
+        before = counting.asked
+        for _ in range(3):
+            await send_one()
+        assert counting.asked <= before + 3 * 8  # a store may give two hints of a message, each costs three questions
+        await other.send(name, [Outgoing(b"a") for _ in range(36)])
+        await asyncio.gather(*waiting)
+
+
+async def _fail(message: Message) -> None:
+    raise Retry
+
+
+class _Counting:
+    """A broker that counts how often messages are asked for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.asked = 0
+        self.under_way = 0
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        self.asked += 1
+        self.under_way += 1
+        try:
+            return await self._broker.receive(queue, limit, lock)
+        finally:
+            self.under_way -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+class Town:
+    """A queue on a broker, with all of it on the loop that is running."""
+
+    def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:
+        self.broker = broker
+        self.events: list[Event] = []
+        given: SettingChanges = {"lock": lock, "max_deliveries": max_deliveries}
+        self.context = QueueContext(
+            name,
+            broker,
+            RenewalThread.here(),
+            SystemClock(),
+            QueueSettings(lock=lock, max_deliveries=max_deliveries),
+            "me",
+            self.events.append,
+            given,
+        )
+        self.queue = Queue(self.context)
+
+    async def send(self, bodies: list[str], *, sessions: bool = False) -> None:
+        """Send messages with these *bodies*, each in a session of its own if they are to be."""
+        await self.queue.send_batch([Outgoing(one.encode(), session=one if sessions else None) for one in bodies])
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        """Return the events of this *kind*, in order."""
+        return [event for event in self.events if isinstance(event, kind)]

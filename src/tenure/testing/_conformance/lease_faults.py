@@ -1,0 +1,321 @@
+"""What a store of leases must do when it is hurt: lost answers, no way through, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tenure._election.driver import Driver
+from tenure._election.elector import Election, Term
+from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure._timing import Timing
+from tenure.errors import TenureError, Unavailable
+from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermEnding
+from tenure.events import Renewed as Extended
+from tenure.testing import until
+from tenure.testing._conformance.harness import Fault, LeaseHarness, Lossy
+from tenure.testing._conformance.leases import LATE, LeaseSuite, claim, holder, win
+
+BACK_WITHIN = 10.0  # seconds after a fault has ended
+
+
+class LeaseFaultSuite(LeaseSuite):
+    """A question that brings no answer is neither a yes nor a no, and may be asked again."""
+
+    # --- the answer is lost, after the command was carried out ---
+
+    async def test_acquire_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        for _ in range(2):
+            async with house.lose_answer(ann):
+                with pytest.raises(Unavailable):
+                    await ann.acquire(name, "ann#1", house.ttl)
+        seen = await bob.inspect(name)
+        assert isinstance(seen, HeldBy)
+        assert (await claim(ann, name, "ann#1", house.ttl)).token == seen.token
+
+    async def test_a_lost_acquisition_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.acquire(name, "ann#1", house.ttl)
+        seen = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(seen, HeldBy)
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > seen.token
+
+    async def test_renew_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        await house.pass_time(house.ttl * 0.6)
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.renew([grant], house.ttl)
+        await house.pass_time(house.ttl * 0.6)
+        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)  # the renewal did count
+        assert await ann.renew([grant], house.ttl) == [Granted(grant)]
+
+    async def test_release_is_asked_again(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "lose_answer")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.lose_answer(ann):
+            with pytest.raises(Unavailable):
+                await ann.release(grant)
+        assert await bob.inspect(name) == Vacant(name, grant.token)
+        new = await claim(bob, name, "bob#1", house.ttl)
+        assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
+        assert await bob.renew([new], house.ttl) == [Granted(new)]
+
+    # --- no way through ---
+
+    async def test_what_can_not_be_asked_is_told_in_time(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "cut")
+        store = await house.open()
+        grant = await claim(store, name, "ann#1", house.ttl)
+        async with house.cut(store):
+            for ask in (
+                lambda: store.acquire(f"{name}-other", "ann#1", house.ttl),
+                lambda: store.renew([grant], house.ttl),
+                lambda: store.release(grant),
+            ):
+                asked_at = time.monotonic()
+                with pytest.raises(Unavailable):
+                    await ask()
+                assert time.monotonic() - asked_at < house.patience
+        assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
+        await claim(store, f"{name}-other", "ann#1", house.ttl)
+
+    async def test_a_cut_does_not_prolong_a_lease(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "cut")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.cut(ann):
+            with pytest.raises(Unavailable):
+                await ann.renew([grant], house.ttl)
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > grant.token
+        assert await ann.renew([grant], house.ttl) == [Lost(grant)]
+
+    async def test_one_of_many_that_can_not_be_asked_costs_the_others_nothing(
+        self, house: LeaseHarness, name: str
+    ) -> None:
+        needs(house, "cut_one")
+        ann, bob = await house.open(), await house.open()
+        cut = f"{name}-cut"
+        others = [other for number in range(30) if house.lie_apart(cut, other := f"{name}-{number}")]
+        grants = [await claim(ann, one, "ann#1", house.ttl) for one in (others[0], cut, others[1])]
+        await house.pass_time(house.ttl * 0.6)
+        async with house.cut_one(ann, grants[1].name):
+            for asked in (grants, grants[::-1]):
+                answers = list(await ann.renew(asked, house.ttl))
+                assert isinstance(answers.pop(1), NoAnswer)
+                assert answers == [Granted(asked[0]), Granted(asked[2])]
+            with pytest.raises(Unavailable):
+                await ann.release(grants[1])
+        await house.pass_time(house.ttl * 0.6)
+        assert await holder(bob, grants[0].name) == "ann#1"
+        assert await holder(bob, grants[2].name) == "ann#1"
+        if house.traits.expiry == "store clock":
+            assert list(await ann.renew(grants, house.ttl)) == [
+                Granted(grants[0]),
+                Lost(grants[1]),
+                Granted(grants[2]),
+            ]
+
+    # --- given up, and carried out late ---
+
+    @pytest.mark.parametrize("verb", ["renew", "acquire"])
+    async def test_what_extends_a_lease_late_does_not_shorten_it(
+        self, house: LeaseHarness, name: str, verb: str
+    ) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        async with house.late(ann) as give_up:
+            shorter = house.ttl / 2
+            await give_up(ann.renew([grant], shorter) if verb == "renew" else ann.acquire(name, "ann#1", shorter))
+            await house.pass_time(house.ttl * 0.6)
+            assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        await house.pass_time(house.ttl * 0.8)
+        refused = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(refused, HeldBy)
+        assert (refused.holder, refused.token) == ("ann#1", grant.token)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+
+    async def test_a_late_renewal_does_not_touch_the_next_term(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        async with house.late(ann) as give_up:
+            await give_up(ann.renew([grant], house.ttl))
+            assert await ann.release(grant) == Released(grant)
+            new = await claim(bob, name, "bob#1", house.ttl)
+        await _stands(bob, new, house)
+
+    async def test_a_late_acquisition_is_refused_beside_another_leader(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        await ann.release(await claim(ann, name, "ann#1", house.ttl))
+        async with house.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", house.ttl))
+            new = await claim(bob, name, "bob#1", house.ttl)
+        await _stands(bob, new, house)
+
+    async def test_a_late_acquisition_of_a_free_name_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        await ann.release(await claim(ann, name, "ann#1", house.ttl))
+        old = await claim(bob, name, "bob#1", house.ttl)
+        async with house.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", house.ttl))
+            await bob.release(old)
+        seen = await bob.inspect(name)
+        if isinstance(seen, HeldBy):
+            assert seen.holder == "ann#1"
+            assert seen.token > old.token
+        else:  # it was not carried out, or called off
+            assert seen.token >= old.token
+        await house.pass_time(house.ttl * LATE)
+        assert (await win(house, bob, name, "bob#1")).token > seen.token
+
+    async def test_a_late_release_does_not_end_the_next_term(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "late")
+        ann, bob = await house.open(), await house.open()
+        old = await claim(ann, name, "ann#1", house.ttl)
+        async with house.late(ann) as give_up:
+            await give_up(ann.release(old))
+            await house.pass_time(house.ttl * LATE)
+            new = await win(house, ann, name, "ann#1")
+            assert new.token > old.token
+        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
+        await _stands(ann, new, house)
+
+    # --- the schema is away for a while ---
+
+    async def test_what_was_away_for_a_while_is_found_again(self, house: LeaseHarness, name: str) -> None:
+        """By the very clients that missed it; a candidate asks again after any failure, if something has worked."""
+        needs(house, "away")
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        async with house.away():
+            for ask in (
+                lambda: ann.renew([grant], house.ttl),
+                lambda: bob.acquire(name, "bob#1", house.ttl),
+                lambda: bob.inspect(name),
+            ):
+                with pytest.raises(TenureError):
+                    await ask()
+        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        assert await holder(bob, name) == "ann#1"
+        refused = await bob.acquire(name, "bob#1", house.ttl)
+        assert isinstance(refused, HeldBy)
+        assert refused.token == grant.token
+
+    async def test_candidates_outlast_what_is_away(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "away")
+        hall = Hall(name, house.traits.ttl_min)
+        try:
+            leader = await hall.candidate(await house.open())
+            await until(lambda: hall.told(TermBegan))
+            other = await hall.candidate(await house.open())
+            async with house.away():
+                await until(lambda: hall.told(TermEnding) or (hall.told(RenewalMissed) and hall.told(CampaignFailed)))
+            assert not hall.told(TermEnding)
+            renewals = len(hall.told(Extended))
+            await until(lambda: len(hall.told(Extended)) > renewals, within=BACK_WITHIN)
+            assert len(hall.told(TermBegan)) == 1
+            leader.cancel()
+            await until(lambda: len(hall.told(TermBegan)) == 2)
+            assert not other.done()
+        finally:
+            await hall.close()
+
+    # --- a restart ---
+
+    async def test_tokens_and_leases_survive_a_restart(self, house: LeaseHarness, name: str) -> None:
+        needs(house, "restart")
+        if not house.traits.survives_restart:
+            pytest.skip("this store forgets when it is restarted")
+        store = await house.open()
+        held = await claim(store, f"{name}-held", "ann#1", house.ttl)
+        free = await claim(store, f"{name}-free", "ann#1", house.ttl)
+        await store.release(free)
+        await house.restart()
+        store = await house.open()
+        assert await holder(store, held.name) == "ann#1"
+        assert isinstance(await store.acquire(held.name, "bob#1", house.ttl), HeldBy)
+        assert list(await store.renew([held], house.ttl)) == [Granted(held)]
+        assert (await claim(store, free.name, "bob#1", house.ttl)).token > free.token
+        await store.release(held)
+        assert (await claim(store, held.name, "bob#1", house.ttl)).token > held.token
+
+
+class _Hintless(Lossy):
+    """A store that tells of nothing by itself, so that a candidate asks again and again."""
+
+    @property
+    def traits(self) -> LeaseTraits:
+        return replace(self.store.traits, hints=False)
+
+
+class Hall:
+    """Candidates for one name, each with a store of its own, all on the loop that is running."""
+
+    def __init__(self, name: str, ttl_min: float) -> None:
+        self._name = name
+        self._timing = Timing(max(ttl_min, 10.0), renew_every=0.2, retry_every=0.1)
+        self._drivers: list[Driver] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._events: list[Event] = []
+
+    async def candidate(self, store: LeaseStore) -> asyncio.Task[None]:
+        """Let another one stand, on a store that has worked before."""
+        await store.inspect(self._name)
+        driver = Driver(_Hintless(store), SystemClock())
+        election = Election(
+            self._name, self._timing, driver=driver, renewal_thread=RenewalThread.here(), on_event=self._events.append
+        )
+        self._drivers.append(driver)
+        self._tasks.append(asyncio.create_task(election.run(_for_ever)))
+        return self._tasks[-1]
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        """Return the events of this *kind*, in order."""
+        return [event for event in self._events if isinstance(event, kind)]
+
+    async def close(self) -> None:
+        """End all."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for driver in self._drivers:
+            await driver.close()
+
+
+async def _for_ever(term: Term) -> None:
+    await asyncio.Event().wait()
+
+
+async def _stands(store: LeaseStore, grant: Grant, house: LeaseHarness) -> None:
+    seen = await store.inspect(grant.name)
+    assert isinstance(seen, HeldBy)
+    assert (seen.holder, seen.token) == (grant.holder, grant.token)
+    assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
+
+
+def needs(house: LeaseHarness, fault: Fault) -> None:
+    """Skip the test if this fault can't be made here."""
+    if fault not in house.faults:
+        pytest.skip(f"this harness can't make the fault {fault!r}")

@@ -1,0 +1,62 @@
+"""Objects of users that misbehave, as some of other people's do: errors that can't be printed, or aren't what they say.
+
+The conformance suites hand them to real consumers, the simulators to simulated ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import MappingProxyType
+
+from tenure._queue.retry import Reject
+
+
+class Mute(Exception):
+    """Can't be printed."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    def __repr__(self) -> str:
+        raise LookupError("no text")
+
+    def __bool__(self) -> bool:
+        raise LookupError("neither true nor false")
+
+
+class Leaving(Exception):
+    """Ends the program when it is printed."""
+
+    def __str__(self) -> str:
+        raise SystemExit("printed")
+
+
+class Spoilt(Reject):
+    """Has lost what it was made with."""
+
+    def __init__(self) -> None:
+        self.reason = None  # type: ignore[assignment]
+        self.description = ""
+
+
+ODD_ERRORS: MappingProxyType[str, Callable[[], BaseException]] = MappingProxyType(
+    {
+        "mute": Mute,
+        "leaving": Leaving,
+        "spoilt": Spoilt,
+        "stop iteration": StopIteration,
+        "stop async iteration": StopAsyncIteration,
+        "cancelled": asyncio.CancelledError,
+        "generator exit": GeneratorExit,
+        "system exit": lambda: SystemExit(3),
+        "base": lambda: BaseException("of no family"),
+    }
+)
+"""What a handler, a hook or a work may raise and end nothing but itself, by name. Each call makes a new one."""
+
+
+def odd_error(rng: random.Random) -> BaseException:
+    """Draw one of them."""
+    return ODD_ERRORS[rng.choice(tuple(ODD_ERRORS))]()

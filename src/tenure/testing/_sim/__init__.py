@@ -1,0 +1,1 @@
+"""The rooms of the simulator of elections, and what both simulators share."""

@@ -1,0 +1,86 @@
+"""The hand that breaks candidates, their road, and the store at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenure._election.machine import Hint, Resign, Stop, Together
+from tenure.testing._sim.nemesis import StoreNemesis
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.node import Node
+    from tenure.testing._sim.simulation import Simulation
+
+
+class ElectionNemesis(StoreNemesis):
+    """Break what an election has: candidates, the road, the store."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self._simulation = simulation
+
+    def _victim(self) -> Node | None:
+        living = [node for node in self._simulation.nodes if node.alive]
+        leaders = [node for node in living if node.work is not None]
+        if leaders and self._rng.random() < 0.6:
+            return self._rng.choice(leaders)
+        return self._rng.choice(living) if living else None
+
+    # --- to a candidate ---
+
+    def _stop(self, node: Node) -> None:
+        node.feed(Stop())
+        self._simulation.reborn_later(node.number)
+
+    def _stall(self, node: Node) -> None:
+        node.stall()
+        self._world.after(self._for(2.5), node.unstall)
+
+    def _resign(self, node: Node) -> None:
+        node.feed(Resign())
+
+    def _lie(self, node: Node) -> None:
+        for _ in range(self._rng.randint(1, 5)):
+            node.feed(Hint())
+
+    def _together(self, node: Node) -> None:
+        node.feed(Together())
+
+    # --- what is a user's ---
+
+    def _health_raises(self, node: Node) -> None:
+        self._health(node, "raises")
+
+    def _health_hangs(self, node: Node) -> None:
+        self._health(node, "hangs")
+
+    def _health(self, node: Node, does: str) -> None:
+        node.set_health(does)
+        self._world.after(self._for(2.5), node.set_health, "")
+
+    def _work_raises(self, node: Node) -> None:
+        node.do(node.raise_from_work)
+
+    def _ear_raises(self, node: Node) -> None:
+        self._ear(node, "raises")
+
+    def _ear_blocks(self, node: Node) -> None:
+        self._ear(node, "blocks")
+
+    def _ear(self, node: Node, does: str) -> None:
+        node.ear = does
+        self._world.after(self._for(2.0), setattr, node, "ear", "")
+
+    # --- to the store ---
+
+    def _store_forgets(self, node: Node) -> None:
+        if self._rng.random() < 0.5:
+            self._site.go_down(self._for(0.3), refuses=True)
+        else:  # what was asked meanwhile is answered by a store that knows nothing of it
+            self._site.freeze(self._for(1.2))
+        self._simulation.store.forget()
+        if self._rng.random() < 0.5:  # one who tidies up restarts more than one thing
+            self._world.after(self._for(0.3), node.feed, Resign())
+
+    def _ask_to_resign(self, node: Node) -> None:
+        self._world.after(self._network.usual_delay(), self._simulation.site.ask_to_resign)

@@ -1,0 +1,425 @@
+"""Planted bugs: each swaps one small part of a run for a wrong one. A checker that cannot find them proves nothing.
+
+Most of them were found in the field, in other projects. ``MUTANTS`` must be found; ``SURVIVORS`` break no promise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from tenure._election.machine import (
+    NEVER,
+    Answer,
+    Effect,
+    Input,
+    Machine,
+    Release,
+    Renew,
+    State,
+    Withheld,
+    _Question,
+    _TermState,
+)
+from tenure._lease import Grant, Granted, HeldBy, Lost, Released
+from tenure.events import Reason
+from tenure.testing._sim.line import Line
+from tenure.testing._sim.node import Node, Work
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.simulation import Parts
+from tenure.testing._sim.stores import Attempt, ClockStore, Question, Seen, WatchedStore
+
+# --- in the machine: what is believed --------------------------------------------------------------------------------
+
+
+class _CountsFromAnswer(Machine):
+    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        super()._take(replace(question, asked_at=now), answer, now, effects)
+
+
+class _NoMargin(Machine):
+    def _counted(self, question: _Question) -> float:
+        return question.asked_at + self.timing.ttl
+
+
+class _BelievesLateAnswer(Machine):
+    def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        super()._take_late(replace(question, asked_at=now), answer, now, effects)
+
+
+class _NoAnswerIsYes(Machine):
+    def _missed(self, office: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        super()._missed(office, why, now, effects)
+        self._trust(office, now + self.timing.window, now, effects)
+
+
+class _NoIsNoAnswer(Machine):
+    def _denied(self, office: _TermState, now: float, effects: list[Effect]) -> None:
+        if self.state is State.RENEWING:
+            self._missed(office, "lost", now, effects)
+
+
+class _IgnoresLateNo(Machine):
+    def _disown(self, office: _TermState, effects: list[Effect]) -> None:
+        if self.state is not State.RESIGNING:
+            super()._disown(office, effects)
+
+
+class _LeadsOnEndedLease(Machine):
+    def _counted(self, question: _Question) -> float:
+        until = super()._counted(question)
+        waits = self.state in (State.STANDBY, State.CAMPAIGNING)
+        return max(until, self._heard_at + self.timing.grace + 0.1) if waits else until
+
+    def handle(self, event: Input, now: float) -> list[Effect]:
+        self._heard_at = now
+        return super().handle(event, now)
+
+
+class _WithheldIsYes(Machine):
+    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+        if isinstance(answer, Withheld) and self._term is not None:
+            answer = Granted(self._term.grant)
+        super()._take(question, answer, now, effects)
+
+
+class _IgnoresTime(Machine):
+    def _cancel_at(self, office: _TermState) -> float:
+        return NEVER
+
+
+# --- in the machine: what is done ------------------------------------------------------------------------------------
+
+
+class _ReleasesFirst(Machine):
+    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+        super()._leave(reason, now, effects)
+        if self._term is not None and self._term.ours:
+            effects.append(Release(self._ask(Release, self._term.grant.holder, now), self._term.grant))
+
+
+class _CancelsLate(Machine):
+    def _cancel_at(self, office: _TermState) -> float:
+        return office.trusted_until
+
+
+class _GivesUpAfterLoss(Machine):
+    def _close(self, office: _TermState, now: float) -> None:
+        super()._close(office, now)
+        self._look_at = NEVER
+
+
+class _NewNameForEachTry(Machine):
+    def _look_again(self, why: str, now: float, effects: list[Effect]) -> None:
+        super()._look_again(why, now, effects)
+        self._acquisition += 1
+
+
+class _OneNameForAllTerms(Machine):
+    def _close(self, office: _TermState, now: float) -> None:
+        super()._close(office, now)
+        self._acquisition -= 1
+
+
+class _KeepsLateGrants(Machine):
+    def _return_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
+        pass
+
+
+class _AsksWithoutPause(Machine):
+    def _missed(self, office: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        super()._missed(office, why, now, effects)
+        office.renew_at = now
+
+
+class _BelievesEveryHint(Machine):
+    def _soonest_look(self, now: float) -> float:
+        return now
+
+
+class _ForgetsStop(Machine):
+    def _close(self, office: _TermState, now: float) -> None:
+        self._stopping = False
+        super()._close(office, now)
+
+
+class _SilentOverrun(Machine):
+    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+        super()._leave(reason, now, effects)
+        if self._term is not None:
+            self._term.stop_by = NEVER
+
+
+# --- in the driver and in the setting --------------------------------------------------------------------------------
+
+
+class _RenewsStalledWork(Node):
+    def _ask(self, question: Question) -> None:
+        stalled, self.stalled = self.stalled, False
+        super()._ask(question)
+        self.stalled = stalled
+
+
+class _LosesQuestions(Line[Node]):
+    def unanswered(self, ask: int) -> None:
+        if self.process.world.rng.random() < 0.5:
+            super().unanswered(ask)
+
+
+class _IllIsWell(Node):
+    """Takes a health callback that raises for one that says yes."""
+
+    def _health_raised(self, question: Question, error: BaseException) -> None:
+        self._send(question)
+
+
+class _WaitsForHealth(Node):
+    """Waits for a health callback that hangs."""
+
+    def _health_patience(self, within: float) -> float:
+        return 1e9
+
+
+class _LeadsOnAfterOddEnd(Node):
+    """Expects of work no more than an Exception."""
+
+    def _raised(self, work: Work, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            super()._raised(work, error)
+        else:
+            self.work = None
+            self.checkers.left(self)
+
+
+class _TakesFewOfEar(Node):
+    """Expects of an event hook no more than an Exception."""
+
+    def _reports_ear(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
+class _WorkNeverHears(Node):
+    def _trust(self, work: Work, until: float, event: Input) -> None:
+        if until > -math.inf:
+            super()._trust(work, until, event)
+
+
+class _TellsWrongTime(Node):
+    """Reads the machine's clock when the answer is heard of, not when the question is put."""
+
+    def _handle(self, event: Input) -> None:
+        super()._handle(event)
+        for question in self.machine._questions.values():
+            object.__setattr__(question, "asked_at", self.now())
+
+
+# --- in the store ----------------------------------------------------------------------------------------------------
+
+
+class _EarlyStore(ClockStore):
+    def held(self) -> bool:
+        return super().held() and self.now() < self.expires - 0.25 * self.ttl
+
+
+class _EarlyWatcher(WatchedStore):
+    def outlived(self, node: Node, local: float) -> int | None:
+        version, since = node.seen
+        return version if local - since >= 0.75 * self.ttl else None
+
+
+class _TokenStays(ClockStore):
+    def give(self, holder: str) -> None:
+        before = self.token
+        super().give(holder)
+        self.token = max(1, before)
+
+
+class _TokenRises(ClockStore):
+    def renew(self, grant: Grant) -> Granted | Lost:
+        answer = super().renew(grant)
+        if isinstance(answer, Granted):
+            self.token += 1
+            return Granted(Grant(self.name, self.holder, self.token), answer.resign_asked)
+        return answer
+
+
+class _TokenStartsAnew(ClockStore):
+    def forget(self) -> None:
+        super().forget()
+        self.token = 0
+
+
+class _TokenWithRecord(ClockStore):
+    """Deletes the record with the lease, and the token with it."""
+
+    def release(self, grant: Grant) -> Released | Lost:
+        answer = super().release(grant)
+        if isinstance(answer, Released):
+            self.token = 0
+        return answer
+
+
+class _RenewsByName(ClockStore):
+    def renew(self, grant: Grant) -> Granted | Lost:
+        if not self.held():
+            return Lost(grant)
+        self.expires = self.now() + self.ttl
+        return Granted(grant, self.resign_asked)
+
+
+class _ReleasesByName(ClockStore):
+    def release(self, grant: Grant) -> Released | Lost:
+        if not self.held():
+            return Lost(grant)
+        self.holder = ""
+        return Released(grant)
+
+
+class _ForgetsAndGives(ClockStore):
+    def forget(self) -> None:
+        self.holder = ""
+
+
+class _ComparesWallClocks(WatchedStore):
+    """Takes the lease over when *its own* wall clock says that the time written by another one is a ttl ago."""
+
+    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+        told = super().reading(node, answer, local)
+        if isinstance(answer, Seen) and local - answer.written_at >= self.ttl:
+            node.seen = (answer.version, -math.inf)
+        return told
+
+
+class _CountsWatchFromQuestion(WatchedStore):
+    """Dates what was seen back to when the lease was last looked at, before it was renewed."""
+
+    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+        before = node.seen[1]
+        told = super().reading(node, answer, local)
+        if isinstance(answer, Seen) and before > -math.inf and node.seen[1] != before:
+            node.seen = (answer.version, before)
+        return told
+
+
+class _RenewsEndedLease(ClockStore):
+    def renew(self, grant: Grant) -> Granted | Lost:
+        if not self.same(grant):
+            return Lost(grant)
+        self.expires = self.now() + self.ttl
+        return Granted(grant, self.resign_asked)
+
+
+class _CountsFromSending(ClockStore):
+    """Counts a renewal from before it waited: one that is carried out late, after newer ones, shortens the lease."""
+
+    def message(self, node: Node, question: Question, local: float) -> Any:
+        return Attempt(question, None, self.now()) if isinstance(question, Renew) else question
+
+    def perform(self, message: Any) -> Any:
+        if not isinstance(message, Attempt):
+            return super().perform(message)
+        answer = super().perform(message.question)
+        if isinstance(answer, Granted):
+            self.expires = message.sent_at + self.ttl
+        return answer
+
+
+def _store(store: type[ClockStore]) -> Parts:
+    """Put the verbs of *store* into both kinds of store, with the watched one's own way of judging expiry."""
+    return Parts(clock_store=store, watched_store=type(f"{store.__name__}Watched", (store, WatchedStore), {}))
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "counts-from-answer": Mutant(
+            "a lease is counted from when the answer came", Parts(machine=_CountsFromAnswer), "two leaders"
+        ),
+        "no-margin": Mutant("no allowance for clocks that drift", Parts(machine=_NoMargin), "two leaders"),
+        "believes-late-answer": Mutant(
+            "a late yes counts as if just given", Parts(machine=_BelievesLateAnswer), "two leaders"
+        ),
+        "no-answer-is-yes": Mutant(
+            "no answer to a renewal counts as yes", Parts(machine=_NoAnswerIsYes), "two leaders"
+        ),
+        "no-is-no-answer": Mutant("a no is retried like no answer", Parts(machine=_NoIsNoAnswer), "trust"),
+        "ignores-late-no": Mutant("a no that comes while leaving is ignored", Parts(machine=_IgnoresLateNo), "trust"),
+        "leads-on-ended-lease": Mutant(
+            "elected with a lease that ended while waiting", Parts(machine=_LeadsOnEndedLease), "trust"
+        ),
+        "withheld-is-yes": Mutant("a stalled leader keeps its term", Parts(machine=_WithheldIsYes), "two leaders"),
+        "ignores-time": Mutant("the work is told to stop only by a no", Parts(machine=_IgnoresTime), "grace"),
+        "releases-first": Mutant(
+            "the lease is handed back while the work ends", Parts(machine=_ReleasesFirst), "late release"
+        ),
+        "cancels-late": Mutant("the work is told to stop when trust ends", Parts(machine=_CancelsLate), "grace"),
+        "gives-up": Mutant("a leader that lost does not stand again", Parts(machine=_GivesUpAfterLoss), "no leader"),
+        "new-name-for-each-try": Mutant(
+            "a retried acquisition is not idempotent", Parts(machine=_NewNameForEachTry), "identity"
+        ),
+        "one-name-for-all-terms": Mutant(
+            "every term of a candidate has the same holder", Parts(machine=_OneNameForAllTerms), "identity"
+        ),
+        "keeps-late-grants": Mutant("a late grant is not handed back", Parts(machine=_KeepsLateGrants), "orphan"),
+        "asks-without-pause": Mutant(
+            "a refused connection is tried in a loop", Parts(machine=_AsksWithoutPause), "busy"
+        ),
+        "believes-every-hint": Mutant("every hint makes it ask", Parts(machine=_BelievesEveryHint), "no turn"),
+        "forgets-stop": Mutant("a stopped leader stands again", Parts(machine=_ForgetsStop), "after stop"),
+        "silent-overrun": Mutant("work that does not stop is not reported", Parts(machine=_SilentOverrun), "overrun"),
+        "renews-stalled-work": Mutant(
+            "renewal does not depend on progress", Parts(node=_RenewsStalledWork), "stalled leader"
+        ),
+        "loses-questions": Mutant("some questions never come back", Parts(line=_LosesQuestions), "unsettled"),
+        "work-never-hears": Mutant("the work is not told of a no", Parts(node=_WorkNeverHears), "trust"),
+        "tells-wrong-time": Mutant("questions are dated when looked at", Parts(node=_TellsWrongTime), "trust"),
+        "shared-identity": Mutant("all candidates have one name", Parts(shares_identity=True), "two leaders"),
+        "early-store": Mutant(
+            "the store gives a lease away early",
+            Parts(clock_store=_EarlyStore, watched_store=_EarlyWatcher),
+            "two leaders",
+        ),
+        "token-stays": Mutant("an acquisition does not raise the token", _store(_TokenStays), "token order"),
+        "token-rises": Mutant("a renewal raises the token", _store(_TokenRises), "token order"),
+        "token-starts-anew": Mutant("a restart resets the token", _store(_TokenStartsAnew), "token order"),
+        "token-with-record": Mutant("a release resets the token", _store(_TokenWithRecord), "token order"),
+        "counts-from-sending": Mutant(
+            "a renewal that is carried out late shortens the lease", Parts(clock_store=_CountsFromSending), "shortened"
+        ),
+        "renews-by-name": Mutant("the store renews whoever asks", _store(_RenewsByName), "stale claim"),
+        "releases-by-name": Mutant("the store releases for whoever asks", _store(_ReleasesByName), "two leaders"),
+        "forgets-and-gives": Mutant(
+            "a store that lost its leases gives new ones at once", _store(_ForgetsAndGives), "two leaders"
+        ),
+        "ill-is-well": Mutant("a health callback that raises counts as well", Parts(node=_IllIsWell), "stalled leader"),
+        "waits-for-health": Mutant(
+            "a health callback that hangs is waited for", Parts(node=_WaitsForHealth), "unsettled"
+        ),
+        "leads-on-after-odd-end": Mutant(
+            "work that raises a BaseException leaves its lease renewed", Parts(node=_LeadsOnAfterOddEnd), "idle leader"
+        ),
+        "takes-few-of-ear": Mutant(
+            "an event hook may raise no BaseException", Parts(node=_TakesFewOfEar), "user object"
+        ),
+        "compares-wall-clocks": Mutant(
+            "expiry is judged by comparing two machines' clocks",
+            Parts(watched_store=_ComparesWallClocks),
+            "two leaders",
+        ),
+        "watches-from-question": Mutant(
+            "a change counts from the look before it", Parts(watched_store=_CountsWatchFromQuestion), "two leaders"
+        ),
+    }
+)
+"""Bugs that must be found, by name."""
+
+SURVIVORS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "renews-ended-lease": Mutant(
+            "a lease that ended is renewed if nobody took it", Parts(clock_store=_RenewsEndedLease)
+        ),
+    }
+)
+"""Changes that look like bugs and break no promise: a checker that finds them is wrong itself."""

@@ -1,0 +1,109 @@
+"""What one seed draws: the setting of a run of elections."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tenure._timing import Timing
+from tenure.testing._sim.network import Weather, draw_weather
+from tenure.testing._sim.world import rate
+
+TIMINGS: tuple[Timing, ...] = (
+    Timing(),
+    Timing(ttl=6.0),
+    Timing(ttl=2.0),
+    Timing(ttl=60.0, renew_every=10.0, grace=10.0),
+    Timing(ttl=10.0, renew_every=2.0, retry_every=0.5, drift=0.2, margin=0.5, grace=1.0),
+    Timing(ttl=15.0, drift=0.0, margin=0.0),  # equal clocks: only counting from the question keeps it safe
+    Timing(ttl=9.0, renew_every=1.0, retry_every=3.0, drift=0.0, margin=0.0, grace=0.0),
+    Timing(ttl=15.0, drift=0.1, margin=0.0, grace=0.5),
+    Timing(ttl=5.0, renew_every=1.0, retry_every=0.25, drift=0.02, margin=0.1, grace=0.0),
+)
+"""Settings a run may have; every one is valid, some just so."""
+
+FAULTS: tuple[str, ...] = (
+    "pause",
+    "kill",
+    "cut_up",
+    "cut_down",
+    "cut_off",
+    "store_down",
+    "store_frozen",
+    "store_forgets",
+    "store_slow",
+    "lossy",
+    "stall",
+    "resign",
+    "ask_to_resign",
+    "stop",
+    "lie",
+    "together",
+)
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+
+
+USER_FAULTS: tuple[str, ...] = ("health_raises", "health_hangs", "work_raises", "ear_raises", "ear_blocks")
+"""What the work, its health callback and the event hook may do; half the seeds have none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
+
+    nodes: int
+    timing: Timing
+    hints: bool
+    hints_expiry: bool
+    watched: bool
+    tells_remaining: bool
+    store_rate: float
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+    weather: Weather
+    patience: float
+    ignores: float
+    overrun_exits: bool
+    turnover: float
+    faults: tuple[str, ...]
+    fault_every: float
+    seconds: float
+
+    def __str__(self) -> str:
+        store = "watched" if self.watched else "clock"
+        hints = "hints" if self.hints else "no hints"
+        return f"{self.nodes} nodes, ttl {self.timing.ttl:g} s, {store} store, {hints}"
+
+
+def draw(rng: random.Random, users: random.Random) -> Plan:
+    """Draw the setting of a run, and with *users* what users misbehave by."""
+    timing = rng.choice(TIMINGS)
+    ttl = timing.ttl
+    nodes = rng.randint(2, 7)
+    # Any two clocks keep the promise: neither runs slower than the other by more than drift.
+    slowest = rng.uniform(0.9, 1.0)
+    fastest = slowest / (1.0 - timing.drift)
+    faulty = rng.random() < 0.9
+    return Plan(
+        nodes=nodes,
+        timing=timing,
+        hints=rng.random() < 0.5,
+        hints_expiry=rng.random() < 0.5,
+        watched=rng.random() < 0.25,
+        tells_remaining=rng.random() < 0.7,
+        store_rate=rate(rng, fastest, slowest),
+        rates=tuple(rate(rng, slowest, fastest) for _ in range(nodes)),
+        offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(nodes)),
+        weather=draw_weather(rng, ttl, (0.0, 0.02, 0.1), faulty=faulty),
+        patience=rng.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * ttl)),
+        ignores=rng.choice((0.0, 0.1, 0.4)),
+        overrun_exits=rng.random() < 0.4,
+        turnover=rng.choice((0.0, 0.4, 0.9)),
+        faults=(*(fault for fault in FAULTS if rng.random() < 0.5), *_user_faults(users)),
+        fault_every=ttl * rng.choice((0.15, 0.3, 0.8)),
+        seconds=16.0 * ttl,
+    )
+
+
+def _user_faults(rng: random.Random) -> tuple[str, ...]:
+    return tuple(fault for fault in USER_FAULTS if rng.random() < 0.6) if rng.random() < 0.5 else ()

@@ -1,0 +1,290 @@
+"""What a broker has done, kept beside it by the book: each answer that it gives is compared with what it should be.
+
+==================  ===================================================================================================
+``from nowhere``    a message was handed out that nobody sent, or with another body
+``too early``       a message was handed out before its delay had ended
+``double lock``     a message was handed out while it was locked
+``redelivered``     a message was handed out after it was completed, or had died
+``count``           a delivery has another number than one more than those before it
+``tries``           a message was handed out more often than allowed, or died otherwise than at its last try
+``token``           a token was given out twice
+``shortened``       a renewal, or one that was carried out late, made a lock end sooner
+``stale verb``      a verdict or a renewal was accepted that came under no lock, or another one
+``false no``        a verdict or a renewal was refused under a good lock
+``settled twice``   a message was completed or died a second time
+``kept twice``      a message with an id, sent again, was kept again
+``dead letter``     a dead letter lacks its reason, error or history, or has no right to be there
+``lost``            an acknowledged message is neither waiting, completed nor dead
+==================  ===================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import Claim
+from tenure._queue.message import (
+    EXPIRED,
+    MAX_DELIVERIES,
+    Abandon,
+    Complete,
+    DeadLetter,
+    DeadMessage,
+    Delivery,
+    Failure,
+    GiveBack,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    Settled,
+    Settlement,
+    Stats,
+    Token,
+)
+from tenure.testing._sim.world import BLUR
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.report import Findings
+    from tenure.testing._sim.world import SkewedClock
+
+OPEN, COMPLETED, DEAD = "open", "completed", "dead"
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """What a producer wants to send: its label is its body, and its id if it has one."""
+
+    label: str
+    is_named: bool
+    acknowledged: bool = False
+    sequences: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What was kept of a letter. One without an id, asked for twice, is there twice."""
+
+    letter: Letter
+    visible_at: float
+    expires_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message in the queue, as it should be."""
+
+    sequence: int
+    letter: Letter
+    expires_at: float
+    count: int = 0
+    visible_at: float = 0.0
+    token: Token | None = None
+    until: float = 0.0
+    fate: str = OPEN
+    end: DeadLetter | None = None
+    error: Failure | None = None  # the last one told of
+    tries: list[str] = field(default_factory=list)
+
+
+class Book:
+    """Follow a broker, verb by verb. All moments are by the broker's clock.
+
+    Args:
+        clock: The broker's.
+        max_deliveries: How often a message may be handed out.
+    """
+
+    def __init__(self, clock: SkewedClock, max_deliveries: int) -> None:
+        self.findings: Findings | None = None
+        """Where violations go; set before the first verb."""
+        self._clock = clock
+        self._max_deliveries = max_deliveries
+        self._tokens: set[Token] = set()
+        self._copies: dict[str, Copy] = {}  # by id
+        self.letters: dict[str, Letter] = {}
+        self.entries: dict[int, Entry] = {}
+        self.deliveries = 0
+
+    def _violated(self, kind: str, what: str) -> None:
+        assert self.findings is not None
+        self.findings.violated(kind, what)
+
+    # --- for others to look up ---
+
+    def locked_until(self, delivery: Delivery) -> float:
+        """Return until which true moment *delivery* has its lock; minus infinity if it has none any more."""
+        entry = self.entries.get(delivery.sequence)
+        if entry is None or entry.token != delivery.token:
+            return -math.inf
+        return self._clock.moment(entry.until)
+
+    @property
+    def acknowledged(self) -> int:
+        """How many messages were acknowledged to their producers."""
+        return sum(letter.acknowledged for letter in self.letters.values())
+
+    # --- what the broker answered ---
+
+    def wrote(self, letter: Letter) -> None:
+        """A producer is about to send *letter*."""
+        self.letters[letter.label] = letter
+
+    def kept(self, messages: Sequence[Outgoing], ids: Sequence[str], now: float) -> None:
+        """The broker has kept *messages* under *ids*, or knew them."""
+        for message, name in zip(messages, ids, strict=True):
+            if name not in self._copies:
+                expires_at = math.inf if message.ttl is None else now + message.ttl
+                self._copies[name] = Copy(self.letters[message.body.decode()], now + message.delay, expires_at)
+
+    def claimed(self, claim: Claim, lock: float, now: float) -> None:
+        """The broker has locked and handed out what is in *claim*."""
+        if claim.deliveries:
+            token = claim.deliveries[0].token
+            if token in self._tokens:
+                self._violated("token", f"{token} was given out again")
+            self._tokens.add(token)
+        for delivery in claim.deliveries:
+            entry = self._entry(delivery)
+            if entry is not None:
+                self._handed_out(entry, delivery, now)
+                entry.token, entry.until = delivery.token, now + lock
+
+    def _entry(self, one: Delivery | DeadMessage) -> Entry | None:
+        """Return the entry of what was handed out or has died, made when it is first seen; None if nobody sent it."""
+        entry = self.entries.get(one.sequence)
+        if entry is None and (copy := self._copies.get(one.id)) is not None:
+            letter = copy.letter
+            letter.sequences.add(one.sequence)
+            if letter.is_named and len(letter.sequences) > 1:
+                self._violated("kept twice", f"{letter.label} is there as {sorted(letter.sequences)}")
+            entry = Entry(one.sequence, letter, copy.expires_at, visible_at=copy.visible_at)
+            self.entries[one.sequence] = entry
+        if entry is None or one.body.decode() != entry.letter.label:
+            self._violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
+        return entry
+
+    def _handed_out(self, entry: Entry, delivery: Delivery, now: float) -> None:
+        self.deliveries += 1
+        name = entry.letter.label
+        if entry.fate != OPEN:
+            self._violated("redelivered", f"{name} was handed out when it was {entry.fate}")
+        if entry.token is not None:
+            if now < entry.until:
+                self._violated("double lock", f"{name} was handed out {entry.until - now:.3f} s before its lock ended")
+            entry.tries.append("expired")
+        if now < entry.visible_at:
+            self._violated("too early", f"{name} was handed out {entry.visible_at - now:.3f} s before its time")
+        entry.count += 1
+        if delivery.delivery_count != entry.count:
+            self._violated("count", f"{name} says delivery {delivery.delivery_count}, it is number {entry.count}")
+        if entry.count > self._max_deliveries:
+            self._violated("tries", f"{name} was handed out {entry.count} times, {self._max_deliveries} are allowed")
+
+    def renewed(
+        self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed | NoAnswer], lock: float, now: float
+    ) -> None:
+        """The broker has answered a renewal."""
+        for one, answer in zip(held, answers, strict=True):
+            if isinstance(answer, NoAnswer):  # this one could not be asked about
+                continue
+            entry = self._locked(one, not isinstance(answer, Lapsed), "renewed", now)
+            if entry is not None:
+                assert isinstance(answer, Renewed)
+                if answer.locked_until < entry.until - BLUR:
+                    sooner = entry.until - answer.locked_until
+                    self._violated("shortened", f"the lock of {entry.letter.label} ends {sooner:.3f} s sooner")
+                entry.until = now + lock
+
+    def settled(self, settlements: Sequence[Settlement], answers: Sequence[Settled | Lapsed], now: float) -> None:
+        """The broker has answered to verdicts."""
+        for (delivery, verdict), answer in zip(settlements, answers, strict=True):
+            said_yes = isinstance(answer, Settled)
+            entry = self._locked(delivery, said_yes, f"settled by {type(verdict).__name__}", now)
+            if said_yes and entry is None:
+                entry = self.entries.get(delivery.sequence)
+                if entry is not None and entry.fate != OPEN:
+                    self._violated("settled twice", f"{entry.letter.label} was {entry.fate} already")
+            elif entry is not None:
+                assert isinstance(answer, Settled)
+                entry.token = None
+                self._judged(entry, verdict, answer.dead, now)
+
+    def _locked(self, delivery: Delivery, said_yes: bool, verb: str, now: float) -> Entry | None:
+        """Return the entry of *delivery* if its lock is good and the broker thought so, too."""
+        entry = self.entries.get(delivery.sequence)
+        is_good = entry is not None and entry.token == delivery.token and now < entry.until
+        if is_good != said_yes:
+            kind = "stale verb" if said_yes else "false no"
+            self._violated(kind, f"{delivery.id} (token {delivery.token}) was {'' if said_yes else 'not '}{verb}")
+        return entry if is_good and said_yes else None
+
+    def _judged(self, entry: Entry, verdict: object, died: bool, now: float) -> None:
+        dies = False
+        match verdict:
+            case Complete():
+                entry.fate = COMPLETED
+            case DeadLetter(error=error):
+                entry.fate, entry.end = DEAD, verdict
+                entry.error = error or entry.error
+                entry.tries.append("rejected")
+            case GiveBack():
+                entry.count -= 1
+                entry.visible_at = now
+            case Abandon(delay, error):
+                entry.tries.append("abandoned")
+                entry.error = error or entry.error
+                entry.visible_at = now + delay
+                dies = entry.count >= self._max_deliveries
+        gone_by = now >= entry.expires_at and isinstance(verdict, (Abandon, GiveBack))
+        if died != (dies or gone_by):
+            self._violated("tries", f"{entry.letter.label} {'died' if died else 'lives on'} after {entry.count} tries")
+        if dies or gone_by:
+            entry.fate = DEAD
+
+    # --- at the end ---
+
+    def audit(self, stats: Stats, dead: Sequence[DeadMessage], now: float) -> None:
+        """Compare the drained queue with the book: every message has come to one end, and every end has its reason."""
+        buried = {letter.sequence: letter for letter in dead}
+        if stats.dead != len(dead):
+            self._violated("dead letter", f"{stats.dead} are counted, {len(dead)} are there")
+        for grave in dead:
+            self._grave(grave, now)
+        for entry in self.entries.values():
+            if entry.fate == COMPLETED and entry.sequence in buried:
+                self._violated("settled twice", f"{entry.letter.label} is completed and among the dead")
+            elif entry.fate != COMPLETED and entry.sequence not in buried:
+                self._violated("lost", f"{entry.letter.label} was {entry.fate} and is nowhere")
+        for letter in self.letters.values():
+            if letter.acknowledged and not letter.sequences:
+                self._violated("lost", f"{letter.label} was acknowledged and never seen again")
+
+    def _grave(self, grave: DeadMessage, now: float) -> None:
+        entry = self._entry(grave)
+        if entry is None:
+            return
+        label = entry.letter.label
+        if entry.token is not None:
+            entry.tries.append("expired")
+        match grave.reason:
+            case "max_deliveries" if entry.end is None:
+                is_right = entry.count == self._max_deliveries and grave.reason == MAX_DELIVERIES
+            case "expired" if entry.end is None:
+                is_right = now >= entry.expires_at and grave.reason == EXPIRED
+            case reason:
+                end = entry.end
+                is_right = end is not None and (end.reason, end.description) == (reason, grave.description)
+        if not is_right or not grave.reason:
+            self._violated(
+                "dead letter" if entry.count != self._max_deliveries + 1 else "tries",
+                f"{label} died of {grave.reason!r} after {entry.count} deliveries",
+            )
+        if grave.delivery_count != entry.count or [attempt.outcome for attempt in grave.history] != entry.tries:
+            told = [attempt.outcome for attempt in grave.history]
+            self._violated("dead letter", f"{label} has {grave.delivery_count} tries {told}, not {entry.tries}")
+        if grave.error != entry.error:
+            self._violated("dead letter", f"{label} does not tell what failed last")

@@ -1,0 +1,617 @@
+"""A simulated consumer: the real Pump and the real Locks, and what stands for driver, adapters, threads and handlers.
+
+The pump lives on the caller's loop, which handlers may block; the locks live on the renewal thread's, which nothing
+blocks.
+A pause stops both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import Claim
+from tenure._queue.hooks import HOOK_MAX
+from tenure._queue.machine import (
+    Answered,
+    CancelAll,
+    CancelHandler,
+    Claimed,
+    Drain,
+    Dropped,
+    Effect,
+    Emit,
+    Hint,
+    LockGroup,
+    LocksInput,
+    PumpInput,
+    Receive,
+    Renew,
+    Serve,
+    Settle,
+    State,
+    Tick,
+)
+from tenure._queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, SessionLock, Settlement, Token, Verdict
+from tenure._queue.retry import verdict_on_failure
+from tenure.errors import LockLost
+from tenure.events import HandlerOverran
+from tenure.testing._misbehaving import odd_error
+from tenure.testing._sim.line import Asked, Line
+from tenure.testing._sim.process import Alarm, Process
+from tenure.testing._sim.queues.handlers import Work, fails, kept_for, length
+from tenure.testing._sim.queues.plan import BLOCKS_MAX
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.queues.simulation import Simulation
+    from tenure.testing._sim.world import SkewedClock
+
+
+class Place(Enum):
+    """Where a delivery stands, seen from outside."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    KEPT = "kept"  # its handler has ended without a verdict: somebody else will pass one
+    ENDED = "ended"  # its handler has, with a verdict that is to be passed, or without
+    PASSED = "passed"  # a verdict was passed, and is not answered yet
+    LOST = "lost"  # a renewal said no
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """A delivery in the hand of a consumer, as it looks from outside."""
+
+    delivery: Delivery
+    place: Place = Place.WAITING
+    verdict: Verdict | None = None
+    began: float = 0.0
+    is_settling: bool = False
+    """Whether its handler has asked the broker to complete it, so that nobody knows what became of its lock."""
+    is_asking: bool = False
+    """Whether the broker has still to say what became of that."""
+    trusted: float = -math.inf
+    """Until when its lock may be believed, by the consumer's clock: what the answers heard so far allow."""
+    told_until: float | None = None
+    """Until when its lock was believed when its handler was told to stop; None before."""
+
+
+class Consumer(Process):
+    """One process of one consumer. After a kill, its host gets another one, with a new name."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation.world, number, name, clock)
+        self.simulation = simulation
+        self.plan = simulation.plan
+        self.checkers = simulation.checkers
+        self.ended = False
+        self.draining = False
+        self.works: dict[tuple[Token, int], Work] = {}
+        self.hands: dict[Token, dict[int, Hand]] = {}
+        self.holds: dict[Token, LockGroup] = {}
+        self.hook = self.ear = ""
+        """What the error hook and the event hook do beside returning, at present."""
+        self._blocked_until = 0.0
+        self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._turning = False
+        self._deciding = self._keeping = False  # which threads are in the middle of a step
+        parts, settings = simulation.parts, self.plan.settings
+        args = ("q", name, settings, self.world.rng, self.holds)
+        self.pump = parts.pump(*args, now=self.now())
+        self.locks = parts.locks(*args, now=self.now())
+        road = (simulation.site, self.plan.patience)
+        self._pump_line = Line(self, *road, self._pump_hears)
+        self._locks_line = Line(self, *road, self._locks_hear)
+        self._own_line = Line(self, *road, self._handler_hears)
+        self._own_asked = 0
+        self._pump_alarm = Alarm(self, lambda: self.pump.wake_at, self._loop_soon, self._pump_rings)
+        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self.do, self._locks_ring)
+        self._pump_alarm.set()
+        self._locks_alarm.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is alive and has not ended."""
+        return self.alive and not self.ended
+
+    @property
+    def blocked(self) -> bool:
+        """Whether its loop is blocked."""
+        return self.world.now < self._blocked_until
+
+    def overslept(self) -> bool:
+        """Tell whether it has just come out of a pause in which it should have woken."""
+        return self._woke_late
+
+    def _overslept(self) -> bool:
+        return self.locks.wake_at < self.now()
+
+    def _died(self) -> None:
+        self._on_loop.clear()
+        self.works.clear()
+
+    # --- the caller's loop ---
+
+    def _loop_soon(self, call: Callable[..., object], *args: Any) -> None:
+        """Call *call* on the caller's loop: now, or when it is not blocked any more."""
+        self.do(self._loop, call, *args)
+
+    def _loop(self, call: Callable[..., object], *args: Any) -> None:
+        if self.ended:
+            return
+        if self.world.now < self._blocked_until:
+            self._on_loop.append((call, args))
+        else:
+            call(*args)
+
+    def block(self, seconds: float) -> None:
+        """Let user code block the caller's loop for *seconds*; the renewal thread's goes on."""
+        until = self.world.now + seconds
+        if until > self._blocked_until:
+            self._blocked_until = until
+            self.world.at(until, self.do, self._unblock)
+
+    def _unblock(self) -> None:
+        if self.world.now < self._blocked_until:
+            return
+        waiting, self._on_loop = self._on_loop, []
+        for call, args in waiting:
+            self._loop_soon(call, *args)
+
+    # --- the pump's driver ---
+
+    def hint(self) -> None:
+        """Take in a hint of the broker."""
+        self.checkers.hinted(self)
+        self.feed(Hint())
+
+    def feed(self, event: PumpInput) -> None:
+        """Give *event* to the pump as soon as its loop is free."""
+        self._loop_soon(self._decide, event)
+
+    def _pump_rings(self) -> None:
+        self.checkers.woke(self)
+        self._decide(Tick())
+
+    def _decide(self, event: PumpInput) -> None:
+        if self.ended:
+            return
+        was = self.pump.state
+        self._deciding = True
+        try:
+            effects = self.pump.handle(event, self.now())
+        except Exception as error:  # whatever it is, it is a finding
+            self.checkers.raised(self, event, error)
+            self.die("broken")
+            return
+        finally:
+            self._deciding = False
+        self._log(event, effects)
+        self.checkers.decided(self, event, was, effects)
+        for effect in effects:
+            match effect:
+                case Serve():
+                    self.world.after(0.0, self._loop_soon, self._serve)
+                case Settle(ask) | Receive(ask):
+                    self._pump_line.ask(ask, effect)
+                case CancelAll():
+                    for work in list(self.works.values()):
+                        self._cancel(work, "drain")
+                case Emit() if self.ear:
+                    self._tell_ear()
+        if not self.running:  # an event hook has broken it
+            return
+        if self.pump.state is State.STOPPED:
+            self.checkers.stopped(self)
+            self._end()
+        else:
+            self._pump_alarm.set()
+
+    def _pump_hears(self, ask: int, asked: Asked, answer: Any) -> None:
+        self._loop(self._pump_takes, ask, asked, answer)
+
+    def _pump_takes(self, ask: int, asked: Asked, answer: Any) -> None:
+        if isinstance(answer, NoAnswer):
+            self._decide(Answered(ask, answer))
+        elif isinstance(asked.question, Receive):
+            self._claims(ask, asked, answer)
+        else:
+            self.checkers.answered(self, asked.question.settlements, answer)
+            self._decide(Answered(ask, answer))
+
+    def _claims(self, ask: int, asked: Asked, claim: Claim) -> None:
+        deliveries = claim.deliveries
+        if not deliveries:
+            self._decide(Claimed(ask, deliveries, claim.due_in))
+            return
+        token = deliveries[0].token
+        self.hands[token] = {delivery.sequence: Hand(delivery) for delivery in deliveries}
+        self._decide(Claimed(ask, deliveries, claim.due_in))
+        self.checkers.claimed(self, asked, token)
+        hold = self.holds.get(token)
+        if hold is not None and self.plan.interleaves:
+            hold.waiting = Interleaved(hold.waiting, self._other_thread)
+
+    def hand(self, delivery: Delivery) -> Hand | None:
+        """Return how *delivery* stands here; None if it was settled, or never came."""
+        return self.hands.get(delivery.token, {}).get(delivery.sequence)
+
+    def _turn_soon(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self.world.after(0.0, self._loop_soon, self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        self._decide(Tick())
+
+    # --- the renewal thread's driver ---
+
+    def _locks_ring(self) -> None:
+        self.checkers.woke(self)
+        self._keep(Tick())
+
+    def _keep(self, event: LocksInput) -> None:
+        self._keeping = True
+        try:
+            effects = self.locks.handle(event, self.now())
+        except Exception as error:  # whatever it is, it is a finding
+            self.checkers.raised(self, event, error)
+            self.die("broken")
+            return
+        finally:
+            self._keeping = False
+        self._log(event, effects)
+        for effect in effects:
+            match effect:
+                case Renew(ask) | Settle(ask):
+                    if isinstance(effect, Settle):
+                        self.checkers.passes(self, effect.settlements)
+                    self._locks_line.ask(ask, effect)
+                case CancelHandler(held, why):
+                    self.checkers.told_to_stop(self, held, why)
+                    self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
+                case Dropped():
+                    self._turn_soon()
+                case Emit(HandlerOverran(sequence=sequence)):
+                    self.checkers.overran(self, sequence)
+                    if self.ear:
+                        self._loop_soon(self._tell_ear)
+        if self.running:
+            self.checkers.kept(self)
+            self._locks_alarm.set()
+
+    def _locks_hear(self, ask: int, asked: Asked, answer: Any) -> None:
+        if self.ended:  # so has the renewal thread
+            return
+        question = asked.question
+        is_answered = not isinstance(answer, NoAnswer)
+        if isinstance(question, Renew):
+            if is_answered:
+                self.checkers.hears(self, question.held, answer)
+            self._keep(Answered(ask, answer))
+            self.checkers.renewed(self, asked, answer if is_answered else ())
+        else:
+            if is_answered:
+                self.checkers.answered(self, question.settlements, answer)
+            self._keep(Answered(ask, answer))
+
+    def _other_thread(self) -> None:
+        """Between two steps of one thread, let the other one do what it has to do."""
+        rng = self.world.rng
+        if not self.running or rng.random() >= self.plan.interleaves:
+            return
+        if self._deciding and not self._keeping:
+            self._keep(Tick())
+        elif self._keeping and not self._deciding:
+            self._serve()
+
+    def _log(self, event: PumpInput | LocksInput, effects: list[Effect]) -> None:
+        if self.world.traced and effects:
+            self.world.note(self.name, f"{type(event).__name__} → {', '.join(map(shown, effects))}")
+
+    # --- handlers ---
+
+    def _serve(self) -> None:
+        """Let idle workers take what waits."""
+        while self.running and len(self.works) < self.plan.settings.concurrency:
+            if self.world.now < self._blocked_until:
+                break
+            self._deciding = True
+            delivery = self.pump.take(self.now())
+            self._deciding = False
+            if delivery is None:
+                break
+            self._begin(delivery)
+        self._turn_soon()
+
+    def _begin(self, delivery: Delivery) -> None:
+        work = Work(delivery)
+        self.checkers.began(self, delivery)
+        self.works[delivery.token, delivery.sequence] = work
+        seconds = length(self.simulation, delivery)
+        nature = work.nature
+        if nature == "blocking" and not self.simulation.calm:
+            self.block(seconds / self.clock.rate)
+            self.simulation.nemesis.hung(self, seconds / self.clock.rate)
+        if nature == "deadly" and not self.simulation.calm and self.world.rng.random() < 0.7:
+            self.after(seconds, self._killed, work)
+        elif nature == "settles":
+            self.after(seconds, self._loop, self._settles_itself, work)
+        elif seconds == 0.0 and nature == "fine":
+            self._finish(work)
+        else:
+            self.after(seconds, self._loop, self._end_work, work)
+
+    def _killed(self, work: Work) -> None:
+        if self.simulation.calm:
+            self._end_work(work)
+        elif not work.ended:
+            self.die("killed by a message")
+            self.simulation.reborn_later(self.number)
+
+    def _settles_itself(self, work: Work) -> None:
+        """The handler completes its message, and does not leave that to us."""
+        hand = self.hand(work.delivery)
+        if work.ended or hand is None:
+            return
+        work.is_settling = True
+        self._completes(hand)
+
+    def _completes(self, hand: Hand) -> None:
+        hand.is_settling = hand.is_asking = True
+        self.pump.asks(hand.delivery)
+        self._own_asked += 1
+        self._own_line.ask(self._own_asked, Settle(self._own_asked, [Settlement(hand.delivery, COMPLETE)]))
+
+    def _handler_hears(self, ask: int, asked: Asked, answer: Any) -> None:
+        self._loop(self._handler_takes, asked.question.settlements, answer)
+
+    def _handler_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+        delivery = settlements[0].delivery
+        work = self.works.get((delivery.token, delivery.sequence))
+        if work is None or work.ended:
+            self._keeper_takes(settlements, answer)  # or it was told to stop while it waited for this
+            return
+        self._heard(delivery)
+        if not isinstance(answer, NoAnswer):
+            work.is_settling = False
+            self.checkers.answered(self, settlements, answer)
+            self.pump.settled(delivery)
+            self._turn_soon()
+        elif self.world.rng.random() < 0.5:
+            work.is_settling = False  # it takes no answer for a yes
+        self.after(length(self.simulation, delivery), self._loop, self._end_work, work)
+
+    def _keeper_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+        delivery = settlements[0].delivery
+        hand = self.hand(delivery)
+        if hand is None or hand.place is not Place.KEPT:
+            return
+        self._heard(delivery)
+        if isinstance(answer, NoAnswer):
+            self.after(self.plan.timing.retry_every, self._loop, self._settles_kept, delivery)
+            return
+        self.checkers.answered(self, settlements, answer)
+        self.pump.settled(delivery)
+        self._turn_soon()
+
+    def _heard(self, delivery: Delivery) -> None:
+        """The handler waits no longer for what the broker says."""
+        self.pump.heard(delivery)
+        if (hand := self.hand(delivery)) is not None:
+            hand.is_asking = False
+
+    def _end_work(self, work: Work) -> None:
+        if not work.ended and self.running:
+            self._finish(work)
+            self._serve()
+
+    def _finish(self, work: Work) -> None:
+        """The handler of *work* has ended: let its error hook know, then say what becomes of its message."""
+        work.ended = True
+        self._heard(work.delivery)
+        work.error = self._failure(work)
+        if isinstance(work.error, KeyboardInterrupt):
+            self._interrupted()
+        if work.error is None or not self.hook or self._complain(work):
+            self._conclude(work)
+
+    def _conclude(self, work: Work) -> None:
+        """Nothing of *work* runs any more: pass the verdict, and free its slot."""
+        delivery = work.delivery
+        try:
+            verdict = self._judge(work)
+        except (Exception, SystemExit) as error:
+            self.misbehaved(error)
+            return
+        del self.works[delivery.token, delivery.sequence]
+        is_kept = verdict is COMPLETE and work.nature == "keeps"
+        if is_kept:
+            verdict = None
+            self.after(kept_for(self.simulation), self._loop, self._settles_kept, delivery)
+        self.checkers.ends(self, delivery, verdict, is_kept=is_kept)
+        self.pump.done(delivery, verdict)
+        if self.ear and isinstance(verdict, Abandon):
+            self._tell_ear()
+
+    def _settles_kept(self, delivery: Delivery) -> None:
+        """Whoever has kept a message completes it, until there is an answer."""
+        hand = self.hand(delivery)
+        if hand is not None and hand.place is Place.KEPT:
+            self._completes(hand)
+
+    def _failure(self, work: Work) -> BaseException | None:
+        """Return how the handler of *work* has failed, if its error hook is to hear of that."""
+        if not work.is_cancelled:
+            return fails(self.simulation, work)
+        return None if work.why in ("drain", "leave") else LockLost(f"cancelled: {work.why}")
+
+    def _judge(self, work: Work) -> Verdict | None:
+        if work.is_cancelled and work.why == "drain":
+            return GIVE_BACK
+        if work.is_cancelled and work.why == "leave":  # a thread that runs on: its lock is left to run out
+            self.pump.settled(work.delivery)
+            return None
+        if work.error is None:
+            return COMPLETE
+        if work.why == "denied":
+            return None
+        if work.why == "stalled":
+            return GIVE_BACK
+        return self._verdict(work.error, work.delivery)
+
+    def _verdict(self, error: BaseException, delivery: Delivery) -> Verdict:
+        return verdict_on_failure(error, delivery.delivery_count, self.plan.retry, self.world.rng)
+
+    # --- hooks ---
+
+    def _complain(self, work: Work) -> bool:
+        """Call the error hook; False if it goes on, and *work* is concluded when it has ended."""
+        match self.hook:
+            case "raises" if not self._reports_hook(error := odd_error(self.world.rng)):
+                self.misbehaved(error)
+                return False
+            case "interrupts":
+                self._interrupted()
+            case "blocks":
+                self.block(self._blocks_for())
+            case "lasts":
+                self.after(self._hook_patience(), self._loop, self._hook_ended, work)
+                return False
+        return True
+
+    def _hook_ended(self, work: Work) -> None:
+        if self.running:
+            self._conclude(work)
+            self._serve()
+
+    def _hook_patience(self) -> float:
+        """Return for how many seconds a hook is waited for that never ends."""
+        return HOOK_MAX
+
+    def _reports_hook(self, error: BaseException) -> bool:
+        """Whether *error*, which the error hook has raised, is told to the loop and to nobody else."""
+        return True
+
+    def _reports_ear(self, error: BaseException) -> bool:
+        """Whether *error*, which the event hook has raised, is told to the loop and to nobody else."""
+        return True
+
+    def _tell_ear(self) -> None:
+        match self.ear:
+            case "blocks":
+                self.block(self._blocks_for())
+            case "raises" if not self._reports_ear(error := odd_error(self.world.rng)):
+                self.misbehaved(error)
+
+    def _blocks_for(self) -> float:
+        return BLOCKS_MAX / 4 * self.plan.timing.ttl * self.world.rng.random()
+
+    def _interrupted(self) -> None:
+        """Ctrl-C has come while code of the user's ran: end gracefully."""
+        self._end_with_interrupt()
+        self.checkers.interrupted(self)
+
+    def _end_with_interrupt(self) -> None:
+        self.drain(0.0)
+        self.simulation.reborn_later(self.number)
+
+    def misbehaved(self, error: BaseException) -> None:
+        """An object of the user's has broken this consumer."""
+        self.checkers.broken(self, error)
+        self.die("broken")
+
+    # --- told to stop ---
+
+    def _cancel_handler(self, held: Delivery | SessionLock, why: str) -> None:
+        assert isinstance(held, Delivery)
+        work = self.works.get((held.token, held.sequence))
+        if work is not None:
+            self._cancel(work, why)
+
+    def _cancel(self, work: Work, why: str) -> None:
+        if work.ended:  # only its error hook goes on, and is not cancelled
+            return
+        first = work.why is None
+        if first or why == "leave":
+            work.why = why
+        if why == "leave":
+            work.is_cancelled = True
+            self._finish(work)
+        elif first:
+            self._tell(work)
+
+    def _tell(self, work: Work) -> None:
+        rng, timing = self.world.rng, self.plan.timing
+        if rng.random() < self.plan.ignores:
+            work.is_cancelled = rng.random() < 0.6  # the others end as if nothing had been said
+            seconds = self.simulation.ignores_max * rng.random()
+        else:
+            work.is_cancelled = True
+            seconds = 0.9 * timing.grace * rng.random()
+        self.after(seconds, self._loop, self._end_work, work)
+
+    # --- beginning and end ---
+
+    def drain(self, grace: float) -> None:
+        """Stop as on SIGTERM: let handlers finish for *grace* seconds, then cancel them, and then leave."""
+        self.draining = True
+        self._loop_soon(self._drain, grace)
+
+    def _drain(self, grace: float) -> None:
+        patience = self.plan.timing.grace
+        self.after(grace + patience, self._loop, self._leave_behind)
+        self.after(grace + 2 * patience, self._loop, self._give_up)
+        self._decide(Drain(self.now() + grace))
+
+    def _leave_behind(self) -> None:
+        for work in list(self.works.values()):
+            self._cancel(work, "leave")
+        self._turn_soon()
+
+    def _give_up(self) -> None:
+        if not self.simulation.closing:
+            self._end()
+
+    def _end(self) -> None:
+        """The consumer has returned; its process may go on to something else."""
+        self.ended = True
+        self._died()
+
+
+class Interleaved(deque[Delivery]):
+    """The waiting messages of a hold, between whose steps another thread may come in."""
+
+    def __init__(self, waiting: Iterable[Delivery], other_thread: Callable[[], None]) -> None:
+        super().__init__(waiting)
+        self._other_thread = other_thread
+
+    def popleft(self) -> Delivery:
+        """Take the first, if the other thread leaves it to us."""
+        self._other_thread()
+        return super().popleft()
+
+    def pop(self, *_: Any) -> Delivery:
+        """Take the last, if the other thread leaves it to us."""
+        self._other_thread()
+        return super().pop()
+
+
+def shown(effect: Effect) -> str:
+    """Return an effect in few words, for the log."""
+    match effect:
+        case Receive(ask, limit):
+            return f"receive #{ask}, up to {limit}"
+        case Settle(ask, settlements):
+            return f"settle #{ask}, {len(settlements)} verdicts"
+        case Renew(ask, held):
+            return f"renew #{ask}, {len(held)} locks"
+        case CancelHandler(held, why):
+            return f"cancel {held[1]}: {why}"
+    return type(getattr(effect, "event", effect)).__name__

@@ -1,0 +1,126 @@
+"""The hand that breaks consumers, their road, and the broker at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tenure._queue.machine import Hint, Pause, Resume
+from tenure.testing._sim.nemesis import StoreNemesis
+from tenure.testing._sim.queues.plan import BLOCKS_MAX
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.queues.broker import SimulatedBroker
+    from tenure.testing._sim.queues.consumer import Consumer
+    from tenure.testing._sim.queues.simulation import Simulation
+
+
+class QueueNemesis(StoreNemesis):
+    """Break what a queue has: consumers, the road, the broker."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self._simulation = simulation
+
+    def _victim(self) -> Consumer | None:
+        living = [consumer for consumer in self._simulation.consumers if consumer.running]
+        for busy in ([one for one in living if one.pump.waiting], [one for one in living if one.works]):
+            if busy and self._rng.random() < 0.5:
+                return self._rng.choice(busy)
+        return self._rng.choice(living) if living else None
+
+    # --- to a consumer ---
+
+    def _block(self, consumer: Consumer) -> None:
+        consumer.block(self._for(BLOCKS_MAX))
+
+    def _drain(self, consumer: Consumer) -> None:
+        consumer.drain(self._simulation.plan.grace)
+        self._simulation.reborn_later(consumer.number)
+
+    def _stop(self, consumer: Consumer) -> None:
+        consumer.drain(0.0)
+        self._simulation.reborn_later(consumer.number)
+
+    def _shut_down(self, consumer: Consumer) -> None:
+        seconds = self._for(1.0)
+        consumer.block(seconds)
+        self.hung(consumer, seconds)
+
+    def hung(self, consumer: Consumer, seconds: float) -> None:
+        """An overloaded host hangs for *seconds*, then hears nothing either; whoever notices tells it to stop."""
+        if "shut_down" not in self._plan.faults or self._rng.random() < 0.5:
+            return
+        deaf_from = self._rng.uniform(0.2, 0.35) * self._plan.timing.ttl
+        if deaf_from < seconds:
+            cut, host = self._network.cut_down, consumer.number
+            self._world.after(deaf_from, self._later, lambda _: cut.add(host), consumer)
+            self._world.after(seconds, cut.discard, host)
+        self._world.after(self._rng.random() * seconds, self._later, self._drain, consumer)
+
+    def _later(self, way: Callable[[Consumer], object], consumer: Consumer) -> None:
+        if not self._resting and consumer.running:
+            way(consumer)
+
+    def _pause_claims(self, consumer: Consumer) -> None:
+        consumer.feed(Pause())
+        self._world.after(self._for(2.0), consumer.feed, Resume())
+
+    def _lie(self, consumer: Consumer) -> None:
+        for _ in range(self._rng.randint(1, 5)):
+            self._simulation.checkers.hinted(consumer)
+            consumer.feed(Hint())
+
+    # --- what is a user's ---
+
+    def _hook_raises(self, consumer: Consumer) -> None:
+        self._hook(consumer, "raises")
+
+    def _hook_lasts(self, consumer: Consumer) -> None:
+        self._hook(consumer, "lasts")
+
+    def _hook_blocks(self, consumer: Consumer) -> None:
+        self._hook(consumer, "blocks")
+
+    def _hook_interrupts(self, consumer: Consumer) -> None:
+        self._hook(consumer, "interrupts")
+
+    def _hook(self, consumer: Consumer, does: str) -> None:
+        consumer.hook = does
+        self._world.after(self._for(2.0), setattr, consumer, "hook", "")
+
+    def _ear_raises(self, consumer: Consumer) -> None:
+        self._ear(consumer, "raises")
+
+    def _ear_blocks(self, consumer: Consumer) -> None:
+        self._ear(consumer, "blocks")
+
+    def _ear(self, consumer: Consumer, does: str) -> None:
+        consumer.ear = does
+        self._world.after(self._for(2.0), setattr, consumer, "ear", "")
+
+    # --- to the broker ---
+
+    def _store_full(self, consumer: Consumer) -> None:
+        self._broker.full_until = self._world.now + self._for(1.0)
+
+    def _store_away(self, consumer: Consumer) -> None:
+        self._broker.away_until = self._world.now + self._for(0.5)
+
+    def _store_waits(self, consumer: Consumer) -> None:
+        self._simulation.site.wait(self._for(0.5))
+
+    def _cut_one(self, consumer: Consumer) -> None:
+        """Let somebody hold the row of a message, for longer than its lock maybe."""
+        mine = [sequence for held in consumer.hands.values() for sequence in held]
+        if mine:
+            self._broker.cut_until[self._rng.choice(mine)] = self._world.now + self._for(1.2)
+
+    @property
+    def _broker(self) -> SimulatedBroker:
+        return self._simulation.site.broker
+
+    def _store_restarts(self, consumer: Consumer) -> None:
+        seconds = self._for(0.3)
+        self._site.go_down(seconds, refuses=True)
+        self._world.after(seconds, self._simulation.site.hint)  # who subscribed must do so again, and looks

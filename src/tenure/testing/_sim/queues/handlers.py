@@ -1,0 +1,82 @@
+"""What handling a message is like in a simulation: how long it takes, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tenure._queue.message import Delivery
+from tenure._queue.retry import Reject, Retry
+from tenure.errors import Unavailable
+from tenure.testing._misbehaving import odd_error
+from tenure.testing._sim.queues.plan import BLOCKS_MAX, CALM_WORK, LONGEST
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.queues.simulation import Simulation
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A handler that runs."""
+
+    delivery: Delivery
+    why: str | None = None
+    """Why it was told to stop."""
+    is_cancelled: bool = False
+    """Whether it ends because of that."""
+    is_settling: bool = False
+    """Whether it has asked the broker itself to complete its message, and waits for the answer."""
+    ended: bool = False
+    error: BaseException | None = None
+    """How it failed; known once it has ended. Its slot is not free before the error hook has ended, too."""
+
+    @property
+    def nature(self) -> str:
+        """What handling its message is like; the label tells."""
+        return nature_of(self.delivery)
+
+
+def nature_of(delivery: Delivery) -> str:
+    """Return what handling this message is like."""
+    return delivery.body.decode().rpartition(".")[2]
+
+
+def length(simulation: Simulation, delivery: Delivery) -> float:
+    """Draw how many seconds the handler runs."""
+    rng, plan = simulation.world.rng, simulation.plan
+    lock = plan.timing.ttl
+    if simulation.calm:
+        return min(CALM_WORK, plan.pace) * lock * rng.random()
+    match nature_of(delivery):
+        case "slow":
+            return LONGEST * lock * rng.random()
+        case "blocking":
+            return BLOCKS_MAX * lock * rng.random()
+    if rng.random() < 0.2:
+        return 0.0  # it never suspends
+    return plan.pace * lock * rng.random()
+
+
+def kept_for(simulation: Simulation) -> float:
+    """Draw for how many seconds a message is kept that its handler has not settled."""
+    rng, lock = simulation.world.rng, simulation.plan.timing.ttl
+    return (CALM_WORK if simulation.calm else LONGEST) * lock * rng.random()
+
+
+def fails(simulation: Simulation, work: Work) -> BaseException | None:
+    """Draw how a handler ends that was left to itself."""
+    rng, plan = simulation.world.rng, simulation.plan
+    match work.nature:
+        case "poison":
+            return ValueError("nobody can handle this")
+        case "reject":
+            return Reject("unwanted", f"at delivery {work.delivery.delivery_count}")
+        case "settles" if work.is_settling:
+            return Unavailable("no answer to my complete")
+        case "odd" if rng.random() < 0.7:
+            return odd_error(rng)
+        case "interrupts" if not simulation.calm and rng.random() < 0.5:
+            return KeyboardInterrupt()
+        case "flaky" if rng.random() < 0.5:
+            return Retry(plan.retry.longest * rng.random()) if rng.random() < 0.5 else OSError("not now")
+    return None

@@ -1,0 +1,220 @@
+"""What one seed draws for a queue: the setting of a run, what its messages are like, and how long all may take."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tenure._queue.hooks import HOOK_MAX
+from tenure._queue.machine import PumpSettings
+from tenure._queue.retry import RetryPolicy
+from tenure._timing import Timing
+from tenure.testing._sim.network import Weather, draw_weather
+from tenure.testing._sim.world import rate
+
+TIMINGS: tuple[Timing, ...] = (
+    Timing(30.0),
+    Timing(10.0),
+    Timing(2.0),
+    Timing(60.0),
+    Timing(10.0, drift=0.2, margin=0.5, grace=1.0, renew_every=2.0, retry_every=0.5),
+    Timing(15.0, drift=0.0, margin=0.0),  # equal clocks: only counting from the question keeps it safe
+    Timing(9.0, drift=0.0, margin=0.0, grace=0.0, renew_every=1.0, retry_every=3.0),
+    Timing(5.0, drift=0.02, margin=0.1, grace=0.1, renew_every=1.0, retry_every=0.25),
+)
+"""Settings a run may have; every one is valid, some just so."""
+
+NATURES: tuple[str, ...] = (
+    "fine",
+    "fine",
+    "flaky",
+    "slow",
+    "poison",
+    "reject",
+    "deadly",
+    "blocking",
+    "settles",
+    "keeps",
+)
+"""What handling a message is like; most are fine whatever is drawn."""
+
+FAULTS: tuple[str, ...] = (
+    "pause",
+    "kill",
+    "block",
+    "cut_up",
+    "cut_down",
+    "cut_off",
+    "store_down",
+    "store_frozen",
+    "store_restarts",
+    "store_slow",
+    "lossy",
+    "drain",
+    "stop",
+    "shut_down",
+    "pause_claims",
+    "lie",
+)
+"""What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
+
+STORE_FAULTS: tuple[str, ...] = ("store_full", "store_away", "store_waits", "cut_one")
+"""What may go wrong inside of a broker; half the seeds have none of it."""
+
+USER_NATURES: tuple[str, ...] = ("odd", "interrupts")
+"""What messages may be like beside NATURES in half the seeds: their handlers raise what hardly anybody expects."""
+
+USER_FAULTS: tuple[str, ...] = (
+    "hook_raises",
+    "hook_lasts",
+    "hook_blocks",
+    "hook_interrupts",
+    "ear_raises",
+    "ear_blocks",
+)
+"""What the error hook and the event hook of a consumer may do, in the same seeds."""
+
+IGNORES_MAX = 1.5
+"""A handler that ignores its cancellation does so for this many locks at most."""
+LONGEST = 4.0
+"""A slow handler takes this many locks at most."""
+BLOCKS_MAX = 2.0
+"""User code blocks the loop for this many locks at most."""
+DELAY_MAX = 1.5
+"""A message is sent with a delay of this many locks at most, and a handler asks for no longer one."""
+CALM_WORK = 0.02
+"""Once the faults are over, a handler takes this share of a lock at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
+
+    consumers: int
+    producers: int
+    settings: PumpSettings
+    max_deliveries: int
+    retry: RetryPolicy
+    grace: float
+    """How long a drain lets handlers finish."""
+    messages: int
+    burst: int
+    natures: tuple[str, ...]
+    pace: float
+    """How long a usual handler takes at most, in locks."""
+    named: float
+    """The share of messages that are sent with an id, and again until acknowledged."""
+    broker_rate: float
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+    weather: Weather
+    patience: float
+    ignores: float
+    interleaves: float
+    """How often the other thread comes in between two steps of the one."""
+    faults: tuple[str, ...]
+    fault_every: float
+    seconds: float
+
+    @property
+    def timing(self) -> Timing:
+        """The times of a lock."""
+        return self.settings.timing
+
+    def __str__(self) -> str:
+        settings = self.settings
+        return (
+            f"{self.producers} producers, {self.consumers} consumers of {settings.concurrency}, lock "
+            f"{settings.timing.ttl:g} s, {self.max_deliveries} deliveries, {'hints' if settings.hints else 'no hints'}"
+        )
+
+
+def draw(rng: random.Random, others: random.Random, users: random.Random) -> Plan:
+    """Draw the setting of a run, with *others* the faults of its store, and with *users* those of its users."""
+    timing = rng.choice(TIMINGS)
+    lock = timing.ttl
+    consumers = rng.randint(2, 6)
+    # Any two clocks keep the promise: neither runs slower than the other by more than drift.
+    slowest = rng.uniform(0.9, 1.0)
+    fastest = slowest / (1.0 - timing.drift)
+    faulty = rng.random() < 0.9
+    has_odd = faulty and users.random() < 0.5
+    return Plan(
+        consumers=consumers,
+        producers=rng.randint(1, 3),
+        settings=_settings(rng, timing),
+        max_deliveries=rng.choice((1, 2, 3, 5)),
+        retry=RetryPolicy(first=0.02 * lock, longest=rng.choice((0.05, 0.3)) * lock),
+        grace=rng.choice((0.0, 0.2, 1.5)) * lock,
+        messages=rng.choice((30, 100, 300)),
+        burst=rng.choice((1, 10, 60)),
+        natures=(
+            *sorted({"fine", *rng.sample(NATURES, rng.randint(1, 4))}),
+            *_some(USER_NATURES, users, drawn=has_odd),
+        ),
+        pace=rng.choice((0.0005, 0.005, 0.2)),
+        named=rng.choice((0.5, 1.0)),
+        broker_rate=rate(rng, fastest, slowest),
+        rates=tuple(rate(rng, slowest, fastest) for _ in range(consumers)),
+        offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(consumers)),
+        weather=draw_weather(rng, lock, (0.0, 0.05, 0.2), faulty=faulty),
+        patience=rng.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
+        ignores=rng.choice((0.0, 0.2, 0.6)),
+        interleaves=rng.choice((0.0, 0.0, 0.3)),
+        faults=(
+            *_some(FAULTS, rng, 0.5, drawn=faulty),
+            *_some(STORE_FAULTS, others, drawn=faulty and others.random() < 0.5),
+            *_some(USER_FAULTS, users, drawn=has_odd),
+        ),
+        fault_every=lock * rng.choice((0.15, 0.3, 0.8)),
+        seconds=8.0 * lock,
+    )
+
+
+def _some(kinds: tuple[str, ...], rng: random.Random, share: float = 0.6, *, drawn: bool) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds if rng.random() < share) if drawn else ()
+
+
+def _settings(rng: random.Random, timing: Timing) -> PumpSettings:
+    lock = timing.ttl
+    return PumpSettings(
+        timing,
+        concurrency=rng.choice((1, 2, 4, 10)),
+        prefetch=rng.choice((0, 5, 100, 500)),
+        max_hold=lock * rng.choice((0.5, 2.5, 100.0)),
+        poll_every=min(5.0, 0.5 * lock),
+        hints=rng.random() < 0.7,
+    )
+
+
+def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int) -> float:
+    """Return within how many seconds after the last fault every acknowledged message is completed or dead.
+
+    The sum of what may have to happen one after the other, each at its worst:
+
+    1. Who is busy comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores that; then
+       its error hook is waited for.
+    2. A lock runs out: of a delivery that nobody heard of, or that was given back without an answer.
+    3. Every question under way ends (``patience``), and its asker asks again, after the longest pause between
+       unanswered questions.
+    4. A delay ends.
+    5. The tries that the unluckiest message has left, all of them after the first: each time the consumers look,
+       handle all that is before it, and it waits its turn to be tried again.
+
+    Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
+
+    Args:
+        latency: The longest that a message on the road takes once the faults are over.
+        messages: How many are not settled yet.
+        consumers: How many are there to do it.
+    """
+    settings, timing = plan.settings, plan.timing
+    lock = timing.ttl
+    busy = BLOCKS_MAX * lock + min(max(LONGEST, plan.pace) * lock, settings.max_hold) + IGNORES_MAX * lock
+    asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
+    handling = CALM_WORK * lock + 4.0 * latency
+    turn = 1.2 * settings.poll_every + handling * (1.0 + messages / (consumers * settings.concurrency))
+    tries = plan.max_deliveries * (turn + plan.retry.longest)
+    if "hook_lasts" in plan.faults:
+        busy += HOOK_MAX
+    return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9

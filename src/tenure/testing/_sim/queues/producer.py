@@ -1,0 +1,73 @@
+"""A simulated producer: sends in bursts, and sends what has an id again until it is acknowledged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.message import Outgoing
+from tenure.testing._sim.line import Asked, Line
+from tenure.testing._sim.process import Process
+from tenure.testing._sim.queues.book import Letter
+from tenure.testing._sim.queues.broker import Send
+from tenure.testing._sim.queues.plan import DELAY_MAX
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.queues.simulation import Simulation
+    from tenure.testing._sim.world import SkewedClock
+
+
+class Producer(Process):
+    """One process that sends. Only its road is broken, as there is no machine in it to be tested."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation.world, number, name, clock)
+        self.simulation = simulation
+        self.plan = simulation.plan
+        self.waiting = 0
+        """How many batches are under way, or to be sent again."""
+        self._asked = 0
+        self._written = 0
+        self._line = Line(self, simulation.site, self.plan.patience, self._hear)
+
+    def begin(self) -> None:
+        """Spread the bursts over the time of the run."""
+        left = self.plan.messages // self.plan.producers
+        while left > 0:
+            count = min(left, self.plan.burst)
+            left -= count
+            self.world.after(0.95 * self.plan.seconds * self.world.rng.random(), self.send, count)
+
+    def send(self, count: int) -> None:
+        """Write and send a batch of so many messages."""
+        is_named = self.world.rng.random() < self.plan.named
+        self.waiting += 1
+        self._ask([self._write(is_named) for _ in range(count)])
+
+    def _write(self, is_named: bool) -> Outgoing:
+        rng, lock = self.world.rng, self.plan.timing.ttl
+        self._written += 1
+        label = f"{self.name}-{self._written}.{rng.choice(self.plan.natures)}"
+        self.simulation.book.wrote(Letter(label, is_named))
+        return Outgoing(
+            label.encode(),
+            id=label if is_named else None,
+            delay=DELAY_MAX * lock * rng.random() if rng.random() < 0.1 else 0.0,
+            ttl=2.0 * lock * rng.random() + 0.01 if rng.random() < 0.05 else None,
+            priority=rng.choice((0, 0, 0, 1, 9)),
+        )
+
+    def _ask(self, messages: list[Outgoing]) -> None:
+        self._asked += 1
+        self._line.ask(self._asked, Send(self._asked, messages))
+
+    def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
+        messages = asked.question.messages
+        if not isinstance(answer, NoAnswer):
+            self.waiting -= 1
+            for message in messages:
+                self.simulation.book.letters[message.body.decode()].acknowledged = True
+        elif messages[0].id is not None:
+            self.after(self.plan.timing.retry_every * self.world.rng.random(), self._ask, messages)
+        else:  # it may have been kept or not, and sent again, it might be there twice
+            self.waiting -= 1

@@ -1,0 +1,146 @@
+"""What a simulated run brought to light, as plain values that pass between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.world import World
+
+VIOLATIONS_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: which one, when in true seconds, and what was seen."""
+
+    kind: str
+    at: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.at:.3f} s: {self.what}"
+
+
+class Findings:
+    """Collect violations. Nothing is raised: an exception would end the one who caused it, and nobody would know."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[Violation] = []
+
+    def violated(self, kind: str, what: str) -> None:
+        """Note that a promise was broken."""
+        if len(self.violations) < VIOLATIONS_KEPT:
+            self.violations.append(Violation(kind, self.world.now, what))
+        self.world.note("CHECK", f"{kind}: {what}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one seed.
+
+    ``recovery`` is how many seconds after the end of the faults all was well, ``bound`` how many it may take;
+    ``digest`` is equal for equal runs.
+    """
+
+    command: ClassVar[str] = "tenure sim"
+    """What shows a run again, with its seed."""
+    unit: ClassVar[str] = ""
+    """What is counted."""
+
+    seed: int
+    mutant: str | None
+    setting: str
+    seconds: float
+    steps: int
+    recovery: float
+    bound: float
+    digest: str
+    violations: tuple[Violation, ...] = ()
+    trace: tuple[str, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(
+        cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **own: Any
+    ) -> Self:
+        """Return the result of the run that the *findings* are of, which it ends; *own* is what *cls* adds."""
+        world = findings.world
+        return cls(
+            seed=world.seed,
+            mutant=mutant,
+            setting=str(setting),
+            seconds=world.now,
+            steps=world.steps,
+            recovery=recovery,
+            bound=bound,
+            digest=world.digest(),
+            violations=tuple(findings.violations),
+            trace=tuple(world.lines),
+            **own,
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+    @property
+    def amount(self) -> int:
+        """How many of them there were."""
+        raise NotImplementedError
+
+    @property
+    def counted(self) -> str:
+        """How many of them there were, in words."""
+        return f"{self.amount} {self.unit}"
+
+    @property
+    def replay(self) -> str:
+        """The command that shows this run again."""
+        planted = f" --mutant {self.mutant}" if self.mutant else ""
+        return f"{self.command} --seed {self.seed}{planted}"
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}: {self.counted} in {self.seconds:.0f} virtual s ({self.setting})"
+        if self.ok:
+            return f"{head}, no violation"
+        lines = [f"{head}, {len(self.violations)} violations; replay: {self.replay}"]
+        return "\n  ".join(lines + [str(violation) for violation in self.violations])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Outcome):
+    """The result of one seed of elections; ``recovery`` tells how long nobody led after the faults."""
+
+    unit: ClassVar[str] = "elections"
+
+    elections: int
+
+    @property
+    def amount(self) -> int:
+        """How many elections were held."""
+        return self.elections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueReport(Outcome):
+    """The result of one seed of a queue; ``recovery`` tells how long messages were unsettled after the faults."""
+
+    command: ClassVar[str] = "tenure sim --queues"
+    unit: ClassVar[str] = "messages"
+
+    messages: int
+    """How many were sent and acknowledged."""
+    deliveries: int
+
+    @property
+    def amount(self) -> int:
+        """How many messages were acknowledged to their senders; all of them were settled, if no promise was broken."""
+        return self.messages
+
+    @property
+    def counted(self) -> str:
+        """How many messages there were, in words."""
+        return f"{self.messages} messages, delivered {self.deliveries} times"

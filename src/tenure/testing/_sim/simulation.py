@@ -1,0 +1,223 @@
+"""One run from its seed to its report: faults, then calm and a leader demanded, then a stop and silence demanded."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tenure._election.machine import Machine, Resign, State, Stop
+from tenure._timing import Timing
+from tenure.testing._sim.checkers import Checkers
+from tenure.testing._sim.faults import ElectionNemesis
+from tenure.testing._sim.line import Line
+from tenure.testing._sim.network import CALM_SPREAD, Network
+from tenure.testing._sim.node import Node
+from tenure.testing._sim.plan import Plan, draw
+from tenure.testing._sim.report import Report
+from tenure.testing._sim.site import Resource, Site
+from tenure.testing._sim.stores import ClockStore, WatchedStore
+from tenure.testing._sim.world import SkewedClock, World
+
+IGNORES_MAX = 1.5
+"""Work that ignores its cancellation does so for this many ttls at most."""
+
+CALM_WATCHED = 0.25
+"""In this share of the runs, the calm is watched to its end; in the others, the first leader is enough."""
+
+USER_DICE = 711_251_000
+"""What makes another seed of a seed, to draw what users misbehave by: so that the kept seeds draw none of it, and are
+the runs that they were before there was this."""
+
+
+def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool) -> float:
+    """Return within how many seconds after the last fault somebody leads, and goes on leading.
+
+    The sum of what may have to happen one after the other, each at its worst:
+
+    1. ``renew_every`` and two ``retry_every``: every question that is under way ends, and its asker asks again. Only
+       now may a leader learn that it was asked to resign, and with that answer its lease was extended once more.
+    2. ``ttl``: the lease of who leaves, was killed, or never heard of its grant runs out. A watched store needs two:
+       a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there.
+    3. *ignores*: the only candidate that is left may be busy with work that does not stop.
+    4. two ``retry_every`` of handing back, and 2.4 of standing back for others afterwards.
+    5. 1.2 ``retry_every`` until the next look, and one more if two looks met and one of them lost.
+
+    Candidates count on clocks that may be slower than the store's by ``drift``, so all of it may take longer by that.
+    Every step may wait for two messages of *latency* seconds.
+
+    Args:
+        latency: The longest that a message takes once the faults are over.
+        ignores: The longest that work ignores its cancellation.
+        watched: Whether expiry is judged by watching the record.
+    """
+    asks_again = timing.renew_every + 2.0 * timing.retry_every
+    runs_out = timing.ttl * (2.0 if watched else 1.0)
+    hands_back = (2.0 + 2.4) * timing.retry_every
+    looks = 2.0 * 1.2 * timing.retry_every
+    return (asks_again + runs_out + ignores + hands_back + looks) / (1.0 - timing.drift) / 0.9 + 10.0 * latency
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The classes that a run is made of; a planted bug swaps one of them."""
+
+    machine: type[Machine] = Machine
+    node: type[Node] = Node
+    line: type[Line[Node]] = Line
+    clock_store: type[ClockStore] = ClockStore
+    watched_store: type[WatchedStore] = WatchedStore
+    shares_identity: bool = False
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        seed: Decides everything.
+        parts: What it is made of.
+        mutant: The name of the planted bug in *parts*, for the report.
+        trace: Whether to keep a log that a human can read.
+    """
+
+    name = "n"
+
+    def __init__(
+        self, seed: int, *, parts: Parts | None = None, mutant: str | None = None, trace: bool = False
+    ) -> None:
+        self.mutant = mutant
+        self.parts = parts or Parts()
+        self.machine_type = self.parts.machine
+        self.world = World(seed, trace=trace)
+        self.plan: Plan = draw(self.world.rng, random.Random(USER_DICE + seed))
+        self.checkers = Checkers(self.world, self.plan)
+        self.network = Network(self.world, self.plan.weather, self.plan.timing)
+        store_type = self.parts.watched_store if self.plan.watched else self.parts.clock_store
+        clock = SkewedClock(self.plan.store_rate, self.world.rng.uniform(0.0, 1000.0))
+        self.store = store_type(self.world, self.plan, clock, self.name)
+        self.resource = Resource(self)
+        self.site = Site(self)
+        self.nemesis = ElectionNemesis(self)
+        self.calm = False
+        self.closing = False
+        self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
+        self._births = 0
+        pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
+        self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
+        self.nodes: list[Node] = [self._born(number) for number in range(self.plan.nodes)]
+
+    # --- births ---
+
+    def _born(self, number: int) -> Node:
+        self._births += 1
+        name = "same" if self.parts.shares_identity else f"{'abcdefg'[number]}{self._births}"
+        return self.parts.node(self, number, name, self._clocks[number])
+
+    def rebirth(self, number: int) -> None:
+        """Start a new process on the host *number*, if it has none."""
+        if not self.nodes[number].alive and not self.closing:
+            self.nodes[number] = self._born(number)
+
+    def reborn_later(self, number: int) -> None:
+        """Let somebody start the process again, after a while."""
+        self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.nodes[number])
+
+    def _replace(self, node: Node) -> None:
+        if self.nodes[node.number] is not node or self.calm:
+            return
+        if node.alive and not node.machine.settled:
+            self.reborn_later(node.number)
+            return
+        node.die("gone")
+        self.rebirth(node.number)
+
+    # --- phases ---
+
+    def run(self) -> Report:
+        """Run it from beginning to end."""
+        self.nemesis.begin()
+        self.world.run(self.plan.seconds)
+        self._heal()
+        bound = leader_within(
+            self.plan.timing,
+            latency=CALM_SPREAD * self.network.usual,
+            ignores=self.ignores_max,
+            watched=self.plan.watched,
+        )
+        recovery = self._recover(bound)
+        if self.world.rng.random() < CALM_WATCHED:
+            self._keep_calm(bound - recovery)
+        self._stop()
+        return Report.of(
+            self.checkers,
+            mutant=self.mutant,
+            setting=self.plan,
+            recovery=recovery,
+            bound=bound,
+            elections=self.checkers.elections,
+        )
+
+    def _heal(self) -> None:
+        """End all faults, and wait until what they set in motion has arrived."""
+        self.calm = True
+        self.nemesis.rest()
+        self.network.heal()
+        self.site.heal()
+        leader = self.leader()
+        if leader is not None and self.world.rng.random() < 0.6:
+            leader.die("killed at the last moment")
+        for number, node in enumerate(self.nodes):
+            node.resume()
+            node.unstall()
+            node.set_health("")
+            node.ear = ""
+            if not node.alive and self.world.rng.random() < 0.5:
+                self.rebirth(number)
+        if not any(node.alive and not node.told_to_stop for node in self.nodes):
+            self.nodes[0].die("gone")
+            self.rebirth(0)
+        self.world.run(max(self.world.now, self.network.latest))
+        if self.world.traced:
+            self.world.note("fault", "no more")
+
+    def leader(self) -> Node | None:
+        """Return who leads in the store's eyes and its own, and has no reason to leave."""
+        for node in self.nodes:
+            work = node.work
+            if work is not None and not work.told and self.store.held() and self.store.same(work.grant):
+                return node
+        return None
+
+    def _recover(self, bound: float) -> float:
+        """Go on until somebody leads; return how long it took."""
+        healed = self.world.now
+        step = self.plan.timing.retry_every / 4
+        if not self.world.run_until(lambda: self.leader() is not None, step=step, end=healed + bound):
+            self.checkers.no_leader(bound)
+        return self.world.now - healed
+
+    def _keep_calm(self, left: float) -> None:
+        """Go on to the end of the bound and for a while longer: who leads then has no reason to lose its term."""
+        self.world.run(self.world.now + left)
+        leader = self.leader()
+        if leader is None:
+            self.checkers.unrest("the first leader in calm did not last")
+        work = leader.work if leader is not None else None
+        self.world.run(self.world.now + 1.2 * self.plan.timing.ttl)
+        if leader is not None and (leader.work is not work or leader is not self.leader()):
+            self.checkers.unrest(f"{leader.name} lost its term in calm")
+
+    def _stop(self) -> None:
+        """Stop all, and wait until all is silent."""
+        self.closing = True
+        for node in self.nodes:
+            node.feed(Stop())
+            node.feed(Resign())
+        timing = self.plan.timing
+        longest = self.ignores_max + timing.ttl + 3.0 * timing.retry_every + self.plan.patience
+        self.world.run_until(self._silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
+        for node in self.nodes:
+            if node.alive and not (node.machine.settled and node.machine.state is State.STOPPED):
+                self.checkers.unsettled(node)
+
+    def _silent(self) -> bool:
+        return all(node.machine.settled for node in self.nodes if node.alive)

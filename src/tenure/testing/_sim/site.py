@@ -1,0 +1,86 @@
+"""What stands around a simulated store of leases: its process, and what leaders write to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tenure._election.machine import Hint
+from tenure._lease import Grant, NoAnswer, Released
+from tenure.testing._sim.server import Server
+from tenure.testing._sim.stores import NOBODY, Attempt, Question
+from tenure.testing._sim.world import BLUR
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.line import Line
+    from tenure.testing._sim.node import Node
+    from tenure.testing._sim.simulation import Simulation
+
+
+class Site(Server):
+    """The process that answers for a store of leases, and sends hints out."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation.world, simulation.network, NoAnswer)
+        self._simulation = simulation
+        self._store = simulation.store
+        self._checkers = simulation.checkers
+        self._expiry_watched = False
+
+    def perform(self, line: Line[Node], message: Any) -> Any:
+        """Let the store do what *message* asks for."""
+        before = self._store.expires
+        answer = self._store.perform(message)
+        question: Question = message.question if isinstance(message, Attempt) else message
+        self._checkers.processed(line.process, question, answer)
+        if not self._simulation.plan.watched:
+            self._checkers.counted(question, answer, self._store.expires - before)
+        if self._world.traced:
+            self._world.note("store", f"{line.process.name}: {question} → {answer}")
+        if isinstance(answer, Released):
+            self._hint()
+        elif self._simulation.plan.hints_expiry and not self._expiry_watched:
+            self._watch_expiry()
+        return answer
+
+    def ask_to_resign(self) -> None:
+        """Ask the present leader to step down, as an operator would."""
+        if self.is_up and self._store.ask_to_resign():
+            self._hint()
+
+    # --- hints ---
+
+    def _hint(self) -> None:
+        if not self._simulation.plan.hints:
+            return
+        for node in self._simulation.nodes:
+            delay = self.network.down(node.number)
+            if delay is not None:
+                self._world.after(delay, node.feed, Hint())
+
+    def _watch_expiry(self) -> None:
+        store = self._store
+        if store.holder == NOBODY or not self._simulation.plan.hints or self._simulation.plan.watched:
+            return
+        self._expiry_watched = True
+        self._world.at(store.clock.moment(store.expires) + BLUR, self._expired)
+
+    def _expired(self) -> None:
+        self._expiry_watched = False
+        if self._store.held():
+            self._watch_expiry()
+        else:
+            self._hint()
+
+
+class Resource:
+    """What a leader writes to: it refuses a token older than the newest it has seen."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._checkers = simulation.checkers
+        self.newest = 0
+
+    def write(self, grant: Grant) -> None:
+        """Accept a write in the name of *grant*, or refuse it."""
+        if grant.token >= self.newest:
+            self.newest = grant.token
+            self._checkers.wrote(grant)

@@ -1,0 +1,117 @@
+"""What the log says of a handler that fails: everything the first time, and then a line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure._backend import connect
+from tenure._queue.received import Received
+from tenure.events import Event, MessageFailed
+from tests.consuming import consume_down_to
+
+SESSIONS = pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+
+
+def calls(message: Received) -> None:
+    """Fail, on its body's line."""
+    if message.body == b"library":
+        json.loads("{")
+    if message.body == b"twice" and message.delivery_count == 2:
+        raise KeyError("another")
+    raise ValueError("bad")
+
+
+async def on_loop(message: Received) -> None:
+    calls(message)
+
+
+def records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if one.name == "tenure" and "its handler failed" in one.getMessage()]
+
+
+@SESSIONS
+@pytest.mark.parametrize(
+    ("handler", "run_in"),
+    [(on_loop, "auto"), (calls, "thread"), pytest.param(calls, "process", marks=pytest.mark.process)],
+)
+def test_the_first_failure_is_told_in_full(
+    handler: Any, run_in: Any, sessions: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[Event] = []
+
+    async def main() -> None:
+        async with connect("memory:", on_event=events.append) as backend:
+            queue = backend.queue("orders", max_deliveries=3)
+            for body in (b"one", b"library", b"twice"):
+                await queue.send(body, session=body.decode() if sessions else None)
+            policy = tenure.RetryPolicy(first=0, longest=0)
+            await queue.consume(
+                handler, run_in=run_in, sessions=sessions, concurrency=1, until_empty=True, retry=policy
+            )
+
+    asyncio.run(main())
+    told = records(caplog)
+    assert len(told) == 9
+    formatter = logging.Formatter("%(message)s")
+    for one in told:
+        line, *traceback = formatter.format(one).splitlines()
+        assert "test_failures_told.py:" in line
+        assert " in calls" in line
+        of = one.__dict__["tenure"]
+        kind = line.partition("failed (")[2].partition(":")[0]
+        # of message 3, delivery 2 is the first of its kind
+        assert bool(traceback) == (of["delivery_count"] == 1 or kind == "KeyError")
+        if traceback:
+            assert any("raise ValueError" in row or "json.loads(" in row or "KeyError(" in row for row in traceback)
+            if run_in != "process":  # from there on, not from where tenure called it
+                assert traceback[0] == "Traceback (most recent call last):"
+                assert 'test_failures_told.py"' in traceback[1]
+    [failed, *_] = [event for event in events if isinstance(event, MessageFailed)]
+    assert failed.place.partition(":")[0].endswith("tests/application/test_failures_told.py")
+
+
+@SESSIONS
+async def test_verdicts_are_told_in_a_line(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """And so is what never was in a handler of the user's."""
+
+    async def handler(message: Received) -> None:
+        match message.body:
+            case b"retry":
+                raise tenure.Retry(after=600) from ValueError("the reason")
+            case b"reject":
+                raise tenure.Reject("odd")
+            case _:
+                await asyncio.sleep(60)
+
+    async with connect("memory:") as backend:
+        queue = backend.queue("orders", max_deliveries=2)
+        for body in (b"retry", b"reject", b"slow"):
+            await queue.send(body, session=body.decode() if sessions else None)
+        policy = tenure.RetryPolicy(first=600, longest=600)
+        left = tenure.Stats(delayed=2, dead=1)
+        await consume_down_to(left, queue, handler, sessions=sessions, retry=policy, max_hold=0.1)
+    assert sorted(one.getMessage().partition("failed (")[2].partition(":")[0] for one in records(caplog)) == [
+        "LockLost",
+        "Retry",
+    ]
+    assert not any(one.exc_info for one in caplog.records if one.name == "tenure")
+
+
+@SESSIONS
+async def test_what_no_retry_mends_is_told_in_full(sessions: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with connect("memory:") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one", session="s" if sessions else None)
+        never = tenure.RetryPolicy(never=(ValueError,))
+        await queue.consume(on_loop, sessions=sessions, until_empty=True, retry=never)
+        assert await queue.stats() == tenure.Stats(dead=1)
+    [one] = records(caplog)
+    assert one.getMessage().endswith("in calls); no retry mends that")
+    assert one.exc_info
+    assert one.exc_info[0] is ValueError

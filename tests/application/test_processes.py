@@ -1,0 +1,388 @@
+"""Handlers in processes of their own: where none can be made, how they end, and that they never outlast the lock."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tenure
+from tenure._backend import connect
+from tenure._queue.processes import CLOCK, HandlerDied, Lock, NotBegun, Processes
+from tenure._queue.received import Received
+from tenure.events import Event, HandlerNotBegun
+from tenure.testing import until
+
+pytestmark = pytest.mark.process
+
+PATIENCE = 60.0
+"""Seconds after which something hangs."""
+
+
+def told_by(program: str, folder: Path, *arguments: str, stdin: bool = False) -> str:
+    """Run *program* from a file, or let it be read from where there is none; return what it prints."""
+    text = textwrap.dedent(program)
+    file = folder / "program.py"
+    file.write_text(text)
+    how = arguments or (str(file),)
+    ended = subprocess.run(
+        [sys.executable, *how],
+        input=text if stdin else None,
+        stdin=None if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE,
+        cwd=folder,
+    )
+    return ended.stdout
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether nothing is alive of the group; who of it has ended, and is not waited for, has gone."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(group) == pid and state not in "ZX":
+                return False
+    return True
+
+
+UNFIT = """
+import asyncio, multiprocessing, tenure
+
+def handler(message):
+    print("handled", flush=True)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=30)
+        await queue.send(b"x", session=SESSION)
+        try:
+            await queue.consume(handler, run_in="process", until_empty=True, sessions=bool(SESSION))
+        except tenure.ConfigError as error:
+            stats = await queue.stats()
+            counts = [one.delivery_count for one in await queue.receive()]
+            print("refused:", error, stats.locked, stats.dead, counts, flush=True)
+        if multiprocessing.parent_process() is not None:
+            await asyncio.sleep(3600)  # who goes on here is a second copy of the whole program
+"""
+
+DAEMONIC = """
+def run():
+    asyncio.run(main())
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=run, daemon=True)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_script_that_would_consume_in_each_process_is_told_so(session: str | None, tmp_path: Path) -> None:
+    program = UNFIT.replace("SESSION", repr(session)) + "\nasyncio.run(main())\n"
+    told = told_by(program, tmp_path)
+    assert "refused: each process for handlers runs the script once more" in told
+    assert "if __name__ == '__main__': 0 0 " in told
+    assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
+    assert "Traceback" not in told
+
+
+def test_a_process_without_children_is_refused(tmp_path: Path) -> None:
+    told = told_by(UNFIT.replace("SESSION", "None").replace("3600", "0") + DAEMONIC, tmp_path)
+    assert "refused: run_in='process' makes processes, which the daemonic process" in told
+    assert "0 0 [1]" in told
+
+
+@pytest.mark.parametrize("how", ["-c", "-"])
+def test_a_handler_in_no_file_is_refused(how: str, tmp_path: Path) -> None:
+    program = UNFIT.replace("SESSION", "None") + "\nif __name__ == '__main__': asyncio.run(main())\n"
+    if how == "-c":
+        told = told_by(program, tmp_path, "-c", program)
+        assert "is in no file" in told
+    else:
+        told = told_by(program, tmp_path, "-", stdin=True)
+        assert "there is no file '<stdin>'" in told
+    assert "0 0 [1]" in told
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_handler_that_a_process_cannot_load_ends_the_consumer(session: str | None, tmp_path: Path) -> None:
+    program = UNFIT.replace("SESSION", repr(session)).replace("def handler", "def unknown")
+    guarded = """
+    if __name__ == "__main__":
+        def handler(message): ...
+        asyncio.run(main())
+    """
+    told = told_by(program + textwrap.dedent(guarded), tmp_path)
+    assert "refused: a process can't load the handler, for AttributeError" in told
+    assert "define it at the top of a module" in told
+    assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
+
+
+def odd_results(message: Received) -> object:
+    """Return what can't be written."""
+    match message.body:
+        case b"generator":
+            return (number for number in range(3))
+        case b"coroutine":
+            return asyncio.sleep(0)
+        case _:
+            return threading.Lock()
+
+
+def test_what_a_handler_returns_need_not_be_carried_over() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            for body in (b"generator", b"lock", b"coroutine"):
+                await queue.send(body)
+            failures: list[tuple[bytes, str]] = []
+            note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
+            await queue.consume(odd_results, run_in="process", concurrency=1, until_empty=True, on_error=note)
+            assert [body for body, _ in failures] == [b"coroutine"]  # it has not run, and nobody would run it
+            assert "nobody awaits" in failures[0][1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_no_trouble_in_making_a_process_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, session: str | None
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no process for you")
+
+    events: list[Event] = []
+
+    async def main() -> None:
+        async with connect("memory:", on_event=events.append) as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            await queue.send(b"x", session=session)
+            failures: list[BaseException] = []
+            note = lambda message, error: failures.append(error)  # noqa: E731
+            monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", fail)
+            consuming = asyncio.ensure_future(
+                queue.consume(odd_results, run_in="process", on_error=note, sessions=session is not None)
+            )
+            await until(lambda: failures, within=PATIENCE)
+            monkeypatch.undo()
+            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)
+            await queue.drain()
+            await consuming
+            assert {type(error) for error in failures} == {NotBegun}
+            assert (await queue.stats()).dead == 0
+            assert [type(event) for event in events] == [HandlerNotBegun] * len(failures)
+            assert "could not be begun (no process could be made for the handler, for ValueError" in caplog.text
+
+    asyncio.run(main())
+
+
+RAW_FORK = getattr(ctypes.CDLL(None), "fork", None) if sys.platform != "win32" else None
+
+
+def forking(message: Received) -> None:
+    """Leave a process behind, which Python knows of or not, and die, or be killed."""
+    if message.body == b"well" or message.delivery_count > 1:
+        return
+    pid = RAW_FORK() if message.headers["raw"] and RAW_FORK is not None else os.fork()
+    if pid == 0:
+        if message.body == b"long":
+            os.setsid()  # no signal for the group reaches it
+        time.sleep(20)
+        os._exit(0)
+    if message.body == b"long":
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("body", [b"short", b"long"])
+def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool) -> None:
+    failures: list[tuple[bytes, str]] = []
+
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30)
+            options: dict[str, Any] = {
+                "concurrency": 1,
+                "max_hold": 600.0 if body == b"short" else 3.0,
+                "retry": tenure.RetryPolicy(first=0),
+                "on_error": lambda message, error: failures.append((message.body, str(error))),
+            }
+            consuming = asyncio.ensure_future(queue.consume(forking, run_in="process", **options))
+            # To make a process can take longer than that max_hold; one that is made is kept for the next message.
+            await queue.send(b"well")
+            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)
+            await queue.send(body, headers={"raw": raw})
+            await until(lambda: [one for one in failures if one[0] == body], within=15)  # it has forked for longer
+            await until(lambda: _is_left(queue, dead=0), within=PATIENCE)  # in another process
+            await queue.drain()
+            await consuming
+
+    asyncio.run(main())
+    [first, *_] = [error for failed, error in failures if failed == body]
+    assert ("SIGKILL" if body == b"short" else "max_hold") in first
+
+
+async def _is_left(queue: tenure.Queue, dead: int) -> bool:
+    stats = await queue.stats()
+    return stats.dead == dead and stats.ready + stats.locked + stats.delayed == 0
+
+
+def weary(message: Received) -> None:
+    time.sleep(3600)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_process_that_has_ended_leaves_nothing_open() -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=30, max_deliveries=1)
+            failures: list[int] = []  # how many files were open, each time
+            note = lambda message, error: failures.append(len(os.listdir("/proc/self/fd")))  # noqa: E731
+            consuming = asyncio.ensure_future(
+                queue.consume(weary, run_in="process", concurrency=1, max_hold=0.5, on_error=note)
+            )
+            gc.disable()
+            try:
+                for number in range(4):
+                    await queue.send(b"x")
+                    await until(lambda: len(failures) > number, within=PATIENCE)  # noqa: B023
+            finally:
+                gc.enable()
+            await queue.drain(grace=0.0)
+            await consuming
+            assert failures[-1] <= failures[0]
+
+    asyncio.run(main())
+
+
+def test_a_process_that_dies_of_a_body_while_it_reads_it_is_counted() -> None:
+    processes = Processes(len)
+    lock = Lock(lambda: CLOCK.now() + PATIENCE, 1.0)
+    assert processes.task(b"small", lock)() is None  # what it returns is of no use here
+    [process] = processes._idle
+    pid, pipe = process._process.pid, process._pipe
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it reads no more
+    outcome: Future[object] = Future()
+    task = processes.task(bytes(50_000_000), lock)
+
+    def call() -> None:
+        try:
+            outcome.set_result(task())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    began = time.monotonic()
+    while select.select([], [pipe], [], 0)[1]:  # until no more of the body fits into the pipe
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(HandlerDied, match="SIGKILL"):
+        outcome.result(PATIENCE)
+    processes.close()
+
+
+def test_at_exit_a_process_may_have_been_collected_and_closed_meanwhile() -> None:
+    processes = Processes(len)
+    assert processes.task(b"small", Lock(lambda: CLOCK.now() + PATIENCE, 1.0))() is None
+    [process] = processes._idle
+    finalizer = process._finalizer  # which the interpreter may have begun to call
+    call, arguments = finalizer._callback, finalizer._args  # type: ignore[attr-defined]
+    processes.close()  # on a thread
+    give_up = time.monotonic() + PATIENCE
+    while not process._process._closed:  # type: ignore[attr-defined]
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    call(*arguments)
+
+
+LONELY = """
+import asyncio, os, subprocess, sys, time, tenure
+
+def handler(message):
+    print(os.getpid(), flush=True)
+    subprocess.run(["sleep", "3600"])
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders", lock=LOCK)
+        await queue.send(b"a", session=SESSION)
+        consuming = asyncio.ensure_future(queue.consume(handler, run_in="process", sessions=bool(SESSION)))
+        await asyncio.to_thread(sys.stdin.readline)
+        if not os.fork():  # it holds whatever the consumer had open
+            os.close(1)
+            time.sleep(20)
+            os._exit(0)
+        print("forked", flush=True)
+        await consuming
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_no_process_outlasts_the_lock(number: signal.Signals, session: str | None, tmp_path: Path) -> None:
+    program = tmp_path / "lonely.py"
+    # Stopped, the consumer lets the lock run out; killed, it is missed sooner, and sooner than its pipes are closed.
+    lock, within = (6.0, 6.0) if number is signal.SIGSTOP else (120.0, 12.0)
+    program.write_text(textwrap.dedent(LONELY.replace("SESSION", repr(session)).replace("LOCK", repr(lock))))
+    pipe, command = subprocess.PIPE, [sys.executable, str(program)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            pid = int(child.stdout.readline())
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "forked\n"
+            time.sleep(1.0)
+            assert not is_gone(pid)
+            child.send_signal(number)
+            began = time.monotonic()
+            while not is_gone(pid):
+                assert time.monotonic() - began < within  # whenever it was locked, that was before
+                time.sleep(0.02)
+        finally:
+            child.kill()
+
+
+def patient(message: Received) -> None:
+    time.sleep(4)
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_process_goes_on_as_long_as_its_lock_is_renewed(session: str | None) -> None:
+    async def main() -> None:
+        async with connect("memory:") as backend:
+            queue = backend.queue("orders", lock=3, max_deliveries=1)
+            await queue.send(b"x", session=session)
+            consuming = queue.consume(patient, run_in="process", until_empty=True, sessions=session is not None)
+            asyncio.get_running_loop().call_later(1.5, time.sleep, 2.5)  # the loop is blocked; locks are kept elsewhere
+            await consuming
+            assert await _is_left(queue, dead=0)
+
+    asyncio.run(main())

@@ -1,0 +1,396 @@
+"""SIGTERM in programs of their own: all that serve and lead are told, and a second one ends the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tenure.sync
+
+PATIENCE = 60.0
+
+BOTH = """
+import asyncio, tenure
+
+ended = asyncio.Event()
+
+async def lead(term):
+    print("leads\\n", end="", flush=True)
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("work ended", flush=True)
+        ended.set()
+
+async def handle(message):
+    print("begins\\n", end="", flush=True)
+    await ended.wait()
+    print("done\\n", end="", flush=True)
+
+async def main():
+    async with tenure.connect("sqlite:///work.db") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(backend.election("chair", ttl=3600).run(lead, again=True))
+            group.create_task(queue.consume(handle, grace=50))
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+
+THREADS = """
+import threading, tenure.sync
+
+def lead(term):
+    print("leads\\n", end="", flush=True)
+    term.lost.wait()
+    print("work ended", flush=True)
+
+def handle(message):
+    print("begins\\n", end="", flush=True)
+    print("done\\n", end="", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    leading = threading.Thread(target=lambda: backend.election("chair", ttl=3600).run(lead))
+    leading.start()
+    queue.consume(handle)
+    leading.join()
+print("over", flush=True)
+"""
+
+ALONE = """
+import tenure.sync
+
+def lead(term):
+    print("leads\\n", end="", flush=True)
+    term.lost.wait()
+    print("work ended", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    backend.election("chair", ttl=3600).run(lead)
+print("over", flush=True)
+"""
+
+STUBBORN = """
+import tenure.sync, time
+
+def lead(term):
+    print("leads\\n", end="", flush=True)
+    term.lost.wait()
+    print("told", flush=True)
+    time.sleep(3600)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    backend.election("chair", ttl=3600).run(lead)
+"""
+
+UNTOUCHED = """
+import asyncio, tenure
+
+async def lead(term):
+    print("leads\\n", end="", flush=True)
+    await asyncio.sleep(3600)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        await backend.election("chair").run(lead, sigterm=False)
+
+asyncio.run(main())
+"""
+
+WAITING = """
+import asyncio, tenure
+
+async def main():
+    async with tenure.connect("sqlite:///work.db") as backend:
+        async with backend.election("chair", ttl=3600).campaign():
+            waiting = asyncio.create_task(backend.election("chair", ttl=3600).run(print))
+            await asyncio.sleep(0.2)
+            print("waits", flush=True)
+            await waiting
+    print("over", flush=True)
+
+asyncio.run(main())
+"""
+
+FORKING = """
+import asyncio, multiprocessing, tenure
+
+async def handle(message):
+    with multiprocessing.get_context("fork").Pool(2) as pool:  # which ends its processes by SIGTERM
+        print(*await asyncio.to_thread(pool.map, abs, [-1, -2]), flush=True)
+
+async def main():
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        consuming = asyncio.create_task(queue.consume(handle))
+        for _ in range(3):
+            await queue.send(b"one")
+            while await queue.stats() != tenure.Stats():
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        print("still there" if not consuming.done() else "gone", flush=True)
+
+asyncio.run(main())
+"""
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
+    def start(program: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+
+        def end() -> None:
+            child.kill()
+            child.communicate()
+
+        request.addfinalizer(end)
+        return child
+
+    return start
+
+
+def read(child: subprocess.Popen[str], *lines: str) -> None:
+    """See that *child* says these lines, in whatever order."""
+    assert child.stdout is not None
+    assert sorted(child.stdout.readline() for _ in lines) == sorted(f"{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("program", [BOTH, THREADS], ids=["loop", "threads"])
+def test_who_leads_and_consumes_does_neither_any_more(start: Start, program: str, tmp_path: Path) -> None:
+    child = start(program)
+    read(child, "leads", "begins") if program is BOTH else read(child, "leads", "begins", "done")
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=PATIENCE)
+    assert sorted(told.split("\n")[:-2]) == (["done", "work ended"] if program is BOTH else ["work ended"])
+    assert told.endswith("over\n")
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None  # handed back, an hour before its end
+
+
+def test_who_leads_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -> None:
+    child = start(ALONE)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=PATIENCE)[0] == "work ended\nover\n"
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None
+
+
+def test_who_waits_to_be_elected_waits_no_longer(start: Start) -> None:
+    child = start(WAITING)
+    read(child, "waits")
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=PATIENCE)[0] == "over\n"
+    assert child.returncode == 0
+
+
+def test_a_second_one_ends_the_process(start: Start) -> None:
+    child = start(STUBBORN)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    read(child, "told")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_whoever_wants_may_keep_the_signal(start: Start) -> None:
+    child = start(UNTOUCHED)
+    read(child, "leads")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE) == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_a_forked_child_is_meant_alone(start: Start) -> None:
+    child = start(FORKING)
+    assert child.communicate(timeout=PATIENCE)[0] == "1 2\n" * 3 + "still there\n"
+
+
+CONSUMING = """
+import asyncio, signal, sys, tenure
+
+async def handle(message):
+    print("begins", flush=True)
+    try:
+        await (asyncio.to_thread(sys.stdin.readline) if message.body == b"short" else asyncio.sleep(3600))
+        print("done", flush=True)
+    except asyncio.CancelledError:
+        print("cut", flush=True)
+        raise
+
+async def main():
+    before = signal.getsignal(signal.SIGINT)
+    async with tenure.connect("sqlite:///work.db") as backend:
+        queue = backend.queue("orders")
+        await queue.send(sys.argv[1].encode(), session="a" if "sessions" in sys.argv else None)
+        while True:
+            await queue.consume(handle, grace=50, sessions="sessions" in sys.argv)
+            print("over", signal.getsignal(signal.SIGINT) is before, flush=True)
+            if "again" not in sys.argv:
+                break
+            await queue.send(b"long")
+
+asyncio.run(main())
+"""
+
+CONSUMING_THREADS = """
+import signal, sys, tenure.sync
+
+def handle(message):
+    print("begins", flush=True)
+    sys.stdin.readline()
+    print("done", flush=True)
+
+with tenure.sync.connect("sqlite:///work.db") as backend:
+    queue = backend.queue("orders")
+    queue.send(b"one")
+    queue.consume(handle, grace=50)
+print("over", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+OWN = """
+import asyncio, signal, tenure
+
+async def handle(message):
+    print("begins", flush=True)
+    await asyncio.sleep(3600)
+
+async def main():
+    signal.signal(signal.SIGINT, lambda *_: print("mine", flush=True))
+    async with tenure.connect("memory:") as backend:
+        queue = backend.queue("orders")
+        await queue.send(b"one")
+        await queue.consume(handle)
+
+asyncio.run(main())
+"""
+
+
+def begin(start: Start, program: str, *arguments: str) -> subprocess.Popen[str]:
+    child = start(f"import sys; sys.argv[1:] = {arguments!r}\n{textwrap.dedent(program)}")
+    read(child, "begins")
+    return child
+
+
+def interrupt(child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Interrupt *child*, and see it say so on stderr, and nothing else."""
+    child.send_signal(signal.SIGINT)
+    told, give_up = "", time.monotonic() + PATIENCE
+    while not told.endswith("\n"):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+        told += capfd.readouterr().err
+    assert told == "orders: interrupted: finishing 1 message; interrupt once more to hurry\n"
+
+
+def go_on(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
+@pytest.mark.parametrize("kind", ["sessions", "threads"])
+def test_an_interrupt_lets_handlers_finish(start: Start, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    child = begin(start, CONSUMING_THREADS if kind == "threads" else CONSUMING, "short", kind)
+    interrupt(child, capfd)
+    go_on(child)
+    assert child.communicate(timeout=PATIENCE)[0] == "done\nover True\n"
+    assert child.returncode == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_second_interrupt_hurries(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    child = begin(start, CONSUMING, "long")
+    interrupt(child, capfd)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
+    assert child.returncode == -signal.SIGINT
+
+
+def test_what_consumes_in_a_loop_is_ended_by_a_later_interrupt(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    child = begin(start, CONSUMING, "short", "messages", "again")
+    interrupt(child, capfd)
+    go_on(child)
+    read(child, "done")
+    read(child, "over True")
+    read(child, "begins")
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "cut\n"
+    assert child.returncode == -signal.SIGINT
+
+
+ENDED = """
+import asyncio, signal, tenure
+
+async def main():
+    background.append(asyncio.create_task(queue().consume(print)))
+    await asyncio.sleep(0.01)
+
+def queue():
+    return backend.queue("orders")
+
+async def beside():
+    consuming = asyncio.create_task(queue().consume(print))
+    await asyncio.sleep(0.01)
+    saved = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    await queue().drain()
+    consuming.cancel()
+    await asyncio.wait({consuming})
+    signal.signal(signal.SIGINT, saved)
+    print("saved ours", saved is tenure._runtime.signals._hear_interrupt, flush=True)
+    signal.raise_signal(signal.SIGINT)
+
+background, backend = [], tenure.connect("memory:")
+asyncio.run(backend.open())
+asyncio.run(main())
+print("python's", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+try:
+    asyncio.run(beside())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_no_handler_is_left_behind_in_whatever_order_they_end(start: Start) -> None:
+    """One of asyncio.run whose consumer ends after its main task; and ours, saved and put back by somebody else."""
+    child = start(ENDED)
+    assert child.communicate(timeout=PATIENCE)[0] == "python's True\nsaved ours True\ninterrupted\n"
+
+
+def test_an_interrupt_lets_work_end_and_hands_the_lease_back(start: Start, tmp_path: Path) -> None:
+    child = start(ALONE)
+    read(child, "leads")
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=PATIENCE)[0] == "work ended\nover\n"
+    assert child.returncode == 0
+    with tenure.sync.connect(f"sqlite:///{tmp_path}/work.db") as backend:
+        assert backend.election("chair").leader() is None
+
+
+def test_an_interrupt_that_a_program_handles_is_left_to_it(start: Start) -> None:
+    child = begin(start, OWN)
+    child.send_signal(signal.SIGINT)
+    read(child, "mine")

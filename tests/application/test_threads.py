@@ -1,0 +1,699 @@
+"""tenure.sync, and elections whose caller and keeper have loops of their own: real threads, and real time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import linecache
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import tenure
+import tenure.sync
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.events import Event, TermBegan, TermEnding
+
+PATIENCE = 60.0
+"""Seconds after which something hangs."""
+
+TTL = 30.0
+"""Of a lease that is handed back; no machine is so busy that it would run out."""
+
+KEPT = 3.0
+"""Of a lease that is renewed during the test, also on a machine that is busy with other things."""
+
+SHORT = 2.0
+"""Of a lease that is to run out."""
+
+IMPATIENT: dict[str, Any] = {"ttl": TTL, "grace": 0.1, "retry_every": 0.1}
+"""Of an election whose backend waits for work that does not end: for the sum of the last two."""
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory:{uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = threading.enumerate()
+    yield
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tenure") and t not in before])
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+def test_a_thread_leads_and_hands_back(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        tokens: list[int] = []
+
+        def work(term: tenure.sync.Term) -> None:
+            leader = election.leader()
+            assert leader is not None
+            assert leader.holder == term.holder
+            term.check()
+            tokens.append(term.token)
+
+        election.run(work)
+        election.run(work)
+        assert tokens == [1, 2]
+        assert election.leader() is None
+        assert backend.leaders() == {"chair": None}
+
+
+def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
+    with tenure.sync.connect(url) as backend, backend.election("chair", ttl=KEPT).campaign() as term:
+        until = time.monotonic() + 1.2 * KEPT  # which takes three renewals
+        while time.monotonic() < until:
+            term.check()
+            time.sleep(0.01)
+
+
+def test_what_a_thread_raises_comes_out(url: str) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise LookupError("no plan")
+
+    with tenure.sync.connect(url) as backend:
+        with pytest.raises(LookupError, match="no plan"):
+            backend.election("chair", ttl=TTL).run(work)
+        with pytest.raises(ZeroDivisionError), backend.election("chair", ttl=TTL).campaign():
+            _ = 1 // 0
+        assert backend.election("chair").leader() is None
+
+
+def test_a_thread_that_exits_the_interpreter_only_ends_its_work(url: str) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise SystemExit(3)
+
+    with tenure.sync.connect(url) as backend, pytest.raises(tenure.TenureError, match="work raised SystemExit: 3"):
+        backend.election("chair", ttl=TTL).run(work)
+
+
+def test_a_thread_ends_its_work_also_with_an_error_that_exits_when_it_is_printed(url: str) -> None:
+    class Leaving(BaseException):
+        def __str__(self) -> str:
+            raise SystemExit("printed")
+
+    def work(term: tenure.sync.Term) -> None:
+        raise Leaving
+
+    with tenure.sync.connect(url) as backend:
+        with pytest.raises(tenure.TenureError, match="work raised Leaving, which can't be printed"):
+            backend.election("chair", ttl=TTL).run(work)
+        assert backend.election("chair").leader() is None
+
+
+def test_work_may_resign_from_its_own_thread(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        stop = threading.Event()
+
+        def work(term: tenure.sync.Term) -> None:
+            assert election.resign()
+            assert term.lost.wait(PATIENCE)
+            stop.set()
+
+        election.run(work, stop=stop)
+        assert election.leader() is None
+
+
+def test_stop_from_another_thread(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        stop = threading.Event()
+        began = threading.Event()
+        leader = backend.election("chair", ttl=TTL)
+        with leader.campaign():
+            waiting = threading.Thread(target=lambda: backend.election("chair", ttl=TTL).run(began.set, stop=stop))  # type: ignore[arg-type]
+            waiting.start()
+            stop.set()
+            waiting.join(PATIENCE)
+            assert not waiting.is_alive()
+            assert not began.is_set()
+
+
+def test_a_thread_that_does_not_beat_loses_its_lease(url: str) -> None:
+    events: list[Event] = []
+    with tenure.sync.connect(url, on_event=events.append) as backend:
+        election = backend.election("chair", ttl=SHORT, stall_after=0.2)
+        with pytest.raises(tenure.TermLost, match="made no progress"), election.campaign() as term:
+            assert term.lost.wait(PATIENCE)
+            wait_until(lambda: term.remaining() == 0.0)
+            term.check()
+
+
+def test_threads_see_changes(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+        with backend.election("chair", ttl=TTL).campaign() as term:
+            leader = next(changes)
+            assert leader is not None
+            assert leader.token == term.token
+            assert backend.election("chair").ask_to_resign()
+            assert term.lost.wait(PATIENCE)
+        assert next(changes) is None
+        changes.close()
+
+
+def test_a_closed_backend_says_so(url: str) -> None:
+    backend = tenure.sync.connect(url)
+    with pytest.raises(tenure.ConfigError, match="is not open"):
+        backend.election("chair")
+
+
+async def test_a_blocked_loop_loses_its_lease_and_disturbs_nobody(url: str) -> None:
+    events: list[Event] = []
+    free: list[Event] = []
+    asleep = threading.Event()
+
+    def neighbour() -> None:
+        with (
+            tenure.sync.connect(url, on_event=free.append) as backend,
+            backend.election("other chair", ttl=KEPT).campaign() as term,
+        ):
+            asleep.wait(PATIENCE)
+            until = time.monotonic() + 1.25 * SHORT
+            while time.monotonic() < until:
+                term.check()
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=neighbour)
+    thread.start()
+    async with tenure.connect(url, on_event=events.append) as backend:
+        with pytest.raises(tenure.TermLost, match="made no progress"):
+            async with backend.election("chair", ttl=SHORT).campaign() as term:
+                asleep.set()
+                time.sleep(1.25 * SHORT)
+                assert term.remaining() == 0.0
+                with pytest.raises(tenure.TermLost):
+                    term.check()
+                await asyncio.Event().wait()
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert [event.reason for event in events if isinstance(event, TermEnding)] == ["stalled"]
+    assert not [event for event in free if isinstance(event, TermEnding)]
+
+
+async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> None:
+    successor = threading.Event()
+
+    def succeed() -> None:
+        with tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign():
+            successor.set()
+
+    async with tenure.connect(url) as backend:
+        thread = threading.Thread(target=succeed)
+        with pytest.raises(tenure.TermLost):
+            async with backend.election("chair", ttl=SHORT).campaign():
+                thread.start()
+                assert successor.wait(PATIENCE)  # blocks the loop
+                await asyncio.Event().wait()
+        await asyncio.to_thread(thread.join, PATIENCE)
+
+
+async def test_cancelled_at_any_moment_nobody_is_left_in_office(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        for steps in range(60):
+            task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
+            for _ in range(steps % 20):
+                await asyncio.sleep(0 if steps < 40 else 0.0005)
+            task.cancel()
+            await asyncio.wait({task})
+        async with asyncio.timeout(PATIENCE):
+            while (await backend.leaders()).get("chair") is not None or backend._driver.candidacies:  # type: ignore[union-attr]
+                await asyncio.sleep(0.005)
+
+
+async def test_an_observer_may_outlive_its_backend(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert await anext(changes) is None
+    await changes.aclose()
+
+
+async def test_two_loops_in_one_process_share_the_keeper(url: str) -> None:
+    async with tenure.connect(url) as one, tenure.connect(url) as two:
+        assert [t.name for t in threading.enumerate()].count("tenure-renewals") == 1
+        async with one.election("chair", ttl=TTL).campaign():
+            leader = await two.election("chair").leader()
+            assert leader is not None
+            assert leader.token == 1
+
+
+async def test_closing_a_backend_ends_its_campaigns(url: str) -> None:
+    events: list[Event] = []
+    backend = tenure.connect(url, on_event=events.append)
+    async with backend:
+        task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
+        while not [event for event in events if isinstance(event, TermBegan)]:
+            await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE):
+        await task
+    async with tenure.connect(url) as again:
+        assert await again.leaders() == {"chair": None}
+
+
+def test_a_forked_child_has_a_keeper_of_its_own(url: str) -> None:
+    with tenure.sync.connect(url):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                renewal_thread = RenewalThread.enter()
+                answer = renewal_thread.call_blocking(lambda: asyncio.sleep(0, b"alive"))
+                renewal_thread.leave()
+                os.write(write, answer)
+            finally:
+                os._exit(0)
+        os.close(write)
+        assert os.read(read, 5) == b"alive"
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_is_told_that_its_parents_backend_is_not_its_own(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair")
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                election.leader()
+            except tenure.ConfigError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        assert b"connect again after the fork" in os.read(read, 1000)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_calls_while_the_last_backend_closes_end(url: str) -> None:
+    for _ in range(10):
+        ended: list[BaseException | None] = []
+
+        def ask(election: tenure.sync.Election, ended: list[BaseException | None] = ended) -> None:
+            try:
+                while True:
+                    election.leader()
+            except tenure.TenureError as error:
+                ended.append(error)
+
+        with tenure.sync.connect(url) as backend:
+            threads = [threading.Thread(target=ask, args=(backend.election("chair"),)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        assert len(ended) == 4
+
+
+@contextmanager
+def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
+    """Have what tenure says go to *handle*."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            handle(record)
+
+    handler, logger, level = Handler(), logging.getLogger("tenure"), logging.getLogger("tenure").level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def test_hooks_and_log_handlers_that_block_cost_nobody_a_lease(url: str) -> None:
+    told, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hook(event: object) -> None:
+        told.set()
+        may_go_on.wait(PATIENCE)
+
+    def handle(record: logging.LogRecord) -> None:
+        logged.set()
+        may_go_on.wait(PATIENCE)
+
+    with (
+        logged_by(handle),
+        tenure.sync.connect(url) as backend,
+        backend.election("innocent", ttl=SHORT).campaign() as term,
+        tenure.sync.connect(url, on_event=hook) as hooked,
+        hooked.election("hooked", ttl=SHORT).campaign() as told_of,
+    ):
+        assert told.wait(PATIENCE)
+        assert logged.wait(PATIENCE)
+        until = time.monotonic() + 1.2 * SHORT  # neither lives on without a renewal
+        wait_until(lambda: time.monotonic() > until)
+        term.check()
+        told_of.check()
+        may_go_on.set()
+
+
+def test_what_an_election_tells_is_told_before_its_backend_is_left(url: str) -> None:
+    said: list[str] = []
+    threads: set[str] = set()
+
+    def handle(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        threads.add(threading.current_thread().name)
+        raise SystemExit(1)  # in a log handler, too
+
+    with logged_by(handle), tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign():
+        pass
+    assert "elected" in said[0]
+    assert "handed back" in said[-1]
+    assert "tenure-renewals" not in threads
+
+
+def test_the_keeper_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
+    request = contextvars.ContextVar("request", default="none")
+    seen: list[str] = []
+    request.set("mine")
+
+    def healthy() -> bool:
+        seen.append(request.get())
+        return True
+
+    with tenure.sync.connect(url) as backend:
+        renewal_thread = RenewalThread.enter()
+
+        async def look() -> str:
+            return request.get()
+
+        assert renewal_thread.call_blocking(look) == "none"
+        with backend.election("chair", ttl=0.5, health=healthy).campaign():
+            wait_until(lambda: seen)
+        renewal_thread.leave()
+    assert set(seen) == {"mine"}
+
+
+async def test_what_an_election_tells_on_a_loop_is_told_there_with_the_context_of_its_owner(url: str) -> None:
+    request = contextvars.ContextVar("request", default="none")
+    request.set("mine")
+    heard: list[tuple[str, str]] = []
+
+    def hear(_: object) -> None:
+        heard.append((threading.current_thread().name, request.get()))
+
+    with logged_by(hear):
+        async with tenure.connect(url, on_event=hear) as backend, backend.election("chair", ttl=TTL).campaign():
+            pass
+    assert len(heard) == 4  # that it began, and that it has ended: by both
+    assert set(heard) == {(threading.current_thread().name, "mine")}
+
+
+@pytest.mark.parametrize("raised", [StopIteration("7"), KeyboardInterrupt("7"), asyncio.CancelledError("7")])
+def test_whatever_work_on_a_thread_raises_its_campaign_ends(url: str, raised: BaseException) -> None:
+    def work(term: tenure.sync.Term) -> None:
+        raise raised
+
+    with tenure.sync.connect(url) as backend:
+        election = backend.election("chair", ttl=TTL)
+        with pytest.raises(Exception, match=r"raised (StopIteration|KeyboardInterrupt|CancelledError): 7"):
+            election.run(work)
+        assert election.leader() is None
+
+
+def test_an_interrupt_that_meets_a_health_callback_ends_the_program(url: str) -> None:
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with tenure.connect(url) as backend:
+            await backend.election("chair", ttl=0.5, health=interrupted).run(lambda term: asyncio.Event().wait())
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+def test_an_exit_in_a_callback_does_not_end_the_keeper(url: str) -> None:
+    def leave(*_: object) -> Any:
+        raise SystemExit(1)
+
+    with tenure.sync.connect(url, on_event=leave) as backend:
+        with backend.election("chair", ttl=TTL).campaign() as term:
+            term.check()
+        with pytest.raises(tenure.TermLost), backend.election("chair", ttl=SHORT, health=leave).campaign() as term:
+            wait_until(lambda: term.remaining() == 0.0)
+            term.check()
+        wait_until(lambda: backend.election("chair").leader() is None)
+
+
+def test_an_async_health_callback_for_threads_runs_on_a_thread(url: str) -> None:
+    threads: set[str] = set()
+
+    async def healthy() -> bool:
+        threads.add(threading.current_thread().name)
+        return True
+
+    with (
+        tenure.sync.connect(url) as backend,
+        backend.election("chair", ttl=KEPT, health=healthy).campaign() as term,
+    ):
+        wait_until(lambda: threads)
+        term.check()
+    assert "tenure-renewals" not in threads
+
+
+def test_a_health_callback_that_hangs_takes_one_thread_and_keeps_no_process_alive(url: str) -> None:
+    hanging, stop = threading.Event(), threading.Event()
+    asked: list[threading.Thread] = []
+    terms: list[int] = []
+
+    def hangs() -> bool:
+        asked.append(threading.current_thread())
+        return hanging.wait(PATIENCE)
+
+    def lead(term: tenure.sync.Term) -> None:
+        terms.append(term.token)
+        term.lost.wait(PATIENCE)
+
+    with tenure.sync.connect(url) as backend:
+        ill = backend.election("ill", ttl=SHORT, health=hangs)
+        suffering = threading.Thread(target=lambda: ill.run(lead, again=True, stop=stop))
+        suffering.start()
+        wait_until(lambda: len(terms) > 2)
+        stop.set()
+        suffering.join(PATIENCE)
+        assert not suffering.is_alive()
+        assert len(asked) == 1
+        assert asked[0].daemon  # or the process could not end
+        hanging.set()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_forgotten_observer_ends_quietly_after_its_backend(url: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+    changes.close()
+
+
+def test_an_observer_hears_that_its_backend_was_closed(url: str) -> None:
+    with tenure.sync.connect(url), tenure.sync.connect(url) as backend:  # the first keeps the renewal thread
+        changes = backend.election("chair").observe()
+        assert next(changes) is None
+        failed: list[BaseException] = []
+
+        def listen() -> None:
+            try:
+                next(changes)
+            except tenure.Unavailable as error:
+                failed.append(error)
+
+        hints = threading.Thread(target=listen)
+        hints.start()
+    hints.join(PATIENCE)
+    assert not hints.is_alive()
+    assert len(failed) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("sqlit:///x.db", "no backend serves 'sqlit'; did you mean 'sqlite'"),
+        ("work.db", "is not the URL of a backend; write for example sqlite:///work.db"),
+        ("ftp://me:geheim@host/x", "no backend serves 'ftp'"),
+    ],
+)
+def test_urls_of_no_backend(url: str, message: str) -> None:
+    with pytest.raises(tenure.ConfigError, match=message) as caught:
+        tenure.connect(url)
+    assert "geheim" not in str(caught.value)
+
+
+async def test_a_ttl_outside_the_backends_limits(url: str) -> None:
+    async with tenure.connect(url) as backend:
+        with pytest.raises(tenure.ConfigError, match=r"ttl \(0.001 s\) must be"):
+            backend.election("chair", ttl=0.001)
+        with pytest.raises(tenure.ConfigError, match="is open already"):
+            await backend.__aenter__()
+
+
+class Stubborn:
+    """Work that does not stop before it may."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, term: tenure.Term) -> None:
+        self.began.set()
+        while not self.may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_end.wait()
+
+
+async def test_work_that_outlives_its_backend_is_told_so(url: str) -> None:
+    work = Stubborn()
+    async with tenure.connect(url) as backend:
+        task = asyncio.create_task(backend.election("chair", **IMPATIENT).run(work))
+        await work.began.wait()
+    assert not task.done()
+    work.may_end.set()
+    with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
+        await task
+
+
+async def test_a_close_that_is_cancelled_leaves_nobody_waiting(url: str) -> None:
+    work = Stubborn()
+    async with tenure.connect(url):  # it keeps the renewal thread
+        backend = tenure.connect(url)
+        await backend.__aenter__()
+        task = asyncio.create_task(backend.election("chair", ttl=60.0).run(work))
+        await work.began.wait()
+        driver, closing = backend._driver, asyncio.create_task(backend.__aexit__(None, None, None))
+        while not driver._is_closing:  # type: ignore[union-attr]
+            await asyncio.sleep(0.005)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        while driver.candidacies:  # type: ignore[union-attr]  # it is told on the renewal thread, a moment later
+            await asyncio.sleep(0.005)
+        work.may_end.set()
+        with pytest.raises(tenure.Unavailable, match="closed while work was still running"):
+            await task
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with others"])
+async def test_nobody_leads_on_a_closed_backend(url: str, others: bool) -> None:
+    async with tenure.connect(url) if others else nullcontext():
+        async with tenure.connect(url) as backend:
+            election, queue = backend.election("chair", ttl=TTL), backend.queue("letters")
+        with pytest.raises(tenure.Unavailable, match="closed"):
+            await election.run(lambda term: asyncio.Event().wait())
+        with pytest.raises(tenure.Unavailable, match="closed"):
+            async with election.campaign():
+                pass
+        with pytest.raises(tenure.ConfigError, match="closed"):
+            await queue.send(b"too late")
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with others"])
+def test_a_thread_whose_backend_is_closed_under_its_work(url: str, others: bool) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    ended: list[BaseException] = []
+
+    def work(term: tenure.sync.Term) -> None:
+        began.set()
+        may_end.wait(PATIENCE)
+        if term.name == "failing":
+            raise LookupError("no plan")
+
+    def lead(election: tenure.sync.Election) -> None:
+        try:
+            election.run(work)
+        except Exception as error:
+            ended.append(error)
+
+    for name, error in (("failing", LookupError), ("chair", tenure.Unavailable)):
+        began.clear()
+        may_end.clear()
+        with tenure.sync.connect(url) if others else nullcontext():
+            with tenure.sync.connect(url) as backend:
+                leading = threading.Thread(target=lead, args=(backend.election(name, **IMPATIENT),))
+                leading.start()
+                assert began.wait(PATIENCE)
+            assert leading.is_alive()  # run does not return before the work does
+            may_end.set()
+            leading.join(PATIENCE)
+        assert isinstance(ended.pop(), error)
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, but for pytest, which would end with it."""
+
+
+def interrupt_at(step: int, act: Callable[[], None]) -> bool:
+    """Do *act*, interrupted on this thread at its *step*-th line within the library; False if it has fewer."""
+    left, before = step, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if "/tenure/" not in frame.f_code.co_filename and "contextlib" not in frame.f_code.co_filename:
+            return None
+        # Of these there are events, too, but Python does not look for signals there: at a try, at the end of a with.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        left -= event == "line" and not line.startswith(("try:", "with "))
+        if left == 0:
+            raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def confined(step: int, act: Callable[[], None]) -> Iterator[bool]:
+    """Do the same in a generator, whose error in hand is its own: Python may keep one for good when a trace raises."""
+    yield interrupt_at(step, act)
+
+
+@pytest.mark.parametrize("form", ["campaign", "run", "session"])
+def test_interrupted_at_any_line_nothing_is_held_for_ever(url: str, form: str) -> None:
+    with tenure.sync.connect(url) as backend:
+        election, queue = backend.election("chair", ttl=TTL), backend.queue("letters")
+
+        def hold() -> None:
+            if form == "run":
+                election.run(lambda term: None)
+            elif form == "campaign":
+                with election.campaign() as term:
+                    term.check()
+            else:
+                with queue.session("letters to Ada", wait=PATIENCE) as session:  # it waits for the one before
+                    assert session.remaining()
+
+        step = 1
+        while next(confined(step, hold)):
+            gc.collect()  # a block that was not entered is left by its generator's end
+            wait_until(lambda: not backend._behind._driver.candidacies)  # type: ignore[union-attr]
+            step += 1
+        assert step > 10
+    assert sys.exc_info() == (None, None, None)
