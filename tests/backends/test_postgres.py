@@ -582,7 +582,7 @@ async def test_a_question_is_bounded_in_time_also_while_somebody_holds_the_row(u
         grant = await won(patient.leases, name)
         await until(lambda: renewed(backend.leases, grant))
         async with connection.transaction():
-            await connection.execute("SELECT FROM tenure._lease WHERE name = $1 FOR UPDATE", name)
+            await connection.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
             asked_at = time.monotonic()
             with pytest.raises(Unavailable, match=r"no answer within 0\.\d+ s: another transaction holds the row"):
                 await backend.leases.renew([grant], TTL)
@@ -776,7 +776,7 @@ async def test_what_a_transaction_has_sent_survives_the_deletion_of_its_queue(ur
         broker = backend.broker
         await connection.execute("SELECT tenure.declare($1)", name)
         async with late.transaction(isolation="repeatable_read"):
-            await late.execute("SELECT 1 FROM tenure._queue LIMIT 1")  # this is what it sees from now on
+            await late.execute("SELECT 1 FROM tenure.queue LIMIT 1")  # this is what it sees from now on
             async with connection.transaction():
                 await connection.execute("SELECT tenure.send($1, 'a')", name)
                 assert await asyncio.wait_for(broker.delete(name), 5.0) == Deleted(Stats())  # it sees nothing of that
@@ -795,10 +795,10 @@ async def test_a_deleted_queue_goes_for_good_a_day_later(url: str, name: str) ->
         await broker.send(names[1], [Outgoing(b"used again")])
         for queue, ago in zip(names, (86_500, 86_500, 86_300), strict=True):
             await connection.execute(
-                "UPDATE tenure._queue SET deleted_at = deleted_at - $2 WHERE name = $1", queue, float(ago)
+                "UPDATE tenure.queue SET deleted_at = deleted_at - $2 WHERE name = $1", queue, float(ago)
             )
         await broker.idle()
-        rows = await connection.fetch("SELECT name FROM tenure._queue WHERE name = ANY ($1) ORDER BY name", names)
+        rows = await connection.fetch("SELECT name FROM tenure.queue WHERE name = ANY ($1) ORDER BY name", names)
         assert [row[0] for row in rows] == names[1:]
         await broker.send(name, [Outgoing(b"anew")])
         assert [one.body for one in (await broker.receive(name, 10, TTL)).deliveries] == [b"anew"]
@@ -982,7 +982,7 @@ async def test_counts_are_exact_with_many_at_work(url: str, name: str) -> None:
 
         await asyncio.gather(*(work(one.broker) for one in (backend, other) for _ in range(3)))
         counted = await connection.fetch(
-            "SELECT state, count(*) FROM tenure.message WHERE queue = (SELECT id FROM tenure._queue WHERE name = $1) "
+            "SELECT state, count(*) FROM tenure.message WHERE queue = (SELECT id FROM tenure.queue WHERE name = $1) "
             "GROUP BY state ORDER BY state",
             name,
         )
@@ -998,7 +998,7 @@ async def test_a_queue_is_tidied_by_those_who_use_it(url: str, name: str, monkey
             await backend.broker.send(name, [Outgoing(b"x", id=str(number))])
 
         async def is_tidy() -> bool:
-            mine = "SELECT count(*) FROM tenure.tally JOIN tenure._queue ON id = queue WHERE name = $1"
+            mine = "SELECT count(*) FROM tenure.tally JOIN tenure.queue ON id = queue WHERE name = $1"
             return bool(await connection.fetchval(mine, name) < 400)
 
         await until(is_tidy)

@@ -61,7 +61,7 @@ class Blocked:
         [self.delivery] = (await backend.broker.receive(self.name, 1, TTL)).deliveries
         await stranger.execute("BEGIN")
         names = [self.grant.name, self.free.name]
-        await stranger.execute("SELECT FROM tenure._lease WHERE name = ANY ($1) FOR UPDATE", names)
+        await stranger.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
         await stranger.execute("SELECT FROM tenure.message WHERE seq = $1 FOR UPDATE", self.delivery.sequence)
         await stranger.execute("SELECT tenure.send($1, 'b', id => 'one')", self.name)
 

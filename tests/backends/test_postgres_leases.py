@@ -54,10 +54,10 @@ class Scene:
         """Hold the rows of *names* in a transaction that is committed at the end."""
         connection = await self.native()
         async with connection.transaction():
-            await connection.execute("SELECT FROM tenure._lease WHERE name = ANY ($1) FOR UPDATE", names)
+            await connection.execute("SELECT FROM tenure.lease WHERE name = ANY ($1) FOR UPDATE", names)
             yield connection
 
-    async def waiting(self, count: int, mark: str = "tenure._lease") -> None:
+    async def waiting(self, count: int, mark: str = "tenure.lease") -> None:
         """Wait until just *count* questions wait for rows."""
         watch = await self.native()
         asked = (
@@ -71,7 +71,7 @@ class Scene:
         await until(they_wait)
 
     async def ends_at(self, name: str) -> float:
-        end: float = await (await self.native()).fetchval("SELECT expires_at FROM tenure._lease WHERE name = $1", name)
+        end: float = await (await self.native()).fetchval("SELECT expires_at FROM tenure.lease WHERE name = $1", name)
         return end
 
     async def close(self) -> None:
@@ -123,7 +123,7 @@ async def test_to_be_granted_again_late_does_not_shorten_a_lease(scene: Scene, n
         late = patiently(await scene.native(), "acquire", name, "ann#1", TTL, "{}", "none", "")
         await scene.waiting(1)
         await newer.fetch(SQL["renew"], *renewal(grant, ttl=TTL * 10), "0")
-        end = await newer.fetchval("SELECT expires_at FROM tenure._lease WHERE name = $1", name)
+        end = await newer.fetchval("SELECT expires_at FROM tenure.lease WHERE name = $1", name)
     assert [row["token"] for row in await late] == [grant.token]
     assert await scene.ends_at(name) == end
 
@@ -170,7 +170,7 @@ async def test_of_two_who_claim_when_a_row_is_let_go_one_gets_it(scene: Scene, n
     if before == "unborn":  # a claim that is rolled back
         await stranger.fetch(SQL["acquire"], name, "stranger#1", TTL, "{}", "none", "", "0")
     else:
-        await stranger.execute("SELECT FROM tenure._lease WHERE name = $1 FOR UPDATE", name)
+        await stranger.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
     claims = [
         asyncio.ensure_future(store.acquire(name, holder, TTL))
         for store, holder in zip(stores, ("ann#1", "bob#1"), strict=True)

@@ -178,7 +178,7 @@ async def test_idle_sessions_cost_nothing(url: str, name: str) -> None:
             await backend.broker.send(queue, [Outgoing(b"x", session="one")])
             await connection.execute(
                 "INSERT INTO tenure.session (queue, name, until, state) SELECT id, 'idle ' || n, 0, 'x' "
-                "FROM tenure._queue, generate_series(1, $2) AS n WHERE name = $1",
+                "FROM tenure.queue, generate_series(1, $2) AS n WHERE name = $1",
                 queue,
                 count,
             )
@@ -203,7 +203,7 @@ async def test_sessions_behind_a_waiting_head_hold_up_nobody(url: str, name: str
             await backend.broker.release(held)
             await backend.broker.send(queue, [Outgoing(b"x", session="other")])
             costs.append(await cost(connection, "SELECT FROM tenure.accept($1, NULL, 60, 7)", queue))
-            accepted = "SELECT s.name FROM tenure.session AS s JOIN tenure._queue AS q ON id = queue WHERE q.name = $1"
+            accepted = "SELECT s.name FROM tenure.session AS s JOIN tenure.queue AS q ON id = queue WHERE q.name = $1"
             assert await connection.fetchval(f"{accepted} AND token = 7", queue) == "other"
     assert costs[1] < 1.5 * costs[0] + 20, costs
 
@@ -324,7 +324,7 @@ async def test_what_another_transaction_is_at_is_passed_by(url: str, name: str, 
             return [one.body for one in found.deliveries]
 
         async with connection.transaction():
-            held = f"SELECT FROM tenure.{table} AS m JOIN tenure._queue AS q ON q.id = m.queue WHERE q.name = $1"
+            held = f"SELECT FROM tenure.{table} AS m JOIN tenure.queue AS q ON q.id = m.queue WHERE q.name = $1"
             assert await connection.fetch(f"{held} AND body = '1' FOR UPDATE OF m", name)
             assert await claim() == [b"2"]
         assert await claim() == [b"1"]
@@ -387,7 +387,7 @@ async def test_every_session_is_served_with_many_at_work(url: str, name: str) ->
             await backend.broker.accept(name, None, LOCK)
             assert (
                 await connection.fetchval(
-                    "SELECT count(*) FROM tenure.waiting JOIN tenure._queue ON id = queue AND name = $1", name
+                    "SELECT count(*) FROM tenure.waiting JOIN tenure.queue ON id = queue AND name = $1", name
                 )
                 == 0
             )
@@ -433,7 +433,7 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
     async with opened(url) as backend, native(url) as reader, native(url) as connection:
         broker = backend.broker
         async with reader.transaction(isolation="repeatable_read"):
-            await reader.execute("SELECT FROM tenure._queue")
+            await reader.execute("SELECT FROM tenure.queue")
             costs: dict[str, list[int]] = {}
             for count in (600, 3000):
                 for _ in range(0, count, 100):
@@ -521,7 +521,7 @@ async def test_no_verb_walks_what_was_consumed_where_the_planner_knows_of_few_me
             costs.setdefault(what, []).append(await cost(connection, f"SELECT FROM tenure.{asked}", *given))
 
         async with reader.transaction(isolation="repeatable_read"):
-            await reader.execute("SELECT FROM tenure._queue")
+            await reader.execute("SELECT FROM tenure.queue")
             for depth in (100, 400, 3000):
                 await used_up(broker, name, depth)
                 await broker.send(name, [Outgoing(b"x")] * known)
@@ -562,13 +562,13 @@ async def test_a_queue_that_was_deleted_is_left_out_at_a_cost_that_does_not_grow
     async with opened(url) as backend, native(url) as reader, native(url) as connection:
         broker, costs = backend.broker, []
         async with reader.transaction(isolation="repeatable_read"):
-            await reader.execute("SELECT FROM tenure._queue")  # so that nothing of what follows is cleared away
+            await reader.execute("SELECT FROM tenure.queue")  # so that nothing of what follows is cleared away
             for count in (100, 20_000):
                 await broker.send(name, [Outgoing(b"x")])
                 await consumed(broker, name)
                 await connection.execute(
                     "INSERT INTO tenure.tally (queue) "
-                    "SELECT id FROM tenure._queue, generate_series(1, $1) WHERE name = $2",
+                    "SELECT id FROM tenure.queue, generate_series(1, $1) WHERE name = $2",
                     count,
                     name,
                 )
@@ -1049,7 +1049,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         await broker._tidy(name)
         await broker._raise_marks(name, queue._Received(highest=got[-1].sequence), looks_ahead=True)
         async with native(url) as connection:
-            raised = "SELECT count(*) FROM tenure.mark JOIN tenure._queue ON id = queue WHERE name = $1 AND kind = 2"
+            raised = "SELECT count(*) FROM tenure.mark JOIN tenure.queue ON id = queue WHERE name = $1 AND kind = 2"
             assert await connection.fetchval(raised, name) == 1
         stats = await broker.stats(name)
         assert (stats.locked, stats.deferred, stats.dead) == (0, 1, 0)

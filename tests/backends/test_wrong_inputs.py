@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FORKING = """
 import json, os, sys, threading
-import tenure._backends.azure_storage, tenure._backends.postgres, tenure._backends.redis, tenure._cli.group
+import tenure._backends.azure_storage, tenure._backends.postgres, tenure._backends.redis, tenure.cli, tenure._cli.group
 for line in sys.stdin:
     arguments, environment, folder = json.loads(line)
     assert threading.active_count() == 1

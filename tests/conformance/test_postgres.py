@@ -217,13 +217,13 @@ class LockedRowHarness(PostgresHarness):
 
     async def pass_time(self, seconds: float) -> None:
         async with connected_to(self._cabinet.server.url) as user:
-            await user.execute("UPDATE tenure._lease SET expires_at = expires_at - $1", seconds)
+            await user.execute("UPDATE tenure.lease SET expires_at = expires_at - $1", seconds)
 
     @asynccontextmanager
     async def cut_one(self, store: LeaseStore, name: str) -> AsyncIterator[None]:
         """Hold the row, as anybody's open transaction may."""
         async with connected_to(self._cabinet.server.url) as user, user.transaction():
-            await user.execute("SELECT FROM tenure._lease WHERE name = $1 FOR UPDATE", name)
+            await user.execute("SELECT FROM tenure.lease WHERE name = $1 FOR UPDATE", name)
             with self._cabinet.impatient(store, timeout=1.0):
                 yield
 
