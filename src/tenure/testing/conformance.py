@@ -48,29 +48,9 @@
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
-import pytest
-
-pytest.register_assert_rewrite(
-    *(
-        f"tenure.testing._conformance.{name}"
-        for name in (
-            "leases",
-            "lease_faults",
-            "lease_cost",
-            "queues",
-            "live",
-            "queue_faults",
-            "queue_cost",
-            "locks",
-            "consumers",
-            "strain",
-        )
-    )
-)
-
-from tenure.testing._conformance.consumers import ConsumerSuite  # noqa: E402
-from tenure.testing._conformance.cost import Scale  # noqa: E402
-from tenure.testing._conformance.harness import (  # noqa: E402
+from tenure.testing._conformance.consumers import ConsumerSuite
+from tenure.testing._conformance.cost import Scale
+from tenure.testing._conformance.harness import (
     Fault,
     GiveUp,
     LeaseHarness,
@@ -78,15 +58,15 @@ from tenure.testing._conformance.harness import (  # noqa: E402
     LossyBroker,
     QueueHarness,
 )
-from tenure.testing._conformance.lease_cost import LeaseCostSuite  # noqa: E402
-from tenure.testing._conformance.lease_faults import LeaseFaultSuite  # noqa: E402
-from tenure.testing._conformance.leases import LeaseStoreSuite  # noqa: E402
-from tenure.testing._conformance.live import LiveSuite  # noqa: E402
-from tenure.testing._conformance.locks import LockSuite  # noqa: E402
-from tenure.testing._conformance.queue_cost import BrokerCostSuite  # noqa: E402
-from tenure.testing._conformance.queue_faults import BrokerFaultSuite  # noqa: E402
-from tenure.testing._conformance.queues import BrokerSuite  # noqa: E402
-from tenure.testing._conformance.strain import BrokerStrainSuite, LeaseStrainSuite  # noqa: E402
+from tenure.testing._conformance.lease_cost import LeaseCostSuite
+from tenure.testing._conformance.lease_faults import LeaseFaultSuite
+from tenure.testing._conformance.leases import LeaseStoreSuite
+from tenure.testing._conformance.live import LiveSuite
+from tenure.testing._conformance.locks import LockSuite
+from tenure.testing._conformance.queue_cost import BrokerCostSuite
+from tenure.testing._conformance.queue_faults import BrokerFaultSuite
+from tenure.testing._conformance.queues import BrokerSuite
+from tenure.testing._conformance.strain import BrokerStrainSuite, LeaseStrainSuite
 
 __all__ = [
     "BrokerCostSuite",
