@@ -16,7 +16,7 @@ async def serve(message: tenure.Message) -> None:
         case b"broken":
             raise tenure.Reject("unreadable", "no retry mends it")  # a dead letter at once
         case b"busy" if message.delivery_count < 3:
-            raise tenure.Retry(after=0)  # again, at once
+            raise tenure.Retry(delay=0)  # again, at once
         case b"number":
             int("x")  # raises ValueError: see never=
     print(f"{message.body.decode()} is served, delivery {message.delivery_count}")
@@ -26,7 +26,7 @@ async def main() -> None:
     async with tenure.connect("sqlite:///work.db") as backend:
         calls = backend.queue("calls", max_deliveries=5)
         await calls.send_batch([tenure.Outgoing(body) for body in (b"broken", b"busy", b"number", b"plain")])
-        patient = tenure.RetryPolicy(first=0.5, factor=2, longest=60, never=(ValueError,))
+        patient = tenure.RetryPolicy(initial=0.5, factor=2, maximum=60, never=(ValueError,))
         await calls.consume(serve, concurrency=4, retry=patient, grace=25, until_empty=True)
         print(sorted(letter.reason for letter in await calls.dead_letters.peek()))
         await calls.dead_letters.purge()

@@ -26,7 +26,7 @@ async def handle(received: tenure.Message) -> None:
     if order.customer == 404:
         await received.dead_letter("no such customer")
     elif order.item == "kettle":
-        raise tenure.Retry(after=60)
+        raise tenure.Retry(delay=60)
 
 
 def handle_in_thread(received: tenure.sync.Message) -> None:

@@ -66,7 +66,7 @@ def test_plain_functions_run_in_threads() -> None:
                     case 4:
                         return tenure.Reject("odd")
                     case 5:
-                        raise tenure.Retry(after=600)
+                        raise tenure.Retry(delay=600)
                     case 6:
                         message.complete()
                         with pytest.raises(tenure.LockLost):
@@ -284,7 +284,7 @@ def work(message: Received) -> object:
         case b"reject":
             raise tenure.Reject("bad", "x" * 300)
         case b"retry":
-            return tenure.Retry(after=600.0)
+            return tenure.Retry(delay=600.0)
         case b"crash" if message.delivery_count == 1:
             os._exit(3)
         case b"fail":
@@ -300,7 +300,7 @@ def test_heavy_handlers_run_in_processes() -> None:
             failures: list[str] = []
             for body in (b"ok", b"reject", b"retry", b"fail"):
                 await queue.send(body, headers={"parent": str(os.getpid())})
-            policy = tenure.RetryPolicy(first=600, longest=600)
+            policy = tenure.RetryPolicy(initial=600, maximum=600)
             note = lambda message, error: failures.append(type(error).__name__)  # noqa: E731
             left = Stats(delayed=2, dead=1)
             await consume_down_to(left, queue, work, run_in="process", concurrency=1, retry=policy, on_error=note)
@@ -364,7 +364,7 @@ def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
             for body in (b"short", b"short", b"segfault", b"exit", b"odd"):
                 await queue.send(body, headers={"folder": str(tmp_path)}, id=None)
             note = lambda message, error: failures.append((message.body, str(error)))  # noqa: E731
-            retry = tenure.RetryPolicy(first=0)
+            retry = tenure.RetryPolicy(initial=0)
             options: dict[str, Any] = {"concurrency": 5, "until_empty": True, "retry": retry, "on_error": note}
             await queue.consume(labour, run_in="process", **options)
             told = dict(failures)
@@ -577,7 +577,7 @@ async def test_a_hook_that_fails_is_reported_and_ends_no_consumer() -> None:
     async with tenure.connect("memory:", on_event=hook) as backend:
         queue = backend.queue("orders")
         await queue.send(b"one")
-        consuming = asyncio.ensure_future(queue.consume(handle, retry=tenure.RetryPolicy(first=0)))
+        consuming = asyncio.ensure_future(queue.consume(handle, retry=tenure.RetryPolicy(initial=0)))
         async with asyncio.timeout(PATIENCE):
             while await queue.stats() != tenure.Stats():
                 await asyncio.sleep(0.01)

@@ -91,7 +91,7 @@ def test_the_options_that_may_be_passed_on_are_those_that_there_are() -> None:
         ({"retry": 3}, r"retry must be a RetryPolicy, not 3; try"),
         ({"on_error": 3}, "on_error must be a function that takes a message and an exception, not 3"),
         ({"grace": -1}, "grace must be at least 0, not -1"),
-        ({"inbox": math.nan}, "inbox must be a finite number of seconds, not nan"),
+        ({"inbox_window": math.nan}, "inbox_window must be a finite number of seconds, not nan"),
         ({"concurrency": "ten"}, "concurrency must be a whole number of at least 1, not 'ten'"),
         ({"prefetch": -1}, "prefetch must be a whole number of at least 0, not -1"),
         ({"poll_every": "x"}, "poll_every must be a finite number of seconds, not 'x'"),

@@ -50,7 +50,7 @@ def test_the_first_failure_is_told_in_full(
             queue = backend.queue("orders", max_deliveries=3)
             for body in (b"one", b"library", b"twice"):
                 await queue.send(body, session=body.decode() if sessions else None)
-            policy = tenure.RetryPolicy(first=0, longest=0)
+            policy = tenure.RetryPolicy(initial=0, maximum=0)
             await queue.consume(
                 handler, run_in=run_in, sessions=sessions, concurrency=1, until_empty=True, retry=policy
             )
@@ -83,7 +83,7 @@ async def test_verdicts_are_told_in_a_line(sessions: bool, caplog: pytest.LogCap
     async def handler(message: Received) -> None:
         match message.body:
             case b"retry":
-                raise tenure.Retry(after=600) from ValueError("the reason")
+                raise tenure.Retry(delay=600) from ValueError("the reason")
             case b"reject":
                 raise tenure.Reject("odd")
             case _:
@@ -93,7 +93,7 @@ async def test_verdicts_are_told_in_a_line(sessions: bool, caplog: pytest.LogCap
         queue = backend.queue("orders", max_deliveries=2)
         for body in (b"retry", b"reject", b"slow"):
             await queue.send(body, session=body.decode() if sessions else None)
-        policy = tenure.RetryPolicy(first=600, longest=600)
+        policy = tenure.RetryPolicy(initial=600, maximum=600)
         left = tenure.Stats(delayed=2, dead=1)
         await consume_down_to(left, queue, handler, sessions=sessions, retry=policy, max_hold=0.1)
     assert sorted(one.getMessage().partition("failed (")[2].partition(":")[0] for one in records(caplog)) == [

@@ -224,7 +224,7 @@ def test_what_a_handler_has_forked_does_not_hide_its_end(body: bytes, raw: bool)
             options: dict[str, Any] = {
                 "concurrency": 1,
                 "max_hold": 600.0 if body == b"short" else 3.0,
-                "retry": tenure.RetryPolicy(first=0),
+                "retry": tenure.RetryPolicy(initial=0),
                 "on_error": lambda message, error: failures.append((message.body, str(error))),
             }
             consuming = asyncio.ensure_future(queue.consume(forking, run_in="process", **options))

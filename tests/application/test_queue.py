@@ -42,7 +42,7 @@ from tenure.testing import ManualClock, until
 from tenure.testing.loop import VirtualLoop, run
 
 LOCK = 30.0
-AT_ONCE = RetryPolicy(first=0.0, longest=0.0)
+AT_ONCE = RetryPolicy(initial=0.0, maximum=0.0)
 
 
 class Road(MemoryBroker):
@@ -521,7 +521,7 @@ async def test_a_failure_is_retried_later_and_later_and_ends_among_the_dead(town
     async def hook(message: Message, error: BaseException) -> None:
         hooked.append(f"{message.id} {error}")
 
-    policy = RetryPolicy(first=1.0, factor=3.0, jitter=0.0)
+    policy = RetryPolicy(initial=1.0, factor=3.0, jitter=0.0)
     async with town.consuming(queue, handler, retry=policy, on_error=hook):
         await asyncio.sleep(60.0)
     gaps = [later - earlier for earlier, later in pairwise(tried_at)]
@@ -551,7 +551,7 @@ def test_retry_and_reject_are_values_and_exceptions(how: str) -> None:
                 raise KeyError("k")
             if message.delivery_count > 1:
                 return None
-            what = Retry(after=33.0) if message.body == b"retry" else Reject("unreadable", "no JSON")
+            what = Retry(delay=33.0) if message.body == b"retry" else Reject("unreadable", "no JSON")
             if how == "raise":
                 try:
                     raise OSError("below")
@@ -1040,7 +1040,7 @@ async def test_a_failing_hook_changes_nothing(town: Town) -> None:
         ({"grace": -1}, "grace must be"),
         ({"run_in": "cellar"}, "run_in must be"),
         ({"run_in": "process"}, "an async handler runs on the loop"),
-        ({"inbox": -1}, "inbox must be"),
+        ({"inbox_window": -1}, "inbox_window must be"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], complaint: str) -> None:
@@ -1063,7 +1063,7 @@ def test_bad_options_are_refused(options: dict[str, Any], complaint: str) -> Non
 async def test_the_inbox_spares_the_handler_what_was_handled(town: Town) -> None:
     queue = town.queue(dedupe_window=1.0)
     log = Log()
-    async with town.consuming(queue, log, inbox=1_000.0):
+    async with town.consuming(queue, log, inbox_window=1_000.0):
         for _ in range(3):
             await queue.send(b"a", id="a")
             await asyncio.sleep(100.0)  # the dedupe window is over, the inbox still knows
@@ -1083,7 +1083,7 @@ def test_the_inbox_knows_an_id_in_both_forms(session: str | None, noted: str, to
     async def test(town: Town) -> None:
         queue = town.queue()
         log = Log()
-        async with town.consuming(queue, log, inbox=1_000.0, sessions=session is not None):
+        async with town.consuming(queue, log, inbox_window=1_000.0, sessions=session is not None):
             for named in (noted, told, "orders--18"):
                 await queue.send(named.encode(), id=named, session=session)
                 await asyncio.sleep(100.0)
@@ -1109,7 +1109,7 @@ async def test_an_inbox_that_can_not_be_asked_is_no_failure_of_the_message(town:
         def note(message: Message, error: BaseException, hooked: list[BaseException] = hooked) -> None:
             hooked.append(error)
 
-        options: dict[str, Any] = {"inbox": 1_000.0, "sessions": session is not None, "concurrency": 2}
+        options: dict[str, Any] = {"inbox_window": 1_000.0, "sessions": session is not None, "concurrency": 2}
         async with town.consuming(queue, handler, on_error=note, **options):
             await asyncio.sleep(3 * LOCK)
             assert counts == []
@@ -1686,7 +1686,7 @@ async def test_a_failed_message_holds_up_its_session_until_it_is_dead(town: Town
         if message.body == b"a1":
             raise ValueError("no")
 
-    options: dict[str, Any] = {"sessions": True, "retry": RetryPolicy(first=5.0, jitter=0.0)}
+    options: dict[str, Any] = {"sessions": True, "retry": RetryPolicy(initial=5.0, jitter=0.0)}
     async with town.consuming(queue, handler, on_error=lambda message, error: hooked.append(str(error)), **options):
         await asyncio.sleep(60.0)
         await queue.send(b"b2", session="b")

@@ -73,7 +73,7 @@ async def test_a_handler_can_ask_for_a_retry_instead() -> None:
         try:
             message.json()
         except tenure.DecodeError:
-            raise tenure.Retry(after=600) from None
+            raise tenure.Retry(delay=600) from None
 
     async with connect("memory:") as backend:
         queue = backend.queue("orders")
@@ -92,4 +92,4 @@ async def test_another_message_that_can_not_be_decoded_is_a_failure_like_any_oth
         async def handler(message: Received) -> None:
             answer.json()
 
-        await consume_down_to(Stats(delayed=1), queue, handler, retry=tenure.RetryPolicy(first=600, longest=600))
+        await consume_down_to(Stats(delayed=1), queue, handler, retry=tenure.RetryPolicy(initial=600, maximum=600))

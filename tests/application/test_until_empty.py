@@ -46,12 +46,12 @@ def test_what_failed_is_waited_for(sessions: bool, by: str) -> None:
                     case "raises":
                         raise ValueError("not yet")
                     case "Retry":
-                        raise tenure.Retry(after=600)
+                        raise tenure.Retry(delay=600)
                     case _:
                         await message.abandon(delay=600)
 
         await send(queue, sessions, b"once", b"often", b"never")
-        policy = tenure.RetryPolicy(first=600, factor=1, longest=600, jitter=0)
+        policy = tenure.RetryPolicy(initial=600, factor=1, maximum=600, jitter=0)
         await queue.consume(handle, until_empty=True, sessions=sessions, retry=policy, poll_every=float("inf"))
         assert await queue.stats() == Stats()
 
@@ -68,7 +68,7 @@ def test_what_dies_is_not_waited_for(sessions: bool) -> None:
             return handle(message)
 
         await send(queue, sessions, b"one")
-        policy = tenure.RetryPolicy(first=600, factor=1, longest=600, jitter=0)
+        policy = tenure.RetryPolicy(initial=600, factor=1, maximum=600, jitter=0)
         await queue.consume(handle_here, until_empty=True, sessions=sessions, retry=policy)
         assert await queue.stats() == Stats(dead=1)
 
@@ -96,7 +96,7 @@ def test_what_failed_here_and_is_now_with_another_is_not_waited_for() -> None:
             raise ValueError("not yet")
 
         await queue.send(b"one")
-        policy = tenure.RetryPolicy(first=100, factor=1, longest=100, jitter=0)
+        policy = tenure.RetryPolicy(initial=100, factor=1, maximum=100, jitter=0)
         ending = asyncio.create_task(queue.consume(fail, until_empty=True, retry=policy))
         await asyncio.sleep(50)
         queue.pause()
@@ -116,7 +116,7 @@ def test_the_first_exception_of_a_handler_is_raised(sessions: bool) -> None:
         async def handle(message: tenure.Message) -> None:
             match message.body:
                 case b"retry" if message.delivery_count == 1:
-                    raise tenure.Retry(after=0)  # verdicts are none
+                    raise tenure.Retry(delay=0)  # verdicts are none
                 case b"reject":
                     raise tenure.Reject("odd")
                 case b"bad":
@@ -180,7 +180,7 @@ def test_what_was_abandoned_without_an_answer_is_waited_for(sessions: bool, by: 
 
         await send(queue, sessions, b"one")
         losing = asyncio.create_task(lose_an_answer())
-        policy = tenure.RetryPolicy(first=600, factor=1, longest=600, jitter=0)
+        policy = tenure.RetryPolicy(initial=600, factor=1, maximum=600, jitter=0)
         await queue.consume(handle, until_empty=True, sessions=sessions, retry=policy, poll_every=float("inf"))
         await losing
         assert handled == [1, 2]

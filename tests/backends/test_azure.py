@@ -125,7 +125,7 @@ async def test_a_text_too_long_for_a_note_holds_up_nobody(text: str) -> None:
         with native(queue_of(queue.name)) as client:
             client.send_message(text)
         await queue.send(b"good")
-        await queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(first=0, longest=0))
+        await queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(initial=0, maximum=0))
         assert await queue.stats() == tenure.Stats(dead=1)
         [letter] = await queue.dead_letters.peek()
         assert (got, letter.body) == ([1, 2, 3], body)

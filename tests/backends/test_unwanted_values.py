@@ -73,7 +73,7 @@ def times(queue: tenure.Queue) -> Iterator[tuple[str, Call]]:
         yield f"drain {bad!r:.30}", partial(queue.drain, bad)
         if bad != -1:
             yield f"dead before {bad!r:.30}", partial(queue.dead_letters.peek, dead_before=bad)
-        for name in ("grace", "inbox", "max_hold", "poll_every"):
+        for name in ("grace", "inbox_window", "max_hold", "poll_every"):
             if bad != math.inf:
                 options: Any = {name: bad}
                 yield f"{name} {bad!r:.30}", partial(queue.consume, print, until_empty=True, **options)
@@ -166,8 +166,8 @@ def test_a_partition_needs_a_key_and_a_number(key: Any, partitions: Any) -> None
 @pytest.mark.parametrize("bad", NO_SECONDS)
 def test_a_wait_must_be_a_number_of_seconds(bad: Any) -> None:
     with pytest.raises(tenure.ConfigError, match="after"):
-        tenure.Retry(after=bad)
-    for name in ("first", "factor", "longest", "jitter"):
+        tenure.Retry(delay=bad)
+    for name in ("initial", "factor", "maximum", "jitter"):
         with pytest.raises(tenure.ConfigError, match=name):
             tenure.RetryPolicy(**{name: bad})
     for name in ("ttl", "renew_every", "retry_every", "drift", "margin", "grace"):

@@ -370,7 +370,7 @@ def test_the_list_of_dead_letters_says_of_what_they_died(url: str, capsys: Captu
     with tenure.sync.connect(url) as backend:
         queue = backend.queue("orders", max_deliveries=2)
         queue.send_batch([tenure.Outgoing(b"17", id="failed"), tenure.Outgoing(b"18", id="rejected")])
-        queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(first=0.01))
+        queue.consume(handle, until_empty=True, retry=tenure.RetryPolicy(initial=0.01))
     _, out, _ = tell(capsys, "dead", "list", "orders")
     why = {row.split()[1]: row for row in out.splitlines()}
     assert why["failed"].endswith("  ValueError: no customer 17")

@@ -101,7 +101,7 @@ def test_the_exit_code_decides(stage: Stage) -> None:
         body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $TENURE_MESSAGE_ID" >> said
         case $body$TENURE_DELIVERY_COUNT in later1) exit 1;; bad*) exit 65;; esac
     """
-    worker = stage.work("--retry-first", "10ms", "--", "sh", "-c", script)
+    worker = stage.work("--retry-initial", "10ms", "--", "sh", "-c", script)
     stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
@@ -124,7 +124,7 @@ def test_a_store_that_is_not_there_is_not_waited_for_if_so_asked(stage: Stage, w
 def test_which_codes_reject_can_be_said(stage: Stage) -> None:
     stage.send("3", "7", "65")
     script = "body=$(cat); echo $body >> said; exit $body"
-    fast = ("--retry-first", "0", "--retry-longest", "0", "--max-deliveries", "2", "--")
+    fast = ("--retry-initial", "0", "--retry-maximum", "0", "--max-deliveries", "2", "--")
     stage.work("--reject-on", "2-3", "--retry-on", "65", *fast, "sh", "-c", script)
     stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
     assert sorted(stage.said()) == ["3", "65", "65", "7", "7"]
@@ -134,7 +134,7 @@ def test_which_codes_reject_can_be_said(stage: Stage) -> None:
 def test_with_codes_to_retry_alone_all_others_reject(stage: Stage) -> None:
     stage.send("3", "7", "137")
     script = "body=$(cat); echo $body >> said; exit $body"
-    fast = ("--retry-first", "0", "--retry-longest", "0", "--max-deliveries", "2", "--")
+    fast = ("--retry-initial", "0", "--retry-maximum", "0", "--max-deliveries", "2", "--")
     stage.work("--retry-on", "7", *fast, "sh", "-c", script)
     stage.wait(lambda: stage.stats() == tenure.Stats(dead=3))
     assert stage.reasons() == {"3": "exit 3", "7": "max_deliveries", "137": "exit 137"}
@@ -145,7 +145,7 @@ def test_a_command_that_can_not_be_run_is_tried_again(stage: Stage) -> None:
     program.write_text("#!/nonexistent/interpreter\n")
     program.chmod(0o755)
     stage.send("one")
-    stage.work("--retry-on", "7", "--max-deliveries", "2", "--retry-first", "10ms", "--", str(program))
+    stage.work("--retry-on", "7", "--max-deliveries", "2", "--retry-initial", "10ms", "--", str(program))
     stage.wait(lambda: stage.stats() == tenure.Stats(dead=1))
     with tenure.sync.connect(stage.url) as backend:
         [letter] = backend.queue("orders").dead_letters.peek()
@@ -299,7 +299,7 @@ def test_in_the_end_it_says_what_became_of_the_messages(stage: Stage) -> None:
         body=$(cat); echo $body >> said; until [ $(wc -l < said) = 4 ]; do sleep 0.02; done
         case $body in bad) exit 1;; worse) exit 65;; slow) sleep 600;; esac
     """
-    worker = stage.work("-c", "4", "--grace", "200ms", "--retry-first", "1m", "--", "sh", "-c", script)
+    worker = stage.work("-c", "4", "--grace", "200ms", "--retry-initial", "1m", "--", "sh", "-c", script)
     stage.wait(lambda: stage.stats() == tenure.Stats(locked=1, delayed=1, dead=1))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(PATIENCE) == 0
@@ -448,7 +448,7 @@ def test_what_a_function_leaves_running_is_not_adopted(stage: Stage) -> None:
 
 def test_a_function_that_fails_is_shown_where_and_a_command_is_not(stage: Stage) -> None:
     (stage.folder / "shop.py").write_text("def sell(message):\n    return 1 / len(message.body[5:])\n")
-    retries = ["--until-empty", "--max-deliveries", "3", "--retry-first", "10ms"]
+    retries = ["--until-empty", "--max-deliveries", "3", "--retry-initial", "10ms"]
     stage.send("order")
     _, err = stage.work(*retries, "--handler", "shop:sell").communicate(timeout=PATIENCE)
     lines = err.splitlines()

@@ -426,7 +426,7 @@ def test_waits_grow_and_keep_their_bounds(
 ) -> None:
     policy = RetryPolicy(first, factor, first + more, jitter)
     wait = policy.delay(deliveries, random.Random(seed))
-    assert 0 <= wait <= policy.longest
+    assert 0 <= wait <= policy.maximum
     assert policy.delay(1, random.Random(seed)) <= first
 
 
@@ -436,9 +436,9 @@ class _Dice:
 
 
 def test_what_a_failure_leads_to() -> None:
-    policy = RetryPolicy(first=1.0, factor=2.0, longest=3.0, jitter=0.0, never=(KeyError,))
+    policy = RetryPolicy(initial=1.0, factor=2.0, maximum=3.0, jitter=0.0, never=(KeyError,))
     assert [policy.delay(count, _Dice()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
-    assert verdict_on_failure(Retry(after=7.0), 1, policy, _Dice()) == Abandon(7.0, None)
+    assert verdict_on_failure(Retry(delay=7.0), 1, policy, _Dice()) == Abandon(7.0, None)
     assert verdict_on_failure(Retry(), 2, policy, _Dice()) == Abandon(2.0, None)
     verdict: Any = verdict_on_failure(Reject("bad", "very"), 1, policy, _Dice())
     assert (verdict.reason, verdict.description, verdict.error) == ("bad", "very", None)
@@ -451,12 +451,12 @@ def test_what_a_failure_leads_to() -> None:
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
-        (lambda: RetryPolicy(first=-1), "first must be"),
+        (lambda: RetryPolicy(initial=-1), "initial must be"),
         (lambda: RetryPolicy(factor=0.5), r"factor \(0.5\) must be at least 1"),
         (lambda: RetryPolicy(jitter=2), r"jitter \(2\) must be at most 1"),
-        (lambda: RetryPolicy(first=5, longest=1), r"longest \(1 s\) must be at least first \(5 s\)"),
-        (lambda: Retry(after=-1), "after must be"),
-        (lambda: Retry(after=NEVER), "after must be"),
+        (lambda: RetryPolicy(initial=5, maximum=1), r"maximum \(1 s\) must be at least initial \(5 s\)"),
+        (lambda: Retry(delay=-1), "delay must be"),
+        (lambda: Retry(delay=NEVER), "delay must be"),
         (lambda: Reject(""), "reason must not be empty"),
         (lambda: Reject("bad", ValueError("x")), r"description must be text, not ValueError\('x'\)"),  # type: ignore[arg-type]
         (lambda: PumpSettings(TIMING, concurrency=0), "concurrency must be"),

@@ -17,7 +17,7 @@ from tenure._cli.group import complete, on_option, refuse_both, seconds_option
 from tenure._cli.lead import require_runnable
 from tenure._cli.patience import wait_option
 
-_FIELD = re.compile(r"\b(first|factor|longest|jitter)(?:=(?=\d)| (?=\(|must))")
+_FIELD = re.compile(r"\b(initial|factor|maximum|jitter)(?:=(?=\d)| (?=\(|must))")
 """A field of :class:`tenure.RetryPolicy` where an error speaks of it."""
 
 
@@ -57,9 +57,9 @@ class Order:
     "--retry-on", type=exit_codes, metavar="CODES", help="Retry on these; without --reject-on, reject on all others."
 )
 @click.option("--max-deliveries", type=click.IntRange(min=1), metavar="N", help="Then dead-letter it. [default: 10]")
-@seconds_option("--retry-first", "How long a failed message waits for its second delivery. [default: 0.5]")
+@seconds_option("--retry-initial", "How long a failed message waits for its second delivery. [default: 0.5]")
 @click.option("--retry-factor", type=float, metavar="X", help="Each further wait is so many times longer. [default: 2]")
-@seconds_option("--retry-longest", "The longest wait. [default: 60]")
+@seconds_option("--retry-maximum", "The longest wait. [default: 60]")
 @click.option(
     "--retry-jitter", type=float, metavar="SHARE", help="The share of a wait that is random, 0 to 1. [default: 0.2]"
 )
@@ -118,7 +118,7 @@ def command(
     if argv:
         require_runnable(argv[0], "no message was received")
     rejects = rejecting(options.pop("reject_on"), options.pop("retry_on"))
-    retry = _retry_policy({name: options.pop(f"retry_{name}") for name in ("first", "factor", "longest", "jitter")})
+    retry = _retry_policy({name: options.pop(f"retry_{name}") for name in ("initial", "factor", "maximum", "jitter")})
     timeout, grace = options.pop("timeout"), options.pop("grace")
     settings = {key: value for key, value in options.items() if value is not None}
     order = Order(

@@ -9,7 +9,7 @@ from tenure._demo.computation import count_chunk
 from tenure._demo.messages import Result, Task
 from tenure._demo.report import Report, report
 
-RETRY = tenure.RetryPolicy(first=0.2, factor=2.0, longest=1.0)
+RETRY = tenure.RetryPolicy(initial=0.2, factor=2.0, maximum=1.0)
 """Quick: the poisonous file has to fail as often as it may while people look on."""
 
 GRACE = 2.0

@@ -124,7 +124,7 @@ class Consumer:
         self._handlers = Handlers(handler, consuming.run_in, consuming.concurrency, self)
         self._verdict: Verdict | None = None
         if consuming.auto_complete:
-            self._verdict = Complete(remember=consuming.inbox) if consuming.inbox else COMPLETE
+            self._verdict = Complete(remember=consuming.inbox_window) if consuming.inbox_window else COMPLETE
         self._holds: dict[Token, LockGroup] = {}
         self._pump = self._new_pump()
         self._workers: list[_Worker] = []
@@ -524,7 +524,7 @@ class _Worker:
         consumer = self._consumer
         context, pump, serve = consumer._context, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = context.clock.now, pump.take, pump.done, consumer._turn_soon
-        success, inbox = consumer._verdict, consumer._consuming.inbox
+        success, inbox = consumer._verdict, consumer._consuming.inbox_window
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
         cancelling = task.cancelling

@@ -29,7 +29,7 @@ class ConsumeOptions(TypedDict, total=False):
     auto_complete: bool
     on_error: OnError | None
     run_in: RunIn
-    inbox: float
+    inbox_window: float
     until_empty: bool
     raise_errors: bool
     sigterm: bool | None
@@ -54,7 +54,7 @@ class ConsumeSettings:
     auto_complete: bool = True
     on_error: OnError | None = None
     run_in: RunIn = "auto"
-    inbox: float = 0.0
+    inbox_window: float = 0.0
     until_empty: bool = False
     raise_errors: bool = False
     sigterm: bool | None = None
@@ -63,12 +63,14 @@ class ConsumeSettings:
 
     def __post_init__(self) -> None:
         check_seconds("grace", self.grace, least=0.0)
-        check_seconds("inbox", self.inbox, least=0.0)
+        check_seconds("inbox_window", self.inbox_window, least=0.0)
         if self.wait is not None and self.wait != math.inf:
             check_seconds("wait", self.wait, least=0.0)
         retry: object = self.retry
         if retry is not None and not isinstance(retry, RetryPolicy):
-            raise ConfigError(f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(first=1)")
+            raise ConfigError(
+                f"retry must be a RetryPolicy, not {retry!r:.80}; try retry=tenure.RetryPolicy(initial=1)"
+            )
         if self.on_error is not None and not callable(self.on_error):
             raise ConfigError(
                 f"on_error must be a function that takes a message and an exception, not {self.on_error!r:.80}"

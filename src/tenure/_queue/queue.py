@@ -225,7 +225,7 @@ class Queue:
         """Call *handler* with message after message, until stopped: the message pump.
 
         It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
-        after ``max_deliveries``. It returns or raises ``Retry(after=…)`` or ``Reject(reason, description)`` → so be it.
+        after ``max_deliveries``. It returns or raises ``Retry(delay=…)`` or ``Reject(reason, description)`` → so be it.
         It lets out the ``DecodeError`` of ``message.decode(…)`` → it is dead-lettered at once, as ``undecodable``.
         Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
 
@@ -250,7 +250,7 @@ class Queue:
             run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
                 importable, and their message has no verbs. A process has one message at a time, and is killed when
                 that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
-            inbox: For how many seconds to remember the ids of completed messages; one whose id is remembered is
+            inbox_window: For how many seconds to remember the ids of completed messages; one whose id is remembered is
                 completed without calling the handler.
             until_empty: End as soon as nothing is ready, nothing runs, and nothing that this call has abandoned (its
                 handler failed, or asked for it) still waits to be delivered again. What others have delayed or locked
@@ -400,7 +400,7 @@ class Queue:
         return await self._context.broker.purge_live(self.name, which, dry_run=dry_run)
 
     async def handled(self, *ids: str) -> list[bool]:
-        """Tell which *ids* were completed with ``remember``, or by a consumer with ``inbox``, that is not over yet."""
+        """Tell which *ids* a completion with ``remember``, or a consumer with ``inbox_window``, still remembers."""
         return await self._context.handled(_ids(ids))
 
     async def delete(self, *, force: bool = False) -> Stats:

@@ -27,17 +27,17 @@ class Retry(Exception):
     It counts as a delivery; the last one allowed still leads to the dead letters.
 
     Args:
-        after: In how many seconds; without, as the retry policy says.
+        delay: In how many seconds; without, as the retry policy says.
     """
 
-    def __init__(self, after: float | None = None) -> None:
-        if after is not None:
-            check_seconds("after", after, least=0.0)
-        super().__init__("to be retried" if after is None else f"to be retried after {after:g} s")
-        self.after = after
+    def __init__(self, delay: float | None = None) -> None:
+        if delay is not None:
+            check_seconds("delay", delay, least=0.0)
+        super().__init__("to be retried" if delay is None else f"to be retried after {delay:g} s")
+        self.delay = delay
 
     def __reduce__(self) -> tuple[type[Retry], tuple[float | None]]:
-        return Retry, (self.after,)  # it may come from another process
+        return Retry, (self.delay,)  # it may come from another process
 
 
 class Reject(Exception):
@@ -61,12 +61,12 @@ class Reject(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a failed message waits before its next delivery: ``first``, and ``factor`` times longer each time.
+    """How long a failed message waits before its next delivery: ``initial``, and ``factor`` times longer each time.
 
     Args:
-        first: Seconds to wait after the first delivery failed.
+        initial: Seconds to wait after the first delivery failed.
         factor: By what the wait grows with each further failure.
-        longest: The most seconds to wait.
+        maximum: The most seconds to wait.
         jitter: The share of the wait that is left to chance, so that what failed together isn't retried together.
         never: Types of exceptions that no retry mends: the message is dead-lettered at once, with the type's name as
             the reason.
@@ -75,29 +75,29 @@ class RetryPolicy:
         ConfigError: A setting can't work.
     """
 
-    first: float = 0.5
+    initial: float = 0.5
     factor: float = 2.0
-    longest: float = 60.0
+    maximum: float = 60.0
     jitter: float = 0.2
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("first", "factor", "longest", "jitter"):
+        for name in ("initial", "factor", "maximum", "jitter"):
             check_seconds(name, getattr(self, name), least=0.0, what="a finite number")
         if self.factor < 1:
             raise ConfigError(f"factor ({self.factor:g}) must be at least 1: a wait doesn't shrink; try factor=2")
         if self.jitter > 1:
             raise ConfigError(f"jitter ({self.jitter:g}) must be at most 1: it is a share of the wait; try jitter=0.2")
-        if self.longest < self.first:
-            raise ConfigError(f"longest ({self.longest:g} s) must be at least first ({self.first:g} s)")
+        if self.maximum < self.initial:
+            raise ConfigError(f"maximum ({self.maximum:g} s) must be at least initial ({self.initial:g} s)")
 
     def delay(self, deliveries: int, rng: Rng) -> float:
-        """Return how long to wait after so many *deliveries* have failed; never longer than ``longest``."""
+        """Return how long to wait after so many *deliveries* have failed; never longer than ``maximum``."""
         try:
-            grown = self.first * self.factor ** max(deliveries - 1, 0)
+            grown = self.initial * self.factor ** max(deliveries - 1, 0)
         except OverflowError:
-            grown = self.longest
-        return min(grown, self.longest) * (1.0 - self.jitter * rng.random())
+            grown = self.maximum
+        return min(grown, self.maximum) * (1.0 - self.jitter * rng.random())
 
 
 def verdict_on_failure(
@@ -120,10 +120,10 @@ def verdict_on_failure(
             case Reject(reason=reason, description=description):
                 check_text("reason", reason)
                 return DeadLetter(reason, description, _cause(error, most))
-            case Retry(after=after):
-                if after is not None:
-                    check_seconds("after", after, least=0.0)
-                return Abandon(policy.delay(deliveries, rng) if after is None else after, _cause(error, most))
+            case Retry(delay=delay):
+                if delay is not None:
+                    check_seconds("delay", delay, least=0.0)
+                return Abandon(policy.delay(deliveries, rng) if delay is None else delay, _cause(error, most))
             case DecodeError() if delivery is not None and (error.queue, error.sequence) == delivery[:2]:
                 failure = Failure.of(error, most)
                 return DeadLetter(UNDECODABLE, failure.message, failure)

@@ -50,7 +50,7 @@ class SessionConsumer:
         self._consuming = consuming
         self._settings = self._get_settings()
         self._handlers = Handlers(handler, consuming.run_in, consuming.concurrency, self)
-        self._success: Verdict = Complete(remember=consuming.inbox) if consuming.inbox else COMPLETE
+        self._success: Verdict = Complete(remember=consuming.inbox_window) if consuming.inbox_window else COMPLETE
         self._may_go_on = asyncio.Event()  # cleared by pause()
         self._may_go_on.set()
         self._stopping = asyncio.Event()
@@ -278,7 +278,7 @@ class _Worker:
 
     async def _handle(self, session: Session, message: Message) -> None:
         consumer, delivery = self._consumer, message.delivery
-        if consumer._consuming.inbox and await consumer._was_handled(session, delivery):
+        if consumer._consuming.inbox_window and await consumer._was_handled(session, delivery):
             error = None
         else:
             error = await self._call(session, message)

@@ -181,7 +181,7 @@ class ConsumerSuite(QueueSuite):
                 await until(are_delayed, within=PATIENCE)
                 await house.pass_time(1.0)
 
-        policy = RetryPolicy(first=0.2, jitter=0.0)
+        policy = RetryPolicy(initial=0.2, jitter=0.0)
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             group.create_task(pass_time())
             group.create_task(town.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))

@@ -78,5 +78,5 @@ def fails(simulation: Simulation, work: Work) -> BaseException | None:
         case "interrupts" if not simulation.calm and rng.random() < 0.5:
             return KeyboardInterrupt()
         case "flaky" if rng.random() < 0.5:
-            return Retry(plan.retry.longest * rng.random()) if rng.random() < 0.5 else OSError("not now")
+            return Retry(plan.retry.maximum * rng.random()) if rng.random() < 0.5 else OSError("not now")
     return None

@@ -144,7 +144,7 @@ def draw(rng: random.Random, others: random.Random, users: random.Random) -> Pla
         producers=rng.randint(1, 3),
         settings=_settings(rng, timing),
         max_deliveries=rng.choice((1, 2, 3, 5)),
-        retry=RetryPolicy(first=0.02 * lock, longest=rng.choice((0.05, 0.3)) * lock),
+        retry=RetryPolicy(initial=0.02 * lock, maximum=rng.choice((0.05, 0.3)) * lock),
         grace=rng.choice((0.0, 0.2, 1.5)) * lock,
         messages=rng.choice((30, 100, 300)),
         burst=rng.choice((1, 10, 60)),
@@ -214,7 +214,7 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
     handling = CALM_WORK * lock + 4.0 * latency
     turn = 1.2 * settings.poll_every + handling * (1.0 + messages / (consumers * settings.concurrency))
-    tries = plan.max_deliveries * (turn + plan.retry.longest)
+    tries = plan.max_deliveries * (turn + plan.retry.maximum)
     if "hook_lasts" in plan.faults:
         busy += HOOK_MAX
     return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9
