@@ -246,8 +246,8 @@ def require_files(url: Url, options: Options) -> None:
 
 @cache
 def text_of(file: str, schema: str) -> str:
-    """Return an SQL file of this folder, for the tables in *schema*."""
-    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    """Return a file of the folder ``sql``, for the tables in *schema*."""
+    text = resources.files(__package__).joinpath("sql", file).read_text(encoding="utf-8")
     return text.replace("{schema}", schema)
 
 

@@ -1,6 +1,6 @@
-"""The schema: created and upgraded step by step, each step in an SQL file of its own, all in one transaction.
+"""The schema: created and upgraded step by step (``sql/schema_N.sql``), all steps in one transaction.
 
-Except for what a step changes in several tables that are in use: that is done before, table by table.
+Changes to tables that are in use are made before it, in one transaction for each table (``sql/schema_N_tables.sql``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,25 @@ STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.s
 TABLES = {4: "schema_4_tables.sql"}
 """What a step changes in tables that are in use; the older version's functions work with all of it."""
 
-FUNCTIONS = "queue.sql"
-"""Written anew by every migration that finds others, with the indexes that they need.
+FUNCTIONS = (
+    "indexes",
+    "marks",
+    "messages",
+    "due",
+    "queues",
+    "send",
+    "claim",
+    "settle",
+    "sessions",
+    "dead_letters",
+    "stats",
+    "tidy",
+)
+"""The files of ``sql/functions`` in the order in which they are installed: a function in SQL needs those that it calls.
 
-One whose arguments change is dropped by the step that does so."""
+All are written anew by every migration that finds others, with the indexes that they need. A function whose arguments
+change is dropped by the step that changes them.
+"""
 
 LOOK_AGAIN = 0.2
 """Seconds after which to look again for what another transaction is at: nobody tells of a rollback."""
@@ -312,7 +327,7 @@ def functions(schema: str) -> str:
         "reason_tried": MAX_DELIVERIES,
         "reason_expired": EXPIRED,
     }
-    text = text_of(FUNCTIONS, schema)
+    text = "\n".join(text_of(f"functions/{name}.sql", schema) for name in FUNCTIONS)
     for name, value in agreed.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text

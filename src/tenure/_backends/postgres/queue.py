@@ -1,6 +1,6 @@
 """Queues in PostgreSQL: rows that are claimed by whoever skips what others are at, judged by the server's clock.
 
-What is done in one step is a function in the database (``queue.sql``); here are the columns that go in and the rows
+What is done in one step is a function in the database (``sql/functions``); here are the columns that go in and the rows
 that come out.
 """
 
@@ -709,7 +709,7 @@ class PostgresBroker:
     def _note_received(self, queue: str, count: int, number: int, has_asked: bool) -> None:
         """Count what was received, and see to it that the queue's marks are raised now and then.
 
-        As far as they go only if *has_asked* when the next lock ends: see "propose" in queue.sql.
+        As far as they go only if *has_asked* when the next lock ends: see "propose" in marks.sql.
         """
         received = self._received.setdefault(queue, _Received())
         received.count += count
@@ -727,7 +727,7 @@ class PostgresBroker:
             self._begin(self._raise_marks(queue, received, looks_ahead))
 
     async def _raise_marks(self, queue: str, received: _Received, looks_ahead: bool) -> None:
-        """Let claims begin behind what was consumed; see "marks" in queue.sql."""
+        """Let claims begin behind what was consumed; see marks.sql."""
         behind = received.behind
         try:
             with suppress(TenureError):  # it can wait

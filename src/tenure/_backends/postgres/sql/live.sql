@@ -2,7 +2,7 @@
 -- database: so they work on a schema that an older tenure has made.
 --
 -- A tenure._queue.broker.LiveSelection is $2 to $6: after, numbers, ids, session, sent_before. What it says of a message m
--- of the queue q stands for {fits}. $7 is how many, $8 the states by number. Lanes, marks and "+ 0" are as in queue.sql.
+-- of the queue q stands for {fits}. $7 is how many, $8 the states by number. Lanes, marks and "+ 0" are as in the functions.
 
 -- name: fits
     ($3::bigint[] IS NULL OR m.seq = ANY ($3))

@@ -12,7 +12,7 @@ CREATE TABLE {schema}.waiting (
 CREATE INDEX waiting_order ON {schema}.waiting (queue, seq);
 CREATE INDEX waiting_session ON {schema}.waiting (queue, session);
 
--- Where a queue's questions begin; see "marks" in queue.sql. kind: 0 lowered, 1 proposed, 2 raised.
+-- Where a queue's questions begin; see marks.sql. kind: 0 lowered, 1 proposed, 2 raised.
 CREATE TABLE {schema}.mark (
     queue integer NOT NULL,
     n     bigint GENERATED ALWAYS AS IDENTITY,
@@ -42,7 +42,7 @@ BEGIN
 END
 $$;
 
--- In orders that have a mark, and that no other index has. (Those of messages that nobody has are in queue.sql.)
+-- In orders that have a mark, and that no other index has. (Those of messages that nobody has are in indexes.sql.)
 DROP INDEX {schema}.message_due;
 CREATE INDEX message_due ON {schema}.message (queue, state, due_at) WHERE due_at IS NOT NULL;
 

@@ -1,0 +1,234 @@
+-- Claims of messages, and the return of claims whose answer was lost.
+
+-- Return how many of these bodies one claim takes: it ends with the one that brings it to {claim_bytes} bytes.
+CREATE OR REPLACE FUNCTION {schema}._fitting(p_sizes integer[]) RETURNS integer
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    v_size bigint := 0;
+BEGIN
+    FOR v_place IN 1 .. cardinality(p_sizes) LOOP
+        v_size := v_size + p_sizes[v_place];
+        IF v_size >= {claim_bytes} THEN
+            RETURN v_place;
+        END IF;
+    END LOOP;
+    RETURN cardinality(p_sizes);
+END
+$$;
+
+-- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
+-- come a row without number: its locked_until is the seconds until something is due, its headers are the deaths that were
+-- found. A claim ends with the body that brings it to {claim_bytes} bytes: then there may be more at once, which the client
+-- sees by the bodies.
+--
+-- Each statement and each expression of a function is paid for anew in each transaction: so there are few on the way of
+-- one message.
+CREATE OR REPLACE FUNCTION {schema}.receive(
+    p_queue text, p_most integer, p_lock double precision, p_token bigint
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_first bigint;
+    v_unlocks double precision;
+    v_due double precision;
+    v_is_plain boolean;  -- the marks are those that were raised last, and nothing has a priority
+    v_is_covered boolean;
+    v_keys double precision[];
+    v_found integer;
+BEGIN
+    -- Before the marks are read: so this is one of the writers that raise_marks() waits for, or sees what is proposed.
+    LOCK TABLE ONLY {schema}.message IN ROW EXCLUSIVE MODE;
+    SELECT q.id,
+           -- While none was raised: all from the beginning on.
+           least(coalesce(m.keys[1], 0), 9e18::double precision)::bigint,
+           coalesce(m.keys[12], 0),
+           least(m.keys[11], m.keys[13], 'Infinity'),
+           m.keys IS NULL OR m.kind = 2 AND m.keys[2:10] = '{others}',
+           (m.keys IS NULL OR m.kind <> 1 AND m.keys[12] <= v_now + p_lock)
+               AND current_setting('transaction_isolation') = 'read committed',  -- else it doesn't see what is proposed
+           coalesce(m.keys, '{marks}')
+    INTO v_queue, v_first, v_unlocks, v_due, v_is_plain, v_is_covered, v_keys
+    FROM {schema}.queue AS q
+    LEFT JOIN LATERAL (
+        SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = q.id ORDER BY m.n DESC LIMIT 1
+    ) AS m ON true
+    WHERE q.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF v_is_plain AND v_unlocks <= v_now AND v_due > v_now THEN
+        v_is_plain := NOT EXISTS (
+            SELECT FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at >= v_unlocks AND m.due_at <= v_now
+        );
+    ELSIF v_is_plain AND v_due <= v_now THEN
+        v_is_plain := NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys));
+    END IF;
+    IF NOT v_is_plain THEN
+        v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
+        headers := {schema}._told();
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY ((
+            SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
+                   ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
+            FROM (
+                SELECT m.ctid, octet_length(m.body) AS size
+                FROM generate_series(9, 0, -1) AS p (priority)
+                CROSS JOIN LATERAL (
+                    SELECT m.ctid, m.body
+                    FROM {schema}.message AS m
+                    WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = p.priority
+                      AND m.seq + 0 >= v_keys[1 + p.priority]::bigint
+                      AND (m.expires_at IS NULL OR m.expires_at > v_now)
+                    ORDER BY m.seq + 0
+                    LIMIT p_most
+                    FOR UPDATE SKIP LOCKED
+                ) AS m
+                WHERE v_keys[1 + p.priority] < 'Infinity'
+                LIMIT p_most
+            ) AS ready
+        )::tid[])
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+    ELSIF p_most > 1 THEN
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY ((
+            SELECT CASE WHEN sum(ready.size) < {claim_bytes} THEN array_agg(ready.ctid)
+                   ELSE (array_agg(ready.ctid))[:{schema}._fitting(array_agg(ready.size))] END
+            FROM (
+                SELECT m.ctid, octet_length(m.body) AS size
+                FROM {schema}.message AS m
+                WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 0 AND m.seq + 0 >= v_first
+                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                ORDER BY m.seq + 0
+                LIMIT p_most
+                FOR UPDATE SKIP LOCKED
+            ) AS ready
+        )::tid[])
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+    ELSE
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+        WHERE m.ctid = ANY (ARRAY(
+            SELECT m.ctid
+            FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 0
+              AND m.seq + 0 >= v_first
+              AND (m.expires_at IS NULL OR m.expires_at > v_now)
+            ORDER BY m.seq + 0
+            LIMIT p_most
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+    END IF;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+    END IF;
+    IF v_found = p_most AND v_is_covered AND headers IS NULL THEN
+        RETURN;  -- as nearly always where there is enough to do
+    ELSIF v_found > 0 AND NOT v_is_covered THEN
+        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+    END IF;
+    IF v_found < p_most THEN
+        IF v_found > 0 THEN
+            v_keys[12] := least(v_keys[12], v_now + p_lock);
+        END IF;
+        locked_until := {schema}._due_in(v_queue, v_now, v_keys);
+        RETURN NEXT;
+    ELSIF headers IS NOT NULL THEN
+        RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- Claim deferred messages by their numbers.
+CREATE OR REPLACE FUNCTION {schema}.receive_deferred(
+    p_queue text, p_numbers bigint[], p_lock double precision, p_token bigint
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    RETURN QUERY
+    UPDATE {schema}.message AS m
+    SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
+    WHERE m.ctid = ANY (ARRAY(
+        SELECT (
+            SELECT put_aside.ctid FROM {schema}.message AS put_aside
+            WHERE put_aside.seq = a.seq AND put_aside.queue = v_queue AND put_aside.state = 3
+            FOR UPDATE SKIP LOCKED
+        )
+        FROM (SELECT DISTINCT seq FROM unnest(p_numbers) AS a (seq) ORDER BY seq) AS a
+    ))
+    RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+        m.reply_to, m.correlation_id;
+    GET DIAGNOSTICS v_found = ROW_COUNT;
+    IF v_found > 0 THEN
+        INSERT INTO {schema}.tally (queue, deferred, locked) VALUES (v_queue, -v_found, v_found);
+        PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
+    END IF;
+END
+$$;
+
+-- Give back, uncounted, what the claims with these tokens still hold; return the tokens of which something was found.
+-- They were asked for p_ages seconds ago, for p_locks seconds: so only what is locked until about then is looked at, and
+-- not all that is locked. (If the server's clock was set meanwhile, they are not found, and end by themselves.)
+CREATE OR REPLACE FUNCTION {schema}.give_back(
+    p_queue text, p_tokens bigint[], p_ages double precision[], p_locks double precision[]
+) RETURNS bigint[]
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_found bigint[] := '{}';
+    v_first record;
+    v_message {schema}.message;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR v_first IN
+        SELECT a.token, first.due_at
+        FROM unnest(p_tokens, p_ages, p_locks) AS a (token, age, lock)
+        CROSS JOIN LATERAL (  -- all that a claim holds is locked until the same moment
+            SELECT m.due_at FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.token = a.token AND m.due_at > v_now
+              AND m.due_at >= v_now - a.age * 1.01 - 0.1 + a.lock AND m.due_at <= v_now + a.lock + 0.1
+            ORDER BY m.due_at
+            LIMIT 1
+        ) AS first
+    LOOP
+        FOR v_message IN
+            SELECT m.* FROM {schema}.message AS m
+            WHERE m.queue = v_queue AND m.state = 1::smallint AND m.due_at = v_first.due_at AND m.token = v_first.token
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            v_found := v_found || v_message.token;
+            PERFORM {schema}._take_back(v_message, v_now);
+        END LOOP;
+    END LOOP;
+    RETURN v_found;
+END
+$$;

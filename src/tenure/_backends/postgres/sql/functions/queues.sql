@@ -1,0 +1,141 @@
+-- Queues: their names, their beginning, their end.
+
+-- Return a queue's number; it comes into being when first used, or used again after it was deleted.
+CREATE OR REPLACE FUNCTION {schema}._queue(p_name text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue integer;
+    v_deleted_at double precision;
+BEGIN
+    SELECT id, deleted_at INTO v_queue, v_deleted_at FROM {schema}.queue WHERE name = p_name;
+    IF v_deleted_at IS NOT NULL THEN
+        UPDATE {schema}.queue SET deleted_at = NULL WHERE id = v_queue RETURNING id INTO v_queue;
+    END IF;
+    IF v_queue IS NULL THEN
+        INSERT INTO {schema}.queue (name, lock, max_deliveries, dedupe_window, body_max)
+        VALUES (p_name, {lock}, {max_deliveries}, {dedupe_window}, {body_max})
+        ON CONFLICT (name) DO UPDATE SET deleted_at = NULL
+        RETURNING id INTO v_queue;
+    END IF;
+    RETURN v_queue;
+END
+$$;
+
+-- Refuse what is no name of a queue.
+CREATE OR REPLACE FUNCTION {schema}._check_name(p_name text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF p_name IS NULL OR p_name = '' OR length(p_name) > 200 OR strpos(p_name, '$') > 0 OR p_name <> btrim(p_name) THEN
+        RAISE EXCEPTION 'a queue''s name has 1 to 200 characters, no $ and no space around it; % is none', p_name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- Make a queue, if there is none of this name. Else the first who sends to it does, and others who would be the first
+-- wait for that one's transaction to end.
+CREATE OR REPLACE FUNCTION {schema}.declare(queue text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM {schema}._check_name(queue), {schema}._queue(queue);
+END
+$$;
+
+-- List the queues. One that was deleted is one again if a message was sent to it meanwhile.
+CREATE OR REPLACE FUNCTION {schema}.names() RETURNS SETOF text
+LANGUAGE sql {plans} AS $$
+    SELECT q.name
+    FROM {schema}.queue AS q
+    WHERE q.deleted_at IS NULL OR EXISTS (
+        SELECT FROM {schema}.tally AS t
+        WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
+        GROUP BY t.queue
+        HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
+    )
+    ORDER BY q.name
+$$;
+
+-- Delete a queue if it is empty, or by force; tell whether that is so, and what it held.
+--
+-- Its row stays for a day, marked, and is the queue's again if it is used again. So a transaction that was about to send
+-- when the queue was deleted writes into no void: what it sends is there under the old number, which is still the name's.
+CREATE OR REPLACE FUNCTION {schema}.delete_queue(p_queue text, p_force boolean) RETURNS TABLE (
+    is_deleted boolean, ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint,
+    oldest_age double precision
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.counts(p_queue) AS s;
+    is_deleted := p_force OR coalesce(ready + locked + delayed + deferred + dead, 0) = 0;
+    IF is_deleted AND p_force THEN  -- else nothing was there, and what has come since is to stay
+        WITH gone AS (
+            DELETE FROM {schema}.message AS m WHERE m.queue = v_queue RETURNING m.state
+        )
+        INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred)
+        SELECT v_queue,
+               -count(*) FILTER (WHERE state = 0), -count(*) FILTER (WHERE state = 1),
+               -count(*) FILTER (WHERE state = 2), -count(*) FILTER (WHERE state = 3)
+        FROM gone
+        HAVING count(*) > 0;
+        WITH gone AS (
+            DELETE FROM {schema}.dead AS d WHERE d.queue = v_queue RETURNING d.seq
+        )
+        INSERT INTO {schema}.tally (queue, dead) SELECT v_queue, -count(*) FROM gone HAVING count(*) > 0;
+        DELETE FROM {schema}.waiting AS w WHERE w.queue = v_queue;
+    END IF;
+    IF is_deleted THEN
+        DELETE FROM {schema}.session AS s WHERE s.queue = v_queue;
+        DELETE FROM {schema}.sent AS s WHERE s.queue = v_queue;
+        DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
+        UPDATE {schema}.queue
+        SET lock = {lock}, max_deliveries = {max_deliveries}, dedupe_window = {dedupe_window}, body_max = {body_max},
+            dead_retention = 'infinity', idle_at = NULL, deleted_at = {schema}.clock()
+        WHERE id = v_queue;
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
+-- Note when a queue may be deleted if it is empty.
+CREATE OR REPLACE FUNCTION {schema}.delete_when_idle(p_queue text, p_seconds double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue integer := {schema}._queue(p_queue);
+BEGIN
+    UPDATE {schema}.queue SET idle_at = {schema}.clock() + p_seconds WHERE id = v_queue;
+END
+$$;
+
+-- List queues that may be deleted. Those that were, and have not been used for a day, go for good.
+CREATE OR REPLACE FUNCTION {schema}.idle() RETURNS SETOF text
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_now double precision := {schema}.clock();
+    v_gone integer[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.queue AS q
+        WHERE q.deleted_at < v_now - 86400
+          AND NOT EXISTS (
+              SELECT FROM {schema}.tally AS t
+              WHERE t.queue = q.id AND t.n >= (SELECT ({schema}._marks(q.id))[14]::bigint)
+              GROUP BY t.queue
+              HAVING sum(t.ready + t.locked + t.delayed + t.deferred + t.dead) <> 0
+          )
+        RETURNING q.id
+    )
+    SELECT array_agg(id) INTO v_gone FROM gone;
+    IF v_gone IS NOT NULL THEN
+        DELETE FROM {schema}.tally WHERE queue = ANY (v_gone);
+        DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
+    END IF;
+    RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
+END
+$$;

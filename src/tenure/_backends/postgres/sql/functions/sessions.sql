@@ -1,0 +1,362 @@
+-- Sessions: the next to accept, claims under their locks, their state.
+
+-- Note that sessions may be accepted for messages that were made claimable.
+CREATE OR REPLACE FUNCTION {schema}._offer(p_queue integer, p_numbers bigint[], p_sessions text[]) RETURNS void
+LANGUAGE sql AS $$
+    INSERT INTO {schema}.waiting (queue, seq, session)
+    SELECT p_queue, min(a.seq), a.session FROM unnest(p_numbers, p_sessions) AS a (seq, session)
+    WHERE a.session IS NOT NULL
+    GROUP BY a.session
+$$;
+
+-- Note it for messages that were settled, if the lock of their session may have ended before this transaction does: while
+-- it holds, the statement that lets go of the session notes it.
+CREATE OR REPLACE FUNCTION {schema}._offer_late(
+    p_queue integer, p_numbers bigint[], p_sessions text[], p_now double precision
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM unnest(p_sessions) AS a (name)
+        WHERE a.name IS NOT NULL AND coalesce((
+            SELECT CASE WHEN s.token IS NOT NULL THEN s.until END
+            FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = a.name
+        ), 0) < p_now + {late}
+    ) THEN
+        PERFORM {schema}._offer(p_queue, p_numbers, p_sessions);
+    END IF;
+END
+$$;
+
+-- Return the number of the first message of a session that can be claimed, or NULL: if none is ready, or one before it
+-- was delivered and is not settled.
+CREATE OR REPLACE FUNCTION {schema}._first(p_queue integer, p_session text) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_first bigint;
+    v_back bigint;
+BEGIN
+    SELECT m.seq INTO v_first
+    FROM {schema}.message AS m
+    WHERE m.queue = p_queue AND m.session = p_session AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 0
+    ORDER BY m.seq + 0
+    LIMIT 1;
+    SELECT m.seq INTO v_back
+    FROM {schema}.message AS m
+    WHERE m.queue = p_queue AND m.session = p_session AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 1
+    ORDER BY m.seq + 0
+    LIMIT 1;
+    RETURN CASE WHEN v_back < v_first THEN NULL ELSE v_first END;
+END
+$$;
+
+-- Let go of a session whose row is locked by this transaction, and offer it if it has a claimable message.
+CREATE OR REPLACE FUNCTION {schema}._let_go(p_queue integer, p_session text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_seen tid[];
+    v_first bigint;
+BEGIN
+    -- Only what was there before the look at the messages: another row may come of a message that was not seen.
+    v_seen := ARRAY(
+        SELECT w.ctid FROM {schema}.waiting AS w WHERE w.queue = p_queue AND w.session = p_session FOR UPDATE SKIP LOCKED
+    );
+    v_first := {schema}._first(p_queue, p_session);
+    DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+    IF v_first IS NOT NULL THEN
+        INSERT INTO {schema}.waiting (queue, seq, session) VALUES (p_queue, v_first, p_session);
+    END IF;
+    DELETE FROM {schema}.session WHERE queue = p_queue AND name = p_session AND state IS NULL AND token IS NULL;
+END
+$$;
+
+-- Let go of the sessions whose locks have ended.
+CREATE OR REPLACE FUNCTION {schema}._end_sessions(p_queue integer, p_now double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_session text;
+BEGIN
+    FOR v_session IN
+        SELECT s.name FROM {schema}.session AS s
+        WHERE s.queue + 0 = p_queue AND s.token IS NOT NULL AND s.until + 0 <= p_now
+        ORDER BY s.until + 0
+        LIMIT 100
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE {schema}.session SET token = NULL WHERE queue = p_queue AND name = v_session;
+        PERFORM {schema}._let_go(p_queue, v_session);
+    END LOOP;
+END
+$$;
+
+-- Find the next session to accept, the one whose message has waited longest; its row is then locked, if it has one.
+-- NULL if there is none. Sessions that another transaction is at are passed by.
+CREATE OR REPLACE FUNCTION {schema}._next_session(p_queue integer, p_now double precision) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_after bigint := -1;
+    v_session text;
+    v_seen tid[];
+    v_is_held boolean;
+BEGIN
+    FOR v_try IN 1 .. 200 LOOP
+        SELECT w.seq, w.session INTO v_after, v_session
+        FROM {schema}.waiting AS w
+        WHERE w.queue = p_queue AND w.seq > v_after
+        ORDER BY w.seq
+        LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_seen := ARRAY(
+            SELECT w.ctid FROM {schema}.waiting AS w
+            WHERE w.queue = p_queue AND w.session = v_session
+            FOR UPDATE SKIP LOCKED
+        );
+        CONTINUE WHEN cardinality(v_seen) = 0;
+        -- With its row locked: else it may be let go meanwhile, by a transaction that doesn't see its messages yet.
+        SELECT s.token IS NOT NULL AND s.until > p_now INTO v_is_held
+        FROM {schema}.session AS s
+        WHERE s.queue = p_queue AND s.name = v_session
+        FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN
+            CONTINUE WHEN EXISTS (SELECT FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = v_session);
+            v_is_held := false;
+        END IF;
+        IF NOT v_is_held AND {schema}._first(p_queue, v_session) IS NOT NULL THEN
+            DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+            RETURN v_session;
+        END IF;
+        DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Lock a session, for NULL the free one whose message has waited longest. A row without name tells when to look again.
+CREATE OR REPLACE FUNCTION {schema}.accept(
+    p_queue text, p_session text, p_lock double precision, p_token bigint
+) RETURNS TABLE (session text, locked_until double precision, state bytea)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer := {schema}._queue(p_queue);
+    v_now double precision := {schema}.clock();
+    v_session text := p_session;
+BEGIN
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._end_sessions(v_queue, v_now);
+    FOR v_try IN 1 .. 10 LOOP
+        IF p_session IS NULL THEN
+            v_session := {schema}._next_session(v_queue, v_now);
+            EXIT WHEN v_session IS NULL;
+        END IF;
+        INSERT INTO {schema}.session AS s (queue, name, token, until)
+        VALUES (v_queue, v_session, p_token, v_now + p_lock)
+        ON CONFLICT (queue, name) DO UPDATE SET token = excluded.token, until = excluded.until
+        WHERE s.token IS NULL OR s.until <= v_now
+        RETURNING s.name, s.until, s.state INTO session, locked_until, state;
+        IF FOUND THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        EXIT WHEN p_session IS NOT NULL;
+    END LOOP;
+    session := NULL;
+    locked_until := least(
+        {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue)),
+        (
+            SELECT s.until - v_now FROM {schema}.session AS s
+            WHERE s.queue + 0 = v_queue AND s.token IS NOT NULL AND s.until + 0 > v_now ORDER BY s.until + 0 LIMIT 1
+        ),
+        -- Another transaction is at a session, and nobody tells of its end.
+        CASE WHEN p_session IS NULL AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
+             THEN {look_again} END
+    );
+    RETURN NEXT;
+END
+$$;
+
+-- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor ours: it waits
+-- for its delay to end, or it was another's whose lock is over, which need not stand in its row yet. Behind them comes a
+-- row without number: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
+-- seconds until something is due, its headers the deaths that were found.
+CREATE OR REPLACE FUNCTION {schema}.receive_session(
+    p_queue text, p_session text, p_token bigint, p_most integer
+) RETURNS TABLE (
+    seq bigint, id text, body bytea, headers text, deliveries integer, enqueued_at double precision,
+    locked_until double precision, session text, priority smallint, reply_to text, correlation_id text
+)
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_until double precision;
+    v_places tid[];
+    v_size bigint;
+    v_found integer := 0;
+BEGIN
+    SELECT s.queue, s.until INTO v_queue, v_until
+    FROM {schema}.session AS s
+    WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND s.name = p_session AND s.token = p_token AND s.until > v_now
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        deliveries := 0;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
+    FROM (
+        SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
+        FROM (
+            SELECT next.ctid, octet_length(next.body) AS size
+            FROM {schema}.message AS next
+            WHERE next.queue = v_queue AND next.session = p_session AND {schema}._turn(next.state, next.deliveries, next.is_deferred) = 0
+              AND (next.expires_at IS NULL OR next.expires_at > v_now)
+              AND next.seq + 0 < coalesce((
+                  SELECT again.seq FROM {schema}.message AS again
+                  WHERE again.queue = v_queue AND again.session = p_session
+                    AND {schema}._turn(again.state, again.deliveries, again.is_deferred) = 1
+                    AND again.token IS DISTINCT FROM p_token
+                  ORDER BY again.seq + 0
+                  LIMIT 1
+              ), {int_max})
+            ORDER BY next.seq + 0
+            LIMIT p_most
+            FOR UPDATE
+        ) AS ready
+    ) AS one
+    WHERE one.before < {claim_bytes};
+    IF v_places IS NOT NULL THEN
+        RETURN QUERY
+        UPDATE {schema}.message AS m
+        SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_until
+        WHERE m.ctid = ANY (v_places)
+        RETURNING m.seq, m.id, m.body, m.headers, m.deliveries, m.enqueued_at, m.due_at, m.session, m.priority,
+            m.reply_to, m.correlation_id;
+        v_found := cardinality(v_places);
+        INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
+        PERFORM {schema}._lower_due(v_queue, 1, v_until);
+    END IF;
+    deliveries := 1;
+    headers := {schema}._told();
+    locked_until := CASE
+        WHEN v_size >= {claim_bytes} THEN 0
+        WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue))
+    END;
+    RETURN NEXT;
+END
+$$;
+
+-- Extend the locks of sessions, and of what is claimed under them; return their ends in order, NULL if over. As above,
+-- nobody's transaction is waited for.
+CREATE OR REPLACE FUNCTION {schema}.renew_sessions(
+    p_queue text, p_sessions text[], p_tokens bigint[], p_lock double precision
+) RETURNS SETOF double precision
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_until double precision;
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
+    FOR i IN 1 .. cardinality(p_sessions) LOOP
+        -- It may have waited for the row of another session, and be older than what has extended this one meanwhile.
+        UPDATE {schema}.session SET until = greatest(until, v_now + p_lock)
+        WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now
+        RETURNING until INTO v_until;
+        IF FOUND THEN
+            UPDATE {schema}.message SET due_at = greatest(due_at, v_until)
+            WHERE ctid = ANY (ARRAY(
+                SELECT held.ctid FROM {schema}.message AS held
+                WHERE held.queue = v_queue AND held.session = p_sessions[i] AND held.token = p_tokens[i]
+                  AND {schema}._turn(held.state, held.deliveries, held.is_deferred) = 1 AND held.state = 1
+                FOR UPDATE SKIP LOCKED
+            ));
+            INSERT INTO {schema}.extended (seq, token, until)
+            SELECT seq, token, v_until FROM {schema}.message
+            WHERE queue = v_queue AND session = p_sessions[i] AND token = p_tokens[i] AND coalesce(due_at, 0) < v_until
+              AND {schema}._turn(state, deliveries, is_deferred) = 1 AND state = 1
+            ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
+            RETURN NEXT v_until;
+        ELSE
+            RETURN NEXT NULL;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Unlock a session and give its messages back; false if its lock is over.
+CREATE OR REPLACE FUNCTION {schema}.release_session(p_queue text, p_session text, p_token bigint) RETURNS boolean
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_message {schema}.message;
+BEGIN
+    UPDATE {schema}.session SET token = NULL, until = v_now
+    WHERE queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND name = p_session AND token = p_token AND until > v_now
+    RETURNING queue INTO v_queue;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    FOR v_message IN
+        SELECT * FROM {schema}.message
+        WHERE queue = v_queue AND session = p_session AND token = p_token
+          AND {schema}._turn(state, deliveries, is_deferred) = 1 AND state = 1
+        ORDER BY seq + 0
+        FOR UPDATE
+    LOOP
+        PERFORM {schema}._take_back(v_message, v_now);
+    END LOOP;
+    PERFORM {schema}._let_go(v_queue, p_session);
+    RETURN true;
+END
+$$;
+
+-- Give back, uncounted, what is claimed under a session's lock, which stays; but what is in the caller's hands.
+CREATE OR REPLACE FUNCTION {schema}.give_back_session(p_queue text, p_session text, p_token bigint, p_kept bigint[])
+RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+    v_message {schema}.message;
+BEGIN
+    -- A claim that was given up and still runs has its row locked.
+    SELECT s.queue INTO v_queue
+    FROM {schema}.session AS s
+    WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
+      AND s.name = p_session AND s.token = p_token AND s.until > v_now
+    FOR UPDATE;
+    FOR v_message IN
+        SELECT m.* FROM {schema}.message AS m
+        WHERE m.queue = v_queue AND m.session = p_session AND m.token = p_token
+          AND {schema}._turn(m.state, m.deliveries, m.is_deferred) = 1 AND m.state = 1
+          AND m.seq <> ALL (p_kept)
+        ORDER BY m.seq + 0
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM {schema}._take_back(v_message, v_now);
+    END LOOP;
+END
+$$;
+
+-- Return whether a session's lock holds, and its state.
+CREATE OR REPLACE FUNCTION {schema}.read_state(p_queue text, p_session text, p_token bigint) RETURNS SETOF bytea
+LANGUAGE sql {plans} AS $$
+    SELECT s.state
+    FROM {schema}.session AS s JOIN {schema}.queue AS q ON q.id = s.queue
+    WHERE q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
+$$;
+
+CREATE OR REPLACE FUNCTION {schema}.write_state(p_queue text, p_session text, p_token bigint, p_state bytea)
+RETURNS SETOF boolean
+LANGUAGE sql {plans} AS $$
+    UPDATE {schema}.session AS s SET state = p_state
+    FROM {schema}.queue AS q
+    WHERE q.id = s.queue AND q.name = p_queue AND s.name = p_session AND s.token = p_token AND s.until > {schema}.clock()
+    RETURNING true
+$$;

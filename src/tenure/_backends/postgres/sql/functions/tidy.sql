@@ -1,0 +1,71 @@
+-- Sums and clean-up.
+
+-- Make one row of a queue's tally, if there are many. Rows that another is at are left to them.
+CREATE OR REPLACE FUNCTION {schema}._sum_up(p_queue integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_first bigint := ({schema}._marks(p_queue))[14]::bigint;
+BEGIN
+    IF (
+        SELECT count(*) FROM (SELECT FROM {schema}.tally WHERE queue = p_queue AND n >= v_first LIMIT 50) AS found
+    ) < 50 THEN
+        RETURN;
+    END IF;
+    WITH old AS (
+        DELETE FROM {schema}.tally
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM {schema}.tally WHERE queue = p_queue AND n >= v_first LIMIT 20000 FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING ready, locked, delayed, deferred, dead
+    )
+    INSERT INTO {schema}.tally (queue, ready, locked, delayed, deferred, dead)
+    SELECT p_queue, sum(ready), sum(locked), sum(delayed), sum(deferred), sum(dead) FROM old HAVING count(*) > 0;
+END
+$$;
+
+-- Keep house for a queue: sum up its tally, and forget the ids that need not be remembered any more.
+CREATE OR REPLACE FUNCTION {schema}.tidy(queue text) RETURNS void
+LANGUAGE plpgsql {plans} AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer;
+    v_now double precision := {schema}.clock();
+BEGIN
+    SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = tidy.queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM {schema}._sum_up(v_queue);
+    -- Make one row of what was lowered, which is as low and newer: senders in REPEATABLE READ leave one each.
+    IF (
+        SELECT count(*) FROM (SELECT FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.kind = 0 LIMIT 50) AS found
+    ) = 50 THEN
+        WITH old AS (
+            DELETE FROM {schema}.mark WHERE ctid = ANY (ARRAY(
+                SELECT m.ctid FROM {schema}.mark AS m
+                WHERE m.queue = v_queue AND m.kind = 0 ORDER BY m.n LIMIT 20000 FOR UPDATE SKIP LOCKED
+            ))
+            RETURNING keys
+        )
+        INSERT INTO {schema}.mark (queue, kind, keys)
+        SELECT v_queue, 0, array_agg(low.key ORDER BY low.place)
+        FROM (
+            SELECT a.place, min(a.key) AS key
+            FROM old CROSS JOIN LATERAL unnest(old.keys) WITH ORDINALITY AS a (key, place)
+            GROUP BY a.place
+        ) AS low
+        HAVING count(*) > 0;
+    END IF;
+    DELETE FROM {schema}.sent WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.sent AS old
+        WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM {schema}.inbox WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.inbox AS old
+        WHERE old.queue = v_queue AND old.until <= v_now ORDER BY old.until LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+    DELETE FROM {schema}.extended WHERE ctid = ANY (ARRAY(
+        SELECT old.ctid FROM {schema}.extended AS old WHERE old.until <= v_now LIMIT 20000 FOR UPDATE SKIP LOCKED
+    ));
+END
+$$;
