@@ -29,8 +29,8 @@ from tenure._election.machine import (
 )
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure._timing import Timing
-from tenure.testing._sim.plan import TIMINGS
-from tenure.testing._sim.script import Zeros
+from tenure.testing._sim.elections.plan import TIMINGS
+from tenure.testing._sim.elections.script import Zeros
 from tests.properties.watched_machine import MOVES, WatchedMachine
 
 Step = Callable[[WatchedMachine], object]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenure import ConfigError
-from tenure.testing._sim.script import play
+from tenure.testing._sim.elections.script import play
 
 SCENARIOS = sorted(Path(__file__).parent.glob("*.txt"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from tenure import ConfigError
 from tenure._timing import Timing
-from tenure.testing._sim.plan import FAULTS, USER_FAULTS
+from tenure.testing._sim.elections.plan import FAULTS, USER_FAULTS
 from tenure.testing.sim import MUTANTS, SURVIVORS, Report, campaign, leader_within, run
 from tests.sim.proof import assert_found, assert_repeats, assert_same_elsewhere, assert_survives, kept_seeds
 

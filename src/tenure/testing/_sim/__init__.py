@@ -1,1 +1,1 @@
-"""The rooms of the simulator of elections, and what both simulators share."""
+"""The simulators of elections and of queues, and what they share."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.line import Line
+    from tenure.testing._sim.client import Line
     from tenure.testing._sim.network import Network
     from tenure.testing._sim.world import World
 

@@ -1,8 +1,8 @@
 """A simulator of elections: one seed draws candidates, clocks, faults and work, and decides every race between them.
 
 What runs in it is the real :class:`tenure._election.machine.Machine`; the store, the network, the clocks and the work
-are simulated. Promises are judged from outside, see :mod:`tenure.testing._sim.checkers`. A seed that breaks one breaks
-it again: ``run(4217)`` is the same run every time, everywhere. ::
+are simulated. Promises are judged from outside, see :mod:`tenure.testing._sim.elections.checkers`. A seed that
+breaks one breaks it again: ``run(4217)`` is the same run every time, everywhere. ::
 
     from tenure.testing.sim import campaign, run
 
@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from tenure.testing._sim.mutants import MUTANTS, SURVIVORS
+from tenure.testing._sim.elections.mutants import MUTANTS, SURVIVORS
+from tenure.testing._sim.elections.simulation import Parts, Simulation, leader_within
 from tenure.testing._sim.planted import Mutant, parts_of
 from tenure.testing._sim.report import Report, Violation
 from tenure.testing._sim.seeds import many
-from tenure.testing._sim.simulation import Parts, Simulation, leader_within
 
 __all__ = ["MUTANTS", "SURVIVORS", "Mutant", "Report", "Violation", "campaign", "leader_within", "run"]
 

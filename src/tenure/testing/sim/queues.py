@@ -2,7 +2,7 @@
 
 What runs in it are the real machines, :class:`tenure._queue.machine.Pump` and :class:`tenure._queue.machine.Locks`, and
 the memory backend's broker; the network, the clocks, the threads and the handlers are simulated. Promises are judged
-from outside: the broker's in :mod:`tenure.testing._sim.queues.book`, the consumers' in
+from outside: the broker's in :mod:`tenure.testing._sim.queues.oracle`, the consumers' in
 :mod:`tenure.testing._sim.queues.checkers`. ::
 
     from tenure.testing.sim import queues

@@ -1,1 +1,1 @@
-"""The rooms of the simulator of queues."""
+"""The simulator of queues."""

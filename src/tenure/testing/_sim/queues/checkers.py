@@ -45,14 +45,15 @@ from tenure._queue.machine import (
     State,
 )
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
-from tenure.testing._sim.queues.consumer import Consumer, Hand, Place
+from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.held import Hand, Place
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, World
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.line import Asked
+    from tenure.testing._sim.client import Asked
     from tenure.testing._sim.process import Process
-    from tenure.testing._sim.queues.book import Book
+    from tenure.testing._sim.queues.oracle import Book
     from tenure.testing._sim.queues.plan import Plan
 
 WAKES_MAX = 60

@@ -7,11 +7,7 @@ A pause stops both.
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
@@ -42,43 +38,17 @@ from tenure._queue.retry import verdict_on_failure
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran
 from tenure.testing._misbehaving import odd_error
-from tenure.testing._sim.line import Asked, Line
+from tenure.testing._sim.client import Asked, Line
 from tenure.testing._sim.process import Alarm, Process
 from tenure.testing._sim.queues.handlers import Work, fails, kept_for, length
+from tenure.testing._sim.queues.held import Hand, Place
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
+from tenure.testing._sim.queues.threads import Interleaved
+from tenure.testing._sim.queues.trace import shown
 
 if TYPE_CHECKING:
     from tenure.testing._sim.queues.simulation import Simulation
     from tenure.testing._sim.world import SkewedClock
-
-
-class Place(Enum):
-    """Where a delivery stands, seen from outside."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    KEPT = "kept"  # its handler has ended without a verdict: somebody else will pass one
-    ENDED = "ended"  # its handler has, with a verdict that is to be passed, or without
-    PASSED = "passed"  # a verdict was passed, and is not answered yet
-    LOST = "lost"  # a renewal said no
-
-
-@dataclass(slots=True, eq=False)
-class Hand:
-    """A delivery in the hand of a consumer, as it looks from outside."""
-
-    delivery: Delivery
-    place: Place = Place.WAITING
-    verdict: Verdict | None = None
-    began: float = 0.0
-    is_settling: bool = False
-    """Whether its handler has asked the broker to complete it, so that nobody knows what became of its lock."""
-    is_asking: bool = False
-    """Whether the broker has still to say what became of that."""
-    trusted: float = -math.inf
-    """Until when its lock may be believed, by the consumer's clock: what the answers heard so far allow."""
-    told_until: float | None = None
-    """Until when its lock was believed when its handler was told to stop; None before."""
 
 
 class Consumer(Process):
@@ -583,35 +553,3 @@ class Consumer(Process):
         """The consumer has returned; its process may go on to something else."""
         self.ended = True
         self._died()
-
-
-class Interleaved(deque[Delivery]):
-    """The waiting messages of a hold, between whose steps another thread may come in."""
-
-    def __init__(self, waiting: Iterable[Delivery], other_thread: Callable[[], None]) -> None:
-        super().__init__(waiting)
-        self._other_thread = other_thread
-
-    def popleft(self) -> Delivery:
-        """Take the first, if the other thread leaves it to us."""
-        self._other_thread()
-        return super().popleft()
-
-    def pop(self, *_: Any) -> Delivery:
-        """Take the last, if the other thread leaves it to us."""
-        self._other_thread()
-        return super().pop()
-
-
-def shown(effect: Effect) -> str:
-    """Return an effect in few words, for the log."""
-    match effect:
-        case Receive(ask, limit):
-            return f"receive #{ask}, up to {limit}"
-        case Settle(ask, settlements):
-            return f"settle #{ask}, {len(settlements)} verdicts"
-        case Renew(ask, held):
-            return f"renew #{ask}, {len(held)} locks"
-        case CancelHandler(held, why):
-            return f"cancel {held[1]}: {why}"
-    return type(getattr(effect, "event", effect)).__name__

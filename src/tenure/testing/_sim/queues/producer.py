@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.message import Outgoing
-from tenure.testing._sim.line import Asked, Line
+from tenure.testing._sim.client import Asked, Line
 from tenure.testing._sim.process import Process
-from tenure.testing._sim.queues.book import Letter
 from tenure.testing._sim.queues.broker import Send
+from tenure.testing._sim.queues.oracle import Letter
 from tenure.testing._sim.queues.plan import DELAY_MAX
 
 if TYPE_CHECKING:

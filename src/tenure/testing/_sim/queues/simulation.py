@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.machine import Locks, Pump, Resume, State
 from tenure.testing._sim.network import CALM_SPREAD, Network
-from tenure.testing._sim.queues.book import Book
-from tenure.testing._sim.queues.broker import SimulatedBroker, Site
+from tenure.testing._sim.queues.broker import SimulatedBroker
+from tenure.testing._sim.queues.broker_server import Site
 from tenure.testing._sim.queues.checkers import Checkers
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.faults import QueueNemesis
+from tenure.testing._sim.queues.oracle import Book
 from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_within
 from tenure.testing._sim.queues.producer import Producer
 from tenure.testing._sim.report import QueueReport

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from tenure._election.machine import Machine, Resign, State, Stop
 from tenure._timing import Timing
-from tenure.testing._sim.checkers import Checkers
-from tenure.testing._sim.faults import ElectionNemesis
-from tenure.testing._sim.line import Line
+from tenure.testing._sim.client import Line
+from tenure.testing._sim.elections.checkers import Checkers
+from tenure.testing._sim.elections.faults import ElectionNemesis
+from tenure.testing._sim.elections.lease_server import Resource, Site
+from tenure.testing._sim.elections.node import Node
+from tenure.testing._sim.elections.plan import Plan, draw
+from tenure.testing._sim.elections.stores import ClockStore, WatchedStore
 from tenure.testing._sim.network import CALM_SPREAD, Network
-from tenure.testing._sim.node import Node
-from tenure.testing._sim.plan import Plan, draw
 from tenure.testing._sim.report import Report
-from tenure.testing._sim.site import Resource, Site
-from tenure.testing._sim.stores import ClockStore, WatchedStore
 from tenure.testing._sim.world import SkewedClock, World
 
 IGNORES_MAX = 1.5

@@ -27,12 +27,12 @@ from tenure._lease import Grant, NoAnswer
 from tenure.errors import in_words
 from tenure.events import Reason, TermEnding
 from tenure.testing._misbehaving import odd_error
-from tenure.testing._sim.line import Asked
+from tenure.testing._sim.client import Asked
+from tenure.testing._sim.elections.stores import Question
 from tenure.testing._sim.process import Alarm, Process
-from tenure.testing._sim.stores import Question
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.simulation import Simulation
+    from tenure.testing._sim.elections.simulation import Simulation
     from tenure.testing._sim.world import SkewedClock
 
 

@@ -9,8 +9,8 @@ from tenure._election.machine import Acquire, Release, Renew
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.node import Node
-    from tenure.testing._sim.plan import Plan
+    from tenure.testing._sim.elections.node import Node
+    from tenure.testing._sim.elections.plan import Plan
     from tenure.testing._sim.world import SkewedClock, World
 
 Question = Acquire | Renew | Release

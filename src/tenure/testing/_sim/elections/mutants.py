@@ -26,11 +26,11 @@ from tenure._election.machine import (
 )
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.events import Reason
-from tenure.testing._sim.line import Line
-from tenure.testing._sim.node import Node, Work
+from tenure.testing._sim.client import Line
+from tenure.testing._sim.elections.node import Node, Work
+from tenure.testing._sim.elections.simulation import Parts
+from tenure.testing._sim.elections.stores import Attempt, ClockStore, Question, Seen, WatchedStore
 from tenure.testing._sim.planted import Mutant
-from tenure.testing._sim.simulation import Parts
-from tenure.testing._sim.stores import Attempt, ClockStore, Question, Seen, WatchedStore
 
 # --- in the machine: what is believed --------------------------------------------------------------------------------
 

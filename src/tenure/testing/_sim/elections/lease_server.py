@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._election.machine import Hint
 from tenure._lease import Grant, NoAnswer, Released
+from tenure.testing._sim.elections.stores import NOBODY, Attempt, Question
 from tenure.testing._sim.server import Server
-from tenure.testing._sim.stores import NOBODY, Attempt, Question
 from tenure.testing._sim.world import BLUR
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.line import Line
-    from tenure.testing._sim.node import Node
-    from tenure.testing._sim.simulation import Simulation
+    from tenure.testing._sim.client import Line
+    from tenure.testing._sim.elections.node import Node
+    from tenure.testing._sim.elections.simulation import Simulation
 
 
 class Site(Server):

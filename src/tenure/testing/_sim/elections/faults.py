@@ -8,8 +8,8 @@ from tenure._election.machine import Hint, Resign, Stop, Together
 from tenure.testing._sim.nemesis import StoreNemesis
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.node import Node
-    from tenure.testing._sim.simulation import Simulation
+    from tenure.testing._sim.elections.node import Node
+    from tenure.testing._sim.elections.simulation import Simulation
 
 
 class ElectionNemesis(StoreNemesis):

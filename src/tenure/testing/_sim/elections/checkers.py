@@ -53,9 +53,9 @@ from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.node import Node, Work
-    from tenure.testing._sim.plan import Plan
-    from tenure.testing._sim.stores import Question
+    from tenure.testing._sim.elections.node import Node, Work
+    from tenure.testing._sim.elections.plan import Plan
+    from tenure.testing._sim.elections.stores import Question
     from tenure.testing._sim.world import World
 
 TICKS_MAX = 15

@@ -1,0 +1,127 @@
+"""The server in front of the simulated broker, which answers questions and sends hints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import EVERYTHING, SettingChanges
+from tenure._queue.machine import Receive, Renew, Settle
+from tenure._queue.message import DeadMessage, Stats
+from tenure.testing._sim.server import Server
+from tenure.testing._sim.world import SkewedClock
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.client import Line
+    from tenure.testing._sim.queues.simulation import Simulation
+from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, Send, at_once
+from tenure.testing._sim.queues.trace import told
+
+
+class Site(Server):
+    """The process that answers for the broker, and sends hints out."""
+
+    def __init__(self, simulation: Simulation, clock: SkewedClock) -> None:
+        plan = simulation.plan
+        super().__init__(simulation.world, simulation.network, NoAnswer)
+        self._simulation = simulation
+        self._book = simulation.book
+        self._lock = plan.timing.ttl
+        self._hinted: set[int] = set()
+        self._waits_until = 0.0
+        self.clock = BrokerClock(simulation.world, clock)
+        self.broker = simulation.parts.broker(simulation, self.clock)
+        changes: SettingChanges = {
+            "lock": self._lock,
+            "max_deliveries": plan.max_deliveries,
+            "dedupe_window": 1_000.0 * self._lock,
+        }
+        at_once(self.broker.declare(QUEUE, changes))
+
+    # --- faults ---
+
+    def wait(self, seconds: float) -> None:
+        """Let some of what is asked within so many *seconds* wait for a row, and be carried out later."""
+        self._waits_until = max(self._waits_until, self._world.now + seconds)
+
+    def heal(self) -> None:
+        """Come up, in order; what waits for a row is carried out when its time comes."""
+        super().heal()
+        self._waits_until = 0.0
+        self.broker.heal()
+
+    # --- questions ---
+
+    def receive(self, line: Line[Any], ask: int, message: Any) -> None:
+        """Take in *message*; or begin with it, and let it wait, also when its asker has given up."""
+        if not (self.is_up and self._world.now < self._waits_until and self._world.rng.random() < 0.5):
+            super().receive(line, ask, message)
+            return
+        begun_at, waits = self.clock.now(), self.network.far_delay()
+        if self._world.now + waits > line.patience_ends(ask):
+            line.unanswered(ask)
+            self._world.after(waits, self._carry_out, line, message, begun_at)
+        else:
+            self._world.after(waits, lambda: self._answer(line, ask, self._carry_out(line, message, begun_at)))
+
+    def perform(self, line: Line[Any], message: Any) -> Any:
+        """Let the broker do what *message* asks for."""
+        return self._carry_out(line, message, self.clock.now())
+
+    def _carry_out(self, line: Line[Any], message: Any, begun_at: float) -> Any:
+        self.broker.begun_at = begun_at
+        why = self.broker.refusal(message)
+        answer = NoAnswer(why) if why else self._done(line, message)
+        if self._world.traced:
+            self._world.note("broker", f"{line.process.name}: {told(message)} → {told(answer)}")
+        return answer
+
+    def _done(self, line: Line[Any], message: Any) -> Any:
+        now = self.clock.now()
+        answer: Any
+        match message:
+            case Receive(limit=limit):
+                answer = at_once(self.broker.receive(QUEUE, limit, self._lock))
+                self._book.claimed(answer, self._lock, now)
+                self._simulation.checkers.locked(line.process, answer.deliveries)
+            case Settle(settlements=settlements):
+                answer = at_once(self.broker.settle(settlements))
+                self._book.settled(settlements, answer, now)
+            case Renew(held=held):
+                answer = self.broker.renew_others(held, self._lock)
+                self._book.renewed(held, answer, self._lock, now)
+                self._simulation.checkers.locked(line.process, held)
+            case Send(messages=messages):
+                answer = at_once(self.broker.send(QUEUE, messages))
+                self._book.kept(messages, answer, now)
+        return answer
+
+    # --- hints ---
+
+    def hint(self) -> None:
+        """Tell the consumers that there may be messages; for each, what comes together is one hint."""
+        if not self._simulation.plan.settings.hints:
+            return
+        for consumer in self._simulation.consumers:
+            number = consumer.number
+            if number in self._hinted:
+                continue
+            delay = self.network.down(number)
+            if delay is not None:
+                self._hinted.add(number)
+                self._world.after(delay, self._hint_arrives, number)
+
+    def _hint_arrives(self, number: int) -> None:
+        self._hinted.discard(number)
+        self._simulation.consumers[number].hint()
+
+    # --- looking on ---
+
+    def stats(self) -> Stats:
+        """Count what is there."""
+        return at_once(self.broker.stats(QUEUE))
+
+    def dead(self) -> Sequence[DeadMessage]:
+        """Return the dead letters."""
+        return at_once(self.broker.peek_dead(QUEUE, EVERYTHING, 10_000))

@@ -1,0 +1,42 @@
+"""How a delivery stands at its consumer, seen from outside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tenure._queue.message import Delivery, Verdict
+
+if TYPE_CHECKING:
+    pass
+
+
+class Place(Enum):
+    """Where a delivery stands, seen from outside."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    KEPT = "kept"  # its handler has ended without a verdict: somebody else will pass one
+    ENDED = "ended"  # its handler has, with a verdict that is to be passed, or without
+    PASSED = "passed"  # a verdict was passed, and is not answered yet
+    LOST = "lost"  # a renewal said no
+
+
+@dataclass(slots=True, eq=False)
+class Hand:
+    """A delivery in the hand of a consumer, as it looks from outside."""
+
+    delivery: Delivery
+    place: Place = Place.WAITING
+    verdict: Verdict | None = None
+    began: float = 0.0
+    is_settling: bool = False
+    """Whether its handler has asked the broker to complete it, so that nobody knows what became of its lock."""
+    is_asking: bool = False
+    """Whether the broker has still to say what became of that."""
+    trusted: float = -math.inf
+    """Until when its lock may be believed, by the consumer's clock: what the answers heard so far allow."""
+    told_until: float | None = None
+    """Until when its lock was believed when its handler was told to stop; None before."""

@@ -1,0 +1,271 @@
+"""Planted bugs in the broker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from tenure._backends.memory.queue import Ids, MessageState, Queue, Row, Shelf
+from tenure._backends.memory.queue import Locks as LockedRows
+from tenure._lease import NoAnswer
+from tenure._queue.machine import (
+    Renew,
+    Settle,
+)
+from tenure._queue.message import (
+    LAPSED,
+    Abandon,
+    Complete,
+    Delivery,
+    Failure,
+    GiveBack,
+    Lapsed,
+    Outgoing,
+    Renewed,
+    SessionLock,
+)
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.queues.broker import QUEUE, Send, SimulatedBroker
+from tenure.testing._sim.queues.simulation import Parts
+
+if TYPE_CHECKING:
+    pass
+
+
+class _SettlesById(SimulatedBroker):
+    """Takes a verdict for what is locked, whoever holds the lock."""
+
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        shelf = self._shelf(delivery.queue, now)
+        row = shelf.rows.get(delivery.sequence) if shelf else None
+        return (shelf, row) if shelf is not None and row is not None and row.place is MessageState.LOCKED else None
+
+
+class _SettlesAfterTheEnd(SimulatedBroker):
+    """Takes a verdict after the lock has ended, if nobody else has the message yet."""
+
+    def _shelf(self, name: str, now: float) -> Shelf | None:
+        return super()._shelf(name, now if self._looks else -math.inf)
+
+    _looks = True
+
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        self._looks = False
+        found = super()._locked(delivery, now)
+        self._looks = True
+        return found
+
+
+class _CountsAtSettle(SimulatedBroker):
+    """Counts a delivery when it is abandoned: a crash does not count."""
+
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        row.delivery_count -= 1
+        super()._lock_ends(shelf, row, now)
+
+
+class _CountsGiveBack(SimulatedBroker):
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        row.delivery_count += isinstance(verdict, GiveBack)
+        return super()._return(shelf, row, verdict, now)
+
+
+class _OneTryMore(SimulatedBroker):
+    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+        row.delivery_count -= 1
+        died = super()._return(shelf, row, verdict, now)
+        row.delivery_count += 1
+        return died
+
+
+class _OneCrashMore(SimulatedBroker):
+    """Lets a message live whose last lock has ended."""
+
+    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+        self._unlock(row)
+        self._remember(row, "expired", None, now)
+        self._put(shelf, row, now, now)
+
+
+class _NoReason(SimulatedBroker):
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        super()._bury(shelf, row, "", "", now)
+
+
+class _NoError(SimulatedBroker):
+    """Forgets what failed."""
+
+    def _remember(self, row: Row, outcome: str, error: Failure | None, now: float) -> None:
+        super()._remember(row, outcome, None, now)
+
+
+class _NeverExpires(SimulatedBroker):
+    def _locks_end(self, shelf: Shelf, locks: LockedRows, now: float) -> None:
+        pass
+
+
+class _ExpiresEarly(SimulatedBroker):
+    """Hands out what is locked a quarter of a lock too early."""
+
+    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
+        early = 0.25 * self._simulation.plan.timing.ttl
+        return super()._lock(shelf, rows, until - early, token)
+
+
+class _ForgetsRenewal(SimulatedBroker):
+    """Says yes to a renewal, and extends nothing."""
+
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> bool:
+        return isinstance(one, Delivery) and self._locked(one, now) is not None
+
+
+class _CompletesAndKeeps(SimulatedBroker):
+    """Says yes to a first complete, and leaves the message where it is."""
+
+    def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
+        if row.delivery_count == 1:
+            shelf.rows[row.sequence] = row
+            self._put(shelf, row, now, now)
+        return super()._complete(shelf, row, verdict, now)
+
+
+class _DropsTheDead(SimulatedBroker):
+    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
+        self._move(shelf, row, MessageState.GONE)
+
+
+class _NoDelay(SimulatedBroker):
+    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
+        super()._put(shelf, row, now, now)
+
+
+class _KeepsTwice(SimulatedBroker):
+    """Knows no ids: what is sent again is kept again."""
+
+    def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
+        self._queue(name).sent = Ids()
+        return super()._send(name, messages, now)
+
+
+class _SendsIntoTheVoid(SimulatedBroker):
+    """Acknowledges the last message of a batch, and does not keep it."""
+
+    def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:
+        if queue.sequence % 20 == 0:
+            return name
+        return super()._keep(queue, message, name, now)
+
+
+class _OldTokens(SimulatedBroker):
+    """Begins with the first token again now and then, as after a restart that forgot where it was."""
+
+    def _new_token(self) -> int:
+        if self._memory.tokens >= 20:
+            self._memory.tokens = 0
+        return super()._new_token()
+
+
+class _CountsFromBeginning(SimulatedBroker):
+    """Counts a renewal from before it waited: one that is carried out late, after newer ones, shortens the lock."""
+
+    def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
+        found = self._locked(one, now) if isinstance(one, Delivery) else None
+        if found is None:
+            return None
+        _, row = found
+        row.locked_until = until - (now - self.begun_at)
+        return row.locked_until
+
+
+class _SettlesLateByItself(SimulatedBroker):
+    """Judges a verdict by what was true when it was begun, and not when it is carried out."""
+
+    def _locked(self, one: Delivery, now: float) -> tuple[Shelf, Row] | None:
+        return super()._locked(one, min(now, self.begun_at))
+
+
+class _KeepsWhatItRefuses(SimulatedBroker):
+    """Full, it says that it keeps nothing, and keeps the first message all the same."""
+
+    def refusal(self, message: object) -> str:
+        why = super().refusal(message)
+        if why and isinstance(message, Send):
+            self._send(QUEUE, message.messages[:1], self._clock.now())
+        return why
+
+
+class _RefusesToSettle(SimulatedBroker):
+    """Full, it refuses verdicts, too, and for long."""
+
+    def refusal(self, message: object) -> str:
+        is_full = isinstance(message, Settle | Renew) and self.full_until
+        return "the store is full" if is_full else super().refusal(message)
+
+    def heal(self) -> None:
+        pass
+
+
+class _GoneWhileAway(SimulatedBroker):
+    """What it is asked for while it is away is said to be no more."""
+
+    def refusal(self, message: object) -> str:
+        why = super().refusal(message)
+        return "" if isinstance(message, Renew) and why else why
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        return [LAPSED] * len(held) if super().refusal(None) else await super().renew(held, lock)
+
+
+class _CutIsLost(SimulatedBroker):
+    """Says of what it can't ask about that it is lost."""
+
+    def renew_others(
+        self, held: Sequence[Delivery | SessionLock], lock: float
+    ) -> Sequence[Renewed | Lapsed | NoAnswer]:
+        return [LAPSED if isinstance(one, NoAnswer) else one for one in super().renew_others(held, lock)]
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "settles-by-id": Mutant("a verdict needs no token", Parts(broker=_SettlesById), "stale verb"),
+        "settles-after-the-end": Mutant(
+            "a verdict is taken after the lock has ended", Parts(broker=_SettlesAfterTheEnd), "stale verb"
+        ),
+        "counts-at-settle": Mutant("a crash does not count as a delivery", Parts(broker=_CountsAtSettle), "count"),
+        "counts-give-back": Mutant("a give-back counts as a delivery", Parts(broker=_CountsGiveBack), "count"),
+        "one-try-more": Mutant("one delivery more than allowed", Parts(broker=_OneTryMore), "tries"),
+        "one-crash-more": Mutant("one crash more than allowed", Parts(broker=_OneCrashMore), "tries"),
+        "no-reason": Mutant("a dead letter has no reason", Parts(broker=_NoReason), "dead letter"),
+        "no-error": Mutant("a dead letter has no error", Parts(broker=_NoError), "dead letter"),
+        "never-expires": Mutant("the lock of a dead consumer never ends", Parts(broker=_NeverExpires), "not drained"),
+        "expires-early": Mutant("a lock ends too early", Parts(broker=_ExpiresEarly), "double lock"),
+        "forgets-renewal": Mutant(
+            "a renewal is acknowledged, and nothing done", Parts(broker=_ForgetsRenewal), "double lock"
+        ),
+        "completes-and-keeps": Mutant(
+            "a completed message comes again", Parts(broker=_CompletesAndKeeps), "redelivered"
+        ),
+        "drops-the-dead": Mutant("what dies is gone", Parts(broker=_DropsTheDead), "lost"),
+        "no-delay": Mutant("a delay is not kept", Parts(broker=_NoDelay), "too early"),
+        "keeps-twice": Mutant("what is sent again is kept again", Parts(broker=_KeepsTwice), "kept twice"),
+        "sends-into-the-void": Mutant(
+            "a send is acknowledged, and the message not kept", Parts(broker=_SendsIntoTheVoid), "lost"
+        ),
+        "counts-from-beginning": Mutant(
+            "a renewal that is carried out late shortens the lock", Parts(broker=_CountsFromBeginning), "shortened"
+        ),
+        "settles-late-by-itself": Mutant(
+            "a lock is judged by when the question was begun", Parts(broker=_SettlesLateByItself), "stale verb"
+        ),
+        "keeps-what-it-refuses": Mutant(
+            "a full store keeps what it refuses", Parts(broker=_KeepsWhatItRefuses), "from nowhere"
+        ),
+        "refuses-to-settle": Mutant("a full store can't be drained", Parts(broker=_RefusesToSettle), "not drained"),
+        "gone-while-away": Mutant("what is away is said to be gone", Parts(broker=_GoneWhileAway), "false no"),
+        "cut-is-lost": Mutant("one that can't be asked about is said to be lost", Parts(broker=_CutIsLost), "false no"),
+        "old-tokens": Mutant("a token is used again", Parts(broker=_OldTokens), "token"),
+    }
+)
+"""Bugs that must be found, by name."""

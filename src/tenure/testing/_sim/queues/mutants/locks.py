@@ -1,0 +1,193 @@
+"""Planted bugs in what a consumer believes of its locks, and when it tells a handler to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from tenure._jitter import Rng
+from tenure._lease import NoAnswer
+from tenure._queue.machine import (
+    Effect,
+    LockGroup,
+    Locks,
+    Pump,
+    PumpSettings,
+    _Question,
+)
+from tenure._queue.message import (
+    Delivery,
+    Lapsed,
+    Renewed,
+    SessionLock,
+    Settled,
+    Token,
+)
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.queues.simulation import Parts
+
+if TYPE_CHECKING:
+    pass
+
+
+class _CountsFromAnswer(Pump):
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+        self._claim_asked_at = now
+        super()._keep(deliveries, now, effects)
+
+
+class _BelievesLateClaim(Pump):
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+        if now >= self._claim_asked_at + self.settings.timing.renew_every:
+            self._claim_asked_at = now
+        super()._keep(deliveries, now, effects)
+
+
+class _NoMargin(Pump):
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+        super()._keep(deliveries, now, effects)
+        for hold in self._holds.values():
+            if hold.token == deliveries[0].token:
+                hold.sure_until = self._claim_asked_at + self.settings.timing.ttl
+
+
+class _RenewsFromAnswer(Locks):
+    def _take(
+        self,
+        question: _Question,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        super()._take(_Question(now, question.holds, question.held), answers, now, effects)
+
+
+class _NoAnswerIsYes(Locks):
+    def _take(
+        self,
+        question: _Question,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        if isinstance(answers, NoAnswer):
+            answers = [Renewed(0.0)] * len(question.held)
+        super()._take(question, answers, now, effects)
+
+
+class _IgnoresNo(Locks):
+    def _lose(self, hold: LockGroup, one: Delivery | SessionLock, now: float, effects: list[Effect]) -> None:
+        pass
+
+
+class _ServesOldBuffer(Pump):
+    """Takes what waits however long it has waited."""
+
+    def take(self, now: float) -> Delivery | None:
+        line = self._line
+        while line:
+            if line[0].waiting and (delivery := self._begin(line[0], now)) is not None:
+                return delivery
+            line.popleft()
+        return None
+
+
+class _KeepsOldBuffer(Locks):
+    """Neither gives back nor renews what waits."""
+
+    def _take_out(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+        pass
+
+
+class _RenewsForAll(Locks):
+    """Believes that a renewal of what runs is one of what waits."""
+
+    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+        waiting = list(hold.waiting)
+        hold.waiting.clear()
+        super()._look_at(hold, now, effects)
+        hold.waiting.extend(waiting)
+
+
+class _CancelsLate(Locks):
+    def __init__(
+        self, name: str, holder: str, settings: PumpSettings, rng: Rng, holds: dict[Token, LockGroup], *, now: float
+    ) -> None:
+        settings = replace(settings, timing=replace(settings.timing, grace=0.0))
+        super().__init__(name, holder, settings, rng, holds, now=now)
+
+
+class _KeepsForEver(Locks):
+    """Takes what a handler has kept for what a handler runs on with."""
+
+    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+        kept, hold.kept = hold.kept, set()
+        super()._look_at(hold, now, effects)
+        hold.kept = kept
+
+
+class _IgnoresTime(Locks):
+    def _end(self, hold: LockGroup, why: str, now: float, effects: list[Effect]) -> None:
+        hold.over = True
+
+
+class _IgnoresMaxHold(Locks):
+    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+        for sequence, (delivery, _) in hold.running.items():
+            if hold.running[sequence][1] < math.inf:
+                hold.running[sequence] = (delivery, now)
+        super()._look_at(hold, now, effects)
+
+
+class _CutIsRenewed(Locks):
+    """Takes what could not be asked about for renewed with the others."""
+
+    def _take(
+        self,
+        question: _Question,
+        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
+        now: float,
+        effects: list[Effect],
+    ) -> None:
+        if not isinstance(answers, NoAnswer):
+            answers = [Renewed(0.0) if isinstance(one, NoAnswer) else one for one in answers]
+        super()._take(question, answers, now, effects)
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "counts-from-answer": Mutant(
+            "a lock is counted from when the answer came", Parts(pump=_CountsFromAnswer), "outlives lock"
+        ),
+        "believes-late-claim": Mutant(
+            "a claim that comes late counts as if just made", Parts(pump=_BelievesLateClaim), "outlives lock"
+        ),
+        "no-margin": Mutant("no allowance for clocks that drift", Parts(pump=_NoMargin), "outlives lock"),
+        "renews-from-answer": Mutant(
+            "a renewal is counted from when the answer came", Parts(locks=_RenewsFromAnswer), "outlives lock"
+        ),
+        "no-answer-is-yes": Mutant("no answer to a renewal counts as yes", Parts(locks=_NoAnswerIsYes), "two sure"),
+        "ignores-no": Mutant("a no to a renewal is ignored", Parts(locks=_IgnoresNo), "late result"),
+        "buffer-outlives-locks": Mutant(
+            "what waits is neither renewed nor given back",
+            Parts(pump=_ServesOldBuffer, locks=_KeepsOldBuffer),
+            "unsure start",
+        ),
+        "renews-for-all": Mutant(
+            "a renewal of what runs counts for what waits",
+            Parts(pump=_ServesOldBuffer, locks=_RenewsForAll),
+            "outlives lock",
+        ),
+        "cancels-late": Mutant("a handler is told to stop when its lock ends", Parts(locks=_CancelsLate), "grace"),
+        "ignores-time": Mutant("a handler is told to stop only by a no", Parts(locks=_IgnoresTime), "untold"),
+        "ignores-max-hold": Mutant("a handler may run for ever", Parts(locks=_IgnoresMaxHold), "max hold"),
+        "keeps-for-ever": Mutant("what a handler keeps is held on", Parts(locks=_KeepsForEver), "max hold"),
+        "cut-is-renewed": Mutant(
+            "one that can't be asked about counts as renewed", Parts(locks=_CutIsRenewed), "outlives lock"
+        ),
+    }
+)
+"""Bugs that must be found, by name."""

@@ -1,0 +1,165 @@
+"""Planted bugs in how a consumer claims, passes verdicts and drains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from tenure._queue.machine import (
+    NEVER,
+    Effect,
+    LockGroup,
+    Pump,
+    State,
+)
+from tenure._queue.message import (
+    COMPLETE,
+    Abandon,
+    Delivery,
+    Settlement,
+    Verdict,
+)
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.queues.simulation import Parts
+
+if TYPE_CHECKING:
+    pass
+
+
+class _ForgetsUnanswered(Pump):
+    """Drops a verdict that got no answer."""
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[Effect]) -> None:
+        self._settling.pop(ask, None)
+        super()._unanswered(ask, why, now, effects)
+
+
+class _PassesLateResults(Pump):
+    """Passes the verdict of a handler whose lock is known to be lost."""
+
+    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
+        if super().judge(delivery, verdict):
+            return True
+        self._unsettled.append(Settlement(delivery, verdict))
+        return True
+
+
+class _DrainLosesBuffer(Pump):
+    def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
+        if self.state is State.DRAINING:
+            self._line.clear()
+        else:
+            super()._empty_buffer(now, effects)
+
+
+class _AbandonsBuffer(Pump):
+    """Gives back what nobody tried as if it had been tried."""
+
+    def _put_back(self, hold: LockGroup) -> int:
+        before = len(self._unsettled)
+        count = super()._put_back(hold)
+        self._unsettled[before:] = [Settlement(one, Abandon()) for one, _ in self._unsettled[before:]]
+        return count
+
+
+class _StopsAtOnce(Pump):
+    """Calls itself stopped when no handler runs any more, whatever is unanswered."""
+
+    def _wind_up(self, now: float, effects: list[Effect]) -> None:
+        super()._wind_up(now, effects)
+        if self.state is State.DRAINING and not self.busy:
+            self._move(State.STOPPED)
+
+
+class _ForgetsReturns(Pump):
+    """Stops without waiting for what the locks give back."""
+
+    def _wind_up(self, now: float, effects: list[Effect]) -> None:
+        super()._wind_up(now, effects)
+        under_way = self.busy or self._claiming or self._settling or self._unsettled
+        if self.state is State.DRAINING and not under_way:
+            self._move(State.STOPPED)
+
+
+class _ServesWhilePaused(Pump):
+    def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
+        if self.state is not State.PAUSED:
+            super()._empty_buffer(now, effects)
+
+
+class _ClaimsWithoutPause(Pump):
+    def _pause(self, due_in: float | None) -> float:
+        return 0.0
+
+
+class _WaitsForHints(Pump):
+    """Never looks unless it is told to."""
+
+    def _pause(self, due_in: float | None) -> float:
+        return NEVER
+
+
+class _GivesUpAsking(Pump):
+    """Does not claim again after a claim without an answer."""
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[Effect]) -> None:
+        gives_up = ask == self._claiming
+        super()._unanswered(ask, why, now, effects)
+        if gives_up:
+            self._claim_at = NEVER
+
+
+class _CompletesFailures(Pump):
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        return super().done(delivery, COMPLETE if isinstance(verdict, Abandon) else verdict)
+
+
+class _PassesOneByOne(Pump):
+    """Passes each verdict in a call of its own."""
+
+    def _flush(self, now: float, effects: list[Effect]) -> None:
+        unsettled, self._unsettled = self._unsettled, self._unsettled[:1]
+        super()._flush(now, effects)
+        self._unsettled += unsettled[1:]
+
+
+class _NeverPrefetches(Pump):
+    def _set_target(self, now: float) -> None:
+        self._target = 0
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "forgets-unanswered": Mutant(
+            "a verdict without an answer is dropped", Parts(pump=_ForgetsUnanswered), "left behind"
+        ),
+        "passes-late-results": Mutant(
+            "the result of a lost lock is passed on", Parts(pump=_PassesLateResults), "late result"
+        ),
+        "drain-loses-buffer": Mutant("a drain forgets what waits", Parts(pump=_DrainLosesBuffer), "left behind"),
+        "abandons-buffer": Mutant("what nobody tried is abandoned", Parts(pump=_AbandonsBuffer), "verdict"),
+        "stops-at-once": Mutant("a drain does not wait for answers", Parts(pump=_StopsAtOnce), "left behind"),
+        "forgets-returns": Mutant(
+            "a drain does not wait for what the locks give back", Parts(pump=_ForgetsReturns), "left behind"
+        ),
+        "serves-while-paused": Mutant(
+            "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "left behind"
+        ),
+        "claims-without-pause": Mutant("an empty queue is asked in a loop", Parts(pump=_ClaimsWithoutPause), "busy"),
+        "waits-for-hints": Mutant("nobody looks unless told to", Parts(pump=_WaitsForHints), "not drained"),
+        "gives-up-asking": Mutant(
+            "a claim without an answer is the last one", Parts(pump=_GivesUpAsking), "not drained"
+        ),
+        "completes-failures": Mutant("a failed message is completed", Parts(pump=_CompletesFailures), "verdict"),
+    }
+)
+"""Bugs that must be found, by name."""
+
+SURVIVORS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "passes-one-by-one": Mutant("every verdict is a call of its own", Parts(pump=_PassesOneByOne)),
+        "never-prefetches": Mutant("nothing waits", Parts(pump=_NeverPrefetches)),
+    }
+)
+"""Changes that look like bugs and break no promise: a checker that finds them is wrong itself."""

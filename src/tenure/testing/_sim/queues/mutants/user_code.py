@@ -1,0 +1,95 @@
+"""Planted bugs in how a consumer takes what handlers and hooks of the user may do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from tenure._queue.message import (
+    Abandon,
+    Delivery,
+    Failure,
+    Verdict,
+)
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.process import Alarm
+from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.handlers import Work
+from tenure.testing._sim.queues.simulation import Parts
+
+if TYPE_CHECKING:
+    from tenure.testing._sim.queues.simulation import Simulation
+    from tenure.testing._sim.world import SkewedClock
+
+
+class _JudgesByText(Consumer):
+    """Writes an error down as it is."""
+
+    def _verdict(self, error: BaseException, delivery: Delivery) -> Verdict:
+        return Abandon(0.0, Failure(type(error).__name__, str(error)))
+
+
+class _LosesSlot(Consumer):
+    """Takes a handler's own CancelledError for the end of its slot."""
+
+    def _conclude(self, work: Work) -> None:
+        if not isinstance(work.error, asyncio.CancelledError):
+            super()._conclude(work)
+
+
+class _GoesOnAfterInterrupt(Consumer):
+    def _end_with_interrupt(self) -> None:
+        pass
+
+
+class _TakesFewOfHook(Consumer):
+    """Expects of an error hook no more than an Exception."""
+
+    def _reports_hook(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
+class _TakesFewOfEar(Consumer):
+    def _reports_ear(self, error: BaseException) -> bool:
+        return isinstance(error, Exception)
+
+
+class _WaitsForHook(Consumer):
+    def _hook_patience(self) -> float:
+        return 1e9
+
+
+class _RenewsOnTheLoop(Consumer):
+    """Keeps its locks where handlers and hooks run."""
+
+    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(simulation, number, name, clock)
+        self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self._loop_soon, self._locks_ring)
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "judges-by-text": Mutant(
+            "an error that can't be printed is printed", Parts(consumer=_JudgesByText), "user object"
+        ),
+        "loses-slot": Mutant("a handler that cancels itself takes its slot along", Parts(consumer=_LosesSlot), "slot"),
+        "goes-on-after-interrupt": Mutant(
+            "Ctrl-C in a handler or a hook is a failure like any other",
+            Parts(consumer=_GoesOnAfterInterrupt),
+            "interrupt",
+        ),
+        "takes-few-of-hook": Mutant(
+            "an error hook may raise no BaseException", Parts(consumer=_TakesFewOfHook), "user object"
+        ),
+        "takes-few-of-ear": Mutant(
+            "an event hook may raise no BaseException", Parts(consumer=_TakesFewOfEar), "user object"
+        ),
+        "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(consumer=_WaitsForHook), "slot"),
+        "renews-on-the-loop": Mutant(
+            "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "untold"
+        ),
+    }
+)
+"""Bugs that must be found, by name."""

@@ -1,0 +1,54 @@
+"""Questions, answers and effects in few words, for the log of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import Claim
+from tenure._queue.machine import Receive, Renew, Settle
+
+if TYPE_CHECKING:
+    pass
+from tenure._queue.machine import CancelHandler, Effect
+from tenure.testing._sim.queues.broker import Send
+
+
+def told(what: Any) -> str:
+    """Return a question or an answer in few words, for the log."""
+    match what:
+        case Receive(ask, limit):
+            return f"receive #{ask}, up to {limit}"
+        case Settle(ask, settlements):
+            verdicts = " ".join(f"{type(verdict).__name__}:{name(one)}" for one, verdict in settlements)
+            return f"settle #{ask} {verdicts}"
+        case Renew(ask, held):
+            return f"renew #{ask} {' '.join(map(name, held))}"
+        case Send(ask, messages):
+            return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
+        case Claim(deliveries, due_in):
+            return f"{' '.join(map(name, deliveries)) or 'nothing'}" + (f", due {due_in:.3f}" if due_in else "")
+        case NoAnswer(why):
+            return f"no answer ({why})"
+        case [*answers]:
+            return " ".join(type(answer).__name__.lower() for answer in answers)
+    return str(what)
+
+
+def name(delivery: Any) -> str:
+    """Return what a delivery is called in the log: its body, which delivery it is, and its token."""
+    return f"{delivery.body.decode()}/{delivery.delivery_count}@{delivery.token}"
+
+
+def shown(effect: Effect) -> str:
+    """Return an effect in few words, for the log."""
+    match effect:
+        case Receive(ask, limit):
+            return f"receive #{ask}, up to {limit}"
+        case Settle(ask, settlements):
+            return f"settle #{ask}, {len(settlements)} verdicts"
+        case Renew(ask, held):
+            return f"renew #{ask}, {len(held)} locks"
+        case CancelHandler(held, why):
+            return f"cancel {held[1]}: {why}"
+    return type(getattr(effect, "event", effect)).__name__
