@@ -42,7 +42,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.testing import until
-from tenure.testing._conformance.lease_faults import Hall
+from tenure.testing._conformance.leases.faults import Hall
 from tests.servers import Azurite, shared, url_of
 from tests.servers.gate import HttpGate
 

@@ -9,8 +9,8 @@ import pytest
 
 from tenure.testing import conformance
 from tenure.testing._conformance.harness import Fault
-from tenure.testing._conformance.leases import LeaseSuite
-from tenure.testing._conformance.queues import QueueSuite
+from tenure.testing._conformance.leases.steps import LeaseSuite
+from tenure.testing._conformance.queues.steps import QueueSuite
 from tests.conformance import (
     test_azure,
     test_cost,

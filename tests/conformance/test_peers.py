@@ -14,7 +14,7 @@ from tenure._backends.peers.tcp import TcpTransport
 from tenure._election.store import LeaseStore, LeaseTraits
 from tenure._lease import Granted, HeldBy
 from tenure.testing import until
-from tenure.testing._conformance.leases import claim
+from tenure.testing._conformance.leases.steps import claim
 from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, LeaseStoreSuite, Lossy
 from tests.clocks import TurnedClock
 

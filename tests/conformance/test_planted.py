@@ -252,9 +252,9 @@ async def findings(plant: type[MemoryLeases] | type[Lossy]) -> set[str]:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for hints that never come."""
-    from tenure.testing._conformance import leases
+    from tenure.testing._conformance.leases import hints
 
-    monkeypatch.setattr(leases.hint, "__kwdefaults__", {"within": 0.2})
+    monkeypatch.setattr(hints.hint, "__kwdefaults__", {"within": 0.2})
 
 
 async def test_without_a_plant_nothing_is_found() -> None:

@@ -159,7 +159,8 @@ async def findings(plant: Plant) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenure.testing._conformance import lease_faults, queue_faults
+    from tenure.testing._conformance.leases import faults as lease_faults
+    from tenure.testing._conformance.queues import faults as queue_faults
 
     for module in (lease_faults, queue_faults):
         monkeypatch.setattr(module, "BACK_WITHIN", 0.5)

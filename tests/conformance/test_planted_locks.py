@@ -13,7 +13,7 @@ from tenure._backends.memory.queue import NEVER, MemoryBroker, Row, Session, She
 from tenure._queue import consumer, handlers, message, session_consumer
 from tenure._queue.broker import Broker, Claim, Selection
 from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
-from tenure.testing._conformance import consumers
+from tenure.testing._conformance.queues import consumers
 from tenure.testing.conformance import ConsumerSuite, LockSuite, LossyBroker
 from tests.conformance.test_memory import MemoryQueueHarness
 from tests.conformance.test_planted import calls

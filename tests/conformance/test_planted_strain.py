@@ -206,7 +206,7 @@ async def findings(plant: Plant) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tenure.testing._conformance import strain
+    from tenure.testing._conformance.queues import strain
 
     monkeypatch.setattr(strain, "BACK_WITHIN", 0.3)
 

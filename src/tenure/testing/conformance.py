@@ -48,7 +48,6 @@
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
-from tenure.testing._conformance.consumers import ConsumerSuite
 from tenure.testing._conformance.cost import Scale
 from tenure.testing._conformance.harness import (
     Fault,
@@ -58,15 +57,17 @@ from tenure.testing._conformance.harness import (
     LossyBroker,
     QueueHarness,
 )
-from tenure.testing._conformance.lease_cost import LeaseCostSuite
-from tenure.testing._conformance.lease_faults import LeaseFaultSuite
-from tenure.testing._conformance.leases import LeaseStoreSuite
-from tenure.testing._conformance.live import LiveSuite
-from tenure.testing._conformance.locks import LockSuite
-from tenure.testing._conformance.queue_cost import BrokerCostSuite
-from tenure.testing._conformance.queue_faults import BrokerFaultSuite
-from tenure.testing._conformance.queues import BrokerSuite
-from tenure.testing._conformance.strain import BrokerStrainSuite, LeaseStrainSuite
+from tenure.testing._conformance.leases.cost import LeaseCostSuite
+from tenure.testing._conformance.leases.faults import LeaseFaultSuite
+from tenure.testing._conformance.leases.strain import LeaseStrainSuite
+from tenure.testing._conformance.leases.suite import LeaseStoreSuite
+from tenure.testing._conformance.queues.consumers import ConsumerSuite
+from tenure.testing._conformance.queues.cost import BrokerCostSuite
+from tenure.testing._conformance.queues.faults import BrokerFaultSuite
+from tenure.testing._conformance.queues.live import LiveSuite
+from tenure.testing._conformance.queues.locks import LockSuite
+from tenure.testing._conformance.queues.strain import BrokerStrainSuite
+from tenure.testing._conformance.queues.suite import BrokerSuite
 
 __all__ = [
     "BrokerCostSuite",

@@ -30,8 +30,8 @@ from tenure._queue.message import (
 )
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.leases import LAST
-from tenure.testing._conformance.queues import (
+from tenure.testing._conformance.leases.steps import LAST
+from tenure.testing._conformance.queues.steps import (
     LATE,
     QueueSuite,
     accept,

@@ -20,7 +20,7 @@ from tenure.events import CampaignFailed, Event, RenewalMissed, TermBegan, TermE
 from tenure.events import Renewed as Extended
 from tenure.testing import until
 from tenure.testing._conformance.harness import Fault, LeaseHarness, Lossy
-from tenure.testing._conformance.leases import LATE, LeaseSuite, claim, holder, win
+from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim, holder, win
 
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 

@@ -25,7 +25,7 @@ from tenure._queue.message import (
 )
 from tenure.errors import ConfigError
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues import (
+from tenure.testing._conformance.queues.steps import (
     LATE,
     QueueSuite,
     accept,

@@ -24,7 +24,16 @@ from tenure._queue.message import (
 )
 from tenure.testing._conformance.cost import Meter
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues import LATE, QueueSuite, accept, bodies, needs, receive, receive_session, settle
+from tenure.testing._conformance.queues.steps import (
+    LATE,
+    QueueSuite,
+    accept,
+    bodies,
+    needs,
+    receive,
+    receive_session,
+    settle,
+)
 
 AT_ONCE = 20  # questions side by side while something is set up
 SPARE = 15  # more messages than are settled where few are asked about

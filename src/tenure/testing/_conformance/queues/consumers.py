@@ -21,7 +21,7 @@ from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event, MessageDied
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues import QueueSuite, needs
+from tenure.testing._conformance.queues.steps import QueueSuite, needs
 from tenure.testing._misbehaving import ODD_ERRORS, Mute
 
 PATIENCE = 20.0

@@ -8,7 +8,7 @@ from tenure._election.store import LeaseStore
 from tenure._lease import Granted, HeldBy, Released, Vacant
 from tenure.testing._conformance.cost import Meter
 from tenure.testing._conformance.harness import LeaseHarness
-from tenure.testing._conformance.leases import LATE, LeaseSuite, claim
+from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim
 
 AT_ONCE = 20  # questions side by side while something is set up
 

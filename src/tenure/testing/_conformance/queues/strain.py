@@ -1,4 +1,4 @@
-"""What a store must do under strain: while it is full, and after a cut on a slow link."""
+"""What a broker must do under strain: while it is full, and after a cut on a slow link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import pytest
 
-from tenure._lease import Granted, HeldBy, Released
 from tenure._queue.broker import EVERYTHING, Selection
 from tenure._queue.message import (
     COMPLETE,
@@ -26,39 +25,23 @@ from tenure._queue.message import (
 )
 from tenure.errors import Unavailable
 from tenure.testing import until
-from tenure.testing._conformance.harness import LeaseHarness, QueueHarness
-from tenure.testing._conformance.lease_faults import needs as needs_fault
-from tenure.testing._conformance.leases import LeaseSuite, claim, holder
-from tenure.testing._conformance.queue_faults import can
-from tenure.testing._conformance.queues import QueueSuite, accept, bodies, bury, receive, receive_session, send, settle
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues.faults import can
+from tenure.testing._conformance.queues.steps import (
+    QueueSuite,
+    accept,
+    bodies,
+    bury,
+    receive,
+    receive_session,
+    send,
+    settle,
+)
 
 SENDERS = 20
 BACK_WITHIN = 10.0  # seconds after a fault has ended
 RATE_BACK = 0.5  # of the rate before the fault
 ROUND_TRIP = 0.2  # seconds, on a slow link
-
-
-class LeaseStrainSuite(LeaseSuite):
-    """A full store refuses what would make it grow, and nothing else."""
-
-    async def test_a_full_store_goes_on_with_its_leases(self, house: LeaseHarness, name: str) -> None:
-        needs_fault(house, "full")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        async with house.full():
-            for _ in range(3):
-                assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
-            assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
-            try:
-                assert isinstance(await bob.acquire(f"{name}-new", "bob#1", house.ttl), Granted)
-            except Unavailable:
-                assert await holder(ann, f"{name}-new") is None  # and nothing was kept of it
-            assert await ann.ask_to_resign(name)
-            assert await ann.release(grant) == Released(grant)
-            new = await claim(bob, name, "bob#1", house.ttl)  # what was led before can be led again
-            assert new.token > grant.token
-            assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
-        assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
 
 
 class BrokerStrainSuite(QueueSuite):

@@ -26,9 +26,9 @@ from tenure._queue.received import Message
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
 from tenure.testing import until
-from tenure.testing._conformance.consumers import Town
 from tenure.testing._conformance.harness import Fault, QueueHarness
-from tenure.testing._conformance.queues import (
+from tenure.testing._conformance.queues.consumers import Town
+from tenure.testing._conformance.queues.steps import (
     LATE,
     QueueSuite,
     accept,

@@ -1,0 +1,115 @@
+"""Requests to resign, and hints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tenure._election.store import LeaseStore
+from tenure._lease import Grant, Granted, Vacant
+from tenure.testing._conformance.harness import LeaseHarness
+from tenure.testing._conformance.leases.steps import (
+    LATE,
+    LeaseSuite,
+    claim,
+    holder,
+    win,
+)
+
+
+class HintTests(LeaseSuite):
+    """A leader reads that it was asked to resign, and hints tell of every change."""
+
+    async def test_the_holder_reads_that_it_was_asked_to_resign(self, house: LeaseHarness, name: str) -> None:
+        ann, bob = await house.open(), await house.open()
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        assert await bob.ask_to_resign(name) is True
+        assert await bob.ask_to_resign(name) is True
+        assert await ann.renew([grant], house.ttl) == [Granted(grant, resign_asked=True)]
+        assert await ann.acquire(name, "ann#1", house.ttl) == Granted(grant, resign_asked=True)
+        assert await holder(bob, name) == "ann#1"
+
+    async def test_nobody_is_asked_to_resign_when_nobody_leads(self, house: LeaseHarness, name: str) -> None:
+        store = await house.open()
+        assert await store.ask_to_resign(name) is False
+        await store.release(await claim(store, name, "ann#1", house.ttl))
+        assert await store.ask_to_resign(name) is False
+        assert await store.inspect(name) != Vacant(name, 0)
+
+    async def test_the_next_term_was_not_asked_to_resign(self, house: LeaseHarness, name: str) -> None:
+        store = await house.open()
+        grant = await claim(store, name, "ann#1", house.ttl)
+        await store.ask_to_resign(name)
+        await store.release(grant)
+        next_grant = await claim(store, name, "ann#2", house.ttl)
+        assert await store.renew([next_grant], house.ttl) == [Granted(next_grant)]
+        await store.ask_to_resign(name)
+        await house.pass_time(house.ttl * LATE)
+        last_grant = await win(house, store, name, "ann#3")
+        assert await store.renew([last_grant], house.ttl) == [Granted(last_grant)]
+
+    async def test_hints_tell_of_every_change(self, house: LeaseHarness, name: str) -> None:
+        self.needs_hints(house)
+        ann, bob = await house.open(), await house.open()
+        hints = [ann.hints(name), bob.hints(name)]
+        grant = await claim(ann, name, "ann#1", house.ttl)
+        for each in hints:
+            await hint(each, lambda: holds(bob, name, "ann#1"))
+        await bob.ask_to_resign(name)
+        for each in hints:
+            await hint(each, lambda: reads_resign_asked(ann, grant, house.ttl))
+        await ann.release(grant)
+        for each in hints:
+            await hint(each, lambda: holds(bob, name, None))
+
+    async def test_a_hint_wakes_everybody_who_waits(self, house: LeaseHarness, name: str) -> None:
+        self.needs_hints(house)
+        stores = [await house.open() for _ in range(4)]
+        grant = await claim(stores[0], name, "ann#1", house.ttl)
+        waiting = [asyncio.ensure_future(hint(s.hints(name), lambda: holds(stores[0], name, None))) for s in stores]
+        await asyncio.sleep(0)
+        await stores[0].release(grant)
+        await asyncio.gather(*waiting)
+
+    async def test_a_cancelled_wait_for_a_hint_can_be_taken_up_again(self, house: LeaseHarness, name: str) -> None:
+        self.needs_hints(house)
+        ann, bob = await house.open(), await house.open()
+        hints = bob.hints(name)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(exhaust(hints), 0.05)
+        await claim(ann, name, "ann#1", house.ttl)
+        await hint(hints, lambda: holds(bob, name, "ann#1"))
+
+    @staticmethod
+    def needs_hints(house: LeaseHarness) -> None:
+        """Skip the test if this store tells of nothing."""
+        if not house.traits.hints:
+            pytest.skip("this store gives no hints")
+
+
+async def holds(store: LeaseStore, name: str, who: str | None) -> bool:
+    """Tell whether it is *who* that holds *name*."""
+    return await holder(store, name) == who
+
+
+async def reads_resign_asked(store: LeaseStore, grant: Grant, ttl: float) -> bool:
+    """Tell whether the holder can read that it was asked to resign."""
+    (answer,) = await store.renew([grant], ttl)
+    return isinstance(answer, Granted) and answer.resign_asked
+
+
+async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
+    """Wait for a hint after which *change* is seen; earlier ones may have been lies."""
+    async with asyncio.timeout(within):
+        async for _ in hints:
+            if await change():
+                return
+    raise AssertionError("the hints ended")
+
+
+async def exhaust(hints: AsyncIterator[None]) -> None:
+    """Take hints without end."""
+    async for _ in hints:
+        pass

@@ -1,0 +1,64 @@
+"""What the suites of leases share: the fixtures, and the steps that their tests are made of."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from tenure._election.store import LeaseStore
+from tenure._lease import Grant, Granted, HeldBy
+from tenure.testing._conformance.harness import LeaseHarness
+
+LATE = 1.05  # by which share longer than a ttl to wait before it is surely over
+ROUNDED = 0.01  # seconds by which a store may round its times
+LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum with it is rounded
+
+
+class LeaseSuite:
+    """What the suites of leases share: a house for each test, and words to write tests with."""
+
+    harness: ClassVar[type[LeaseHarness]]
+    pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
+
+    @pytest_asyncio.fixture
+    async def house(self) -> AsyncIterator[LeaseHarness]:
+        """Open a fresh storage for one test."""
+        house = self.harness()
+        await house.start()
+        try:
+            yield house
+        finally:
+            await house.close()
+
+    @pytest.fixture
+    def name(self) -> str:
+        """Give a name that no other test uses: the storage may be shared."""
+        return f"conformance-{secrets.token_hex(6)}"
+
+
+async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
+    """Acquire what must be free."""
+    answer = await store.acquire(name, holder, ttl)
+    assert isinstance(answer, Granted), answer
+    assert not answer.resign_asked
+    return answer.grant
+
+
+async def win(house: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
+    """Acquire what is free or will be; where watchers judge the end of a lease, they must watch for a while first."""
+    for _ in range(4):
+        answer = await store.acquire(name, holder, house.ttl)
+        if isinstance(answer, Granted):
+            return answer.grant
+        await house.pass_time(house.ttl * LATE)
+    raise AssertionError(f"{name!r} never came free")
+
+
+async def holder(store: LeaseStore, name: str) -> str | None:
+    """Return who holds *name*."""
+    answer = await store.inspect(name)
+    return answer.holder if isinstance(answer, HeldBy) else None

@@ -1,0 +1,19 @@
+"""What every store of leases must do."""
+
+from __future__ import annotations
+
+from tenure.testing._conformance.leases.acquisition import AcquisitionTests
+from tenure.testing._conformance.leases.ending import EndingTests
+from tenure.testing._conformance.leases.hints import HintTests
+from tenure.testing._conformance.leases.inspection import InspectionTests
+from tenure.testing._conformance.leases.renewal import RenewalTests
+
+
+class LeaseStoreSuite(
+    AcquisitionTests,
+    RenewalTests,
+    EndingTests,
+    InspectionTests,
+    HintTests,
+):
+    """The promises of :class:`tenure._election.store.LeaseStore`, one test for each."""

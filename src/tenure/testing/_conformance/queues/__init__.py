@@ -1,0 +1,1 @@
+"""The suites of queues, by subject."""

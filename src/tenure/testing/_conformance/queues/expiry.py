@@ -1,0 +1,219 @@
+"""The end of a message's time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tenure._queue.broker import (
+    EVERYTHING,
+    Broker,
+    Claim,
+    NoSession,
+    QueueSettings,
+)
+from tenure._queue.context import QueueContext
+from tenure._queue.message import (
+    COMPLETE,
+    EXPIRED,
+    GIVE_BACK,
+    MAX_DELIVERIES,
+    Abandon,
+    DeadLetter,
+    Died,
+    Outgoing,
+    SessionLock,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+)
+from tenure._queue.queue import Queue
+from tenure._queue.received import Message
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.testing import until
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues.steps import (
+    LATE,
+    QueueSuite,
+    accept,
+    bodies,
+    needs,
+    receive,
+    receive_session,
+    send,
+    settle,
+)
+
+
+class ExpiryTests(QueueSuite):
+    """A message that isn't received in time is dead, and its death is told once."""
+
+    async def test_what_is_not_received_in_time_is_dead(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"short", id="short", ttl=house.lock), Outgoing(b"long", ttl=house.lock * 9)])
+        await house.pass_time(house.lock * LATE)
+        if house.traits.exact_stats:
+            stats = await broker.stats(name)
+            assert (stats.ready, stats.dead) == (1, 1)
+        assert bodies(await receive(broker, name, house)) == [b"long"]
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.id, dead.body, dead.reason, dead.delivery_count) == ("short", b"short", EXPIRED, 0)
+
+    @pytest.mark.parametrize("session", [None, "s"])
+    async def test_what_expires_at_once_with_many_is_not_received_either(
+        self, house: QueueHarness, name: str, session: str | None
+    ) -> None:
+        needs(house.traits.sessions if session else "native")
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"short", ttl=house.lock / 2, session=session)] * house.backlog)
+        await house.pass_time(house.lock * LATE)
+        await broker.send(name, [Outgoing(b"long", ttl=house.lock * 9, session=session)])
+        received: list[bytes] = []
+
+        async def receive_all() -> bool:
+            if session is None:
+                received.extend(bodies(await receive(broker, name, house, limit=5)))
+            elif isinstance(held := await broker.accept(name, None, house.lock), SessionLock):
+                received.extend(bodies(await receive_session(broker, held, limit=5)))
+                if not received:
+                    await broker.release(held)
+            return bool(received)
+
+        await until(receive_all)
+        assert received == [b"long"]
+        if house.traits.exact_stats:
+            assert await broker.stats(name) == Stats(locked=1, dead=house.backlog)
+
+    async def test_an_expired_backlog_in_front_is_not_the_end_of_a_queue(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"short", ttl=house.lock / 2)] * house.backlog)
+        await house.pass_time(house.lock * LATE)
+        await send(broker, name, b"0", b"1", b"2")
+        settings = QueueSettings(lock=house.lock)
+        queue = Queue(
+            QueueContext(name, broker, RenewalThread.here(), SystemClock(), settings, "", given={"lock": house.lock})
+        )
+        handled: list[bytes] = []
+
+        async def handle(message: Message) -> None:
+            handled.append(message.body)
+
+        async with asyncio.timeout(60):
+            await queue.consume(handle, until_empty=True, concurrency=1, sigterm=False)
+        assert sorted(handled) == [b"0", b"1", b"2"]
+        if house.traits.exact_stats:
+            assert await broker.stats(name) == Stats(dead=house.backlog)
+
+    async def test_a_received_message_does_not_expire(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"a", ttl=house.lock * 1.2), Outgoing(b"b", ttl=house.lock * 1.2)])
+        got = await receive(broker, name, house)
+        await house.pass_time(house.lock * 0.7)
+        await broker.renew(got, house.lock)
+        await house.pass_time(house.lock * 0.7)
+        done, abandoned = sorted(got, key=lambda one: one.body)
+        assert await settle(broker, [done], COMPLETE) == [Settled()]
+        assert await settle(broker, [abandoned], Abandon()) == [Settled(dead=True)]
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.body, dead.reason) == (b"b", EXPIRED)
+
+    async def test_who_claims_is_told_once_of_what_time_has_buried(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        broker = await house.open()
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+        await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
+        _, stands = sorted(await receive(broker, name, house), key=lambda one: one.body)
+        await broker.send(name, [Outgoing(b"expires", id="b", ttl=house.lock / 2)])
+        await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # and its answer has told of that
+        await house.pass_time(house.lock * LATE)
+        await broker.stats(name)  # whoever sees to it that they die
+        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        sequences = {dead.id: dead.sequence for dead in await broker.peek_dead(name, EVERYTHING, 10)}
+        assert sorted(told, key=lambda one: one.id) == [
+            Died(sequences["a"], "a", 1, MAX_DELIVERIES),
+            Died(sequences["b"], "b", 0, EXPIRED),
+        ]
+
+    @pytest.mark.parametrize("session", [None, "s"], ids=["messages", "session"])
+    async def test_each_death_by_time_is_told_to_one_of_two_consumers(
+        self, house: QueueHarness, name: str, session: str | None
+    ) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        needs(house.traits.sessions if session else "native")
+        brokers = [await house.open(), await house.open()]
+        quiet, busy = name, f"{name}-busy"
+        for queue in (quiet, busy):
+            await doom(brokers[0], queue, house, session)
+        await brokers[1].send(busy, [Outgoing(b"lives", session=session)])
+        await house.pass_time(house.lock * LATE)
+        for queue, lives in ((quiet, []), (busy, [b"lives"])):
+            died: list[tuple[str, int, str]] = []
+            handled: list[bytes] = []
+            for _ in range(3):
+                for claim in await asyncio.gather(*(polled(broker, queue, house, session) for broker in brokers)):
+                    died += [(one.id, one.delivery_count, one.reason) for one in claim.died]
+                    handled += bodies(claim.deliveries)
+            assert handled == lives
+            crashed, late = ([f"{what}-{number}" for number in range(3)] for what in ("crashes", "late"))
+            assert sorted(died) == [
+                *((one, 1, MAX_DELIVERIES) for one in crashed),
+                *((one, 0, EXPIRED) for one in late),
+            ]
+
+    @pytest.mark.parametrize("verdict", [GIVE_BACK, Abandon(), None], ids=["given back", "abandoned", "lock ended"])
+    async def test_a_death_after_a_ttl_that_ended_under_the_lock_is_told_once(
+        self, house: QueueHarness, name: str, verdict: Verdict | None
+    ) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2)])
+        [got] = await receive(broker, name, house)
+        await house.pass_time(house.lock * (0.6 if verdict else LATE))
+        [answer] = await settle(broker, [got], verdict) if verdict else [Settled()]
+        assert isinstance(answer, Settled)
+        died = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        assert (answer.dead, [one.id for one in died]) in ((True, []), (False, ["late"]))
+
+    async def test_a_death_of_a_session_that_is_let_go_is_told(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.names_dead:
+            pytest.skip("this broker doesn't name them")
+        needs(house.traits.sessions)
+        broker = await house.open()
+        await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2, session="s")])
+        held = await accept(broker, name, house)
+        [got] = await receive_session(broker, held)
+        await house.pass_time(house.lock * 0.6)
+        assert await broker.release(held) == Settled()
+        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        assert told == [Died(got.sequence, "late", 0, EXPIRED)]
+
+
+async def doom(broker: Broker, name: str, house: QueueHarness, session: str | None) -> None:
+    """Send some messages whose only delivery ends with its lock, as in a crash, and some whose ttl ends before that."""
+    await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+    await broker.send(name, [Outgoing(b"crashes", id=f"crashes-{number}", session=session) for number in range(3)])
+    if session is None:
+        assert len(await receive(broker, name, house)) == 3
+    else:
+        assert len(await receive_session(broker, await accept(broker, name, house))) == 3
+    short = [Outgoing(b"late", id=f"late-{number}", ttl=house.lock / 2, session=session) for number in range(3)]
+    await broker.send(name, short)
+
+
+async def polled(broker: Broker, name: str, house: QueueHarness, session: str | None) -> Claim:
+    """Claim and complete what there is, in sessions if *session* is one; return what came."""
+    held = None if session is None else await broker.accept(name, None, house.lock)
+    if isinstance(held, NoSession):
+        return Claim((), held.due_in, held.died)
+    claim = await (broker.receive(name, 10, house.lock) if held is None else broker.receive_session(held, 10))
+    assert isinstance(claim, Claim), claim
+    await settle(broker, claim.deliveries, COMPLETE)
+    if held is not None:
+        await broker.release(held)
+    return claim

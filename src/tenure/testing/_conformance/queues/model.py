@@ -1,0 +1,224 @@
+"""Statistics, and random programs that compare the broker with a model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from tenure._queue.broker import (
+    EVERY_LIVE,
+    EVERYTHING,
+    Broker,
+    LiveSelection,
+)
+from tenure._queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Delivery,
+    Outgoing,
+    Renewed,
+    Settled,
+    Settlement,
+    State,
+    Stats,
+    Verdict,
+)
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues.steps import (
+    LATE,
+    QueueSuite,
+    bodies,
+    receive,
+    send,
+    settle,
+)
+
+
+class ModelTests(QueueSuite):
+    """Statistics, and whatever else is shown, agree with a model."""
+
+    async def test_age_is_that_of_the_oldest_ready(self, house: QueueHarness, name: str) -> None:
+        if not house.traits.exact_stats:
+            pytest.skip("this broker's statistics are not exact")
+        broker = await house.open()
+        await send(broker, name, b"a")
+        await house.pass_time(house.lock / 2)
+        await send(broker, name, b"b")
+        assert (await broker.stats(name)).oldest_age == pytest.approx(house.lock / 2, rel=0.2)
+        await receive(broker, name, house, limit=1)
+        assert (await broker.stats(name)).oldest_age < house.lock / 4
+
+    @pytest.mark.parametrize("seed", range(12))
+    async def test_a_random_program_agrees_with_the_model(self, house: QueueHarness, name: str, seed: int) -> None:
+        if not house.traits.exact_stats:
+            pytest.skip("this broker's statistics are not exact")
+        program = Program(await house.open(), await house.open(), house, name, random.Random(seed))
+        await program.run(steps=120)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What the model knows of one message."""
+
+    number: int
+    """In the order sent; it is also the body."""
+    priority: int
+    place: str = "ready"
+    count: int = 0
+    until: float = 0.0  # when its lock or delay ends
+    delivery: Delivery | None = None
+
+
+@dataclass(slots=True)
+class Program:
+    """Random operations on a broker, each compared with a model that is too simple to be wrong."""
+
+    broker: Broker
+    other: Broker
+    house: QueueHarness
+    name: str
+    rng: random.Random
+    now: float = 0.0
+    number: int = 0
+    messages: dict[int, Kept] = field(default_factory=dict)
+    old: list[Delivery] = field(default_factory=list)
+
+    async def run(self, steps: int) -> None:
+        """Take so many steps, and compare after each."""
+        await self.broker.declare(self.name, {"lock": self.house.lock, "max_deliveries": 3})
+        operations = [self.send, self.send, self.receive, self.receive, self.settle, self.settle, self.settle]
+        operations += [self.renew, self.pass_time, self.settle_old, self.redrive, self.purge]
+        for _ in range(steps):
+            await self.rng.choice(operations)()
+            await self.compare()
+
+    def pick(self) -> Broker:
+        return self.rng.choice([self.broker, self.other])
+
+    def locked(self) -> list[Kept]:
+        found = [one for one in self.messages.values() if one.place == "locked"]
+        self.rng.shuffle(found)
+        return found[: self.rng.randint(0, 4)]
+
+    async def send(self) -> None:
+        """Send a few, some with a delay."""
+        delays = [self.rng.choice([0.0, 0.0, self.house.lock]) for _ in range(self.rng.randint(1, 4))]
+        highest = 0 if self.house.traits.priorities == "impossible" else 2
+        sent = []
+        for delay in delays:
+            self.number += 1
+            named = f"{self.name}-{self.number}"
+            one = Outgoing(b"%d" % self.number, id=named, delay=delay, priority=self.rng.randint(0, highest))
+            sent.append(one)
+            place = "delayed" if delay else "ready"
+            self.messages[self.number] = Kept(self.number, one.priority, place, until=self.now + delay)
+        await self.pick().send(self.name, sent)
+
+    async def receive(self) -> None:
+        """Claim a few: the right ones, in order."""
+        limit = self.rng.randint(1, 5)
+        claim = await self.pick().receive(self.name, limit, self.house.lock)
+        ready = [one for one in self.messages.values() if one.place == "ready"]
+        expected = sorted(ready, key=lambda one: (-one.priority, one.number))[:limit]
+        assert bodies(claim.deliveries) == [b"%d" % one.number for one in expected]
+        for one, delivery in zip(expected, claim.deliveries, strict=True):
+            one.place, one.count, one.delivery = "locked", one.count + 1, delivery
+            one.until = self.now + self.house.lock
+            assert delivery.delivery_count == one.count
+            self.old.append(delivery)
+
+    async def settle(self) -> None:
+        """Pass verdicts on some that are locked."""
+        some = self.locked()
+        kinds: list[Verdict] = [COMPLETE, COMPLETE, Abandon(), Abandon(self.house.lock), GIVE_BACK, DeadLetter("why")]
+        if self.house.traits.deferral != "impossible":
+            kinds.append(Defer())
+        verdicts = [self.rng.choice(kinds) for _ in some]
+        answers = await self.pick().settle(
+            [Settlement(one.delivery, verdict) for one, verdict in zip(some, verdicts, strict=True) if one.delivery]
+        )
+        for one, verdict, answer in zip(some, verdicts, answers, strict=True):
+            assert answer == Settled(dead=isinstance(verdict, Abandon) and one.count >= 3)
+            self.judge(one, verdict)
+
+    def judge(self, one: Kept, verdict: Verdict) -> None:
+        """Do in the model what a verdict does."""
+        one.delivery = None
+        match verdict:
+            case Complete():
+                del self.messages[one.number]
+            case Abandon(delay=delay):
+                one.place = "dead" if one.count >= 3 else "delayed" if delay else "ready"
+                one.until = self.now + delay
+            case Defer():
+                one.place = "deferred"
+            case DeadLetter():
+                one.place = "dead"
+            case _:
+                one.place, one.count = "ready", one.count - 1
+
+    async def settle_old(self) -> None:
+        """Try with deliveries whose lock is over."""
+        current = [one.delivery for one in self.messages.values()]
+        late = [one for one in self.old[-20:] if one not in current]
+        assert await settle(self.pick(), late, COMPLETE) == [LAPSED] * len(late)
+
+    async def renew(self) -> None:
+        """Renew some that are locked, together with one that is not."""
+        some = [one for one in self.locked() if one.delivery]
+        answers = await self.pick().renew([one.delivery for one in some if one.delivery], self.house.lock)
+        assert [type(answer) for answer in answers] == [Renewed] * len(some)
+        for one in some:
+            one.until = self.now + self.house.lock
+
+    async def pass_time(self) -> None:
+        """Let locks and delays end."""
+        seconds = self.house.lock * self.rng.choice([0.3, 0.6, LATE])
+        await self.house.pass_time(seconds)
+        self.now += seconds
+        for one in self.messages.values():
+            if one.until <= self.now and one.place in ("locked", "delayed"):
+                one.place = "dead" if one.place == "locked" and one.count >= 3 else "ready"
+                one.delivery = None
+
+    async def redrive(self) -> None:
+        """Put some dead letters back."""
+        limit = self.rng.randint(1, 2)
+        dead = sorted(one.number for one in self.messages.values() if one.place == "dead")[:limit]
+        assert await self.pick().redrive(self.name, EVERYTHING, limit) == len(dead)
+        for number in dead:
+            self.messages[number].place, self.messages[number].count = "ready", 0
+
+    async def purge(self) -> None:
+        """Remove some that nobody has."""
+        states: list[State] = ["ready", "delayed", "deferred"]
+        chosen = frozenset(self.rng.sample(states, self.rng.randint(0, 2)))
+        picked = self.rng.sample(sorted(self.messages), min(3, len(self.messages)))
+        ids = frozenset(f"{self.name}-{number}" for number in picked)
+        gone = [number for number in picked if self.messages[number].place in chosen]
+        which = LiveSelection(states=chosen, ids=ids)
+        assert await self.pick().purge_live(self.name, which, dry_run=True) == len(gone)
+        assert await self.pick().purge_live(self.name, which) == len(gone)
+        for number in gone:
+            del self.messages[number]
+
+    async def compare(self) -> None:
+        """Compare the statistics, and what is shown, to the last message."""
+        shown = [
+            (int(one.body), one.state, one.delivery_count) for one in await self.pick().peek(self.name, EVERY_LIVE, 999)
+        ]
+        alive = sorted(self.messages.items())
+        assert shown == [(number, one.place, one.count) for number, one in alive if one.place != "dead"]
+        stats = await self.pick().stats(self.name)
+        places = Counter(one.place for one in self.messages.values())
+        expected = Stats(*(places[place] for place in ("ready", "locked", "delayed", "deferred", "dead")))
+        assert Stats(stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead) == expected
+        assert (stats.oldest_age > 0) <= (stats.ready > 0)

@@ -1,0 +1,113 @@
+"""The settings of a queue."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from tenure._queue.broker import (
+    Broker,
+    QueueSettings,
+    SettingChanges,
+)
+from tenure._queue.context import QueueContext
+from tenure._queue.message import (
+    Abandon,
+    Settled,
+)
+from tenure._runtime.clock import SystemClock
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues.steps import (
+    QueueSuite,
+    needs,
+    receive,
+    send,
+    settle,
+)
+
+
+class SettingTests(QueueSuite):
+    """A declaration changes what it names, for every client."""
+
+    async def test_a_declaration_changes_only_what_it_names(self, house: QueueHarness, name: str) -> None:
+        broker, other = await house.open(), await house.open()
+        assert await broker.declare(name, {"max_deliveries": 7}) == QueueSettings(max_deliveries=7)
+        both = QueueSettings(max_deliveries=7, dedupe_window=5.0)
+        assert await other.declare(name, {"dedupe_window": 5.0}) == both
+        assert await broker.settings(name) == both
+        assert await broker.declare(name, {"max_deliveries": 8}) == replace(both, max_deliveries=8)
+        assert await other.declare(name, {}) == replace(both, max_deliveries=8)
+
+    @pytest.mark.parametrize("is_new", [True, False])
+    async def test_settings_declared_at_the_same_time_all_hold(
+        self, house: QueueHarness, name: str, is_new: bool
+    ) -> None:
+        clients = [await house.open() for _ in range(4)]
+        if not is_new:
+            await clients[0].declare(name, {"lock": house.lock})
+        given: list[SettingChanges] = [
+            {"lock": house.lock * 2},
+            {"max_deliveries": 7},
+            {"dedupe_window": 5.0},
+            {"body_max": 10},
+        ]
+        meeting = Meeting(len(clients))
+        renewal_thread = cast(RenewalThread, None)  # nothing here is renewed
+        desks = [
+            QueueContext(
+                name, meeting.around(client), renewal_thread, SystemClock(), QueueSettings(), "", given=changes
+            )
+            for client, changes in zip(clients, given, strict=True)
+        ]
+        await asyncio.gather(*(context.ready() for context in desks))
+        wanted = QueueSettings(lock=house.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
+        assert await clients[0].settings(name) == wanted
+
+    async def test_a_lower_limit_meets_old_messages(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        [got] = await receive(broker, name, house)
+        settings = QueueSettings(lock=house.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
+        changes: SettingChanges = {"lock": house.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
+        assert await other.declare(name, changes) == settings
+        assert await broker.settings(name) == settings
+        assert await broker.settings(f"{name}-2") == QueueSettings()
+        assert await settle(broker, [got], Abandon()) == [Settled(dead=True)]
+
+
+class Meeting:
+    """Brokers that all have learned the settings of a queue before any of them goes on."""
+
+    def __init__(self, parties: int) -> None:
+        self._missing = parties
+        self._all_here = asyncio.Event()
+
+    def around(self, broker: Broker) -> Broker:
+        """Return *broker*, as one of them."""
+        return cast(Broker, _Guest(broker, self))
+
+    async def wait(self) -> None:
+        """Wait for the others."""
+        self._missing -= 1
+        if self._missing <= 0:
+            self._all_here.set()
+        await self._all_here.wait()
+
+
+class _Guest:
+    def __init__(self, broker: Broker, meeting: Meeting) -> None:
+        self._broker = broker
+        self._meeting = meeting
+
+    async def settings(self, queue: str) -> QueueSettings:
+        found = await self._broker.settings(queue)
+        await self._meeting.wait()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)

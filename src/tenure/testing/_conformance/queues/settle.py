@@ -1,0 +1,212 @@
+"""Verdicts, and the count of deliveries."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from tenure._queue.broker import (
+    EVERYTHING,
+)
+from tenure._queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    MAX_DELIVERIES,
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Failure,
+    Outgoing,
+    Renewed,
+    Settled,
+    Settlement,
+    Stats,
+    Verdict,
+)
+from tenure.testing._conformance.harness import QueueHarness
+from tenure.testing._conformance.queues.steps import (
+    LATE,
+    QueueSuite,
+    bodies,
+    needs,
+    receive,
+    send,
+    settle,
+)
+
+
+class SettleTests(QueueSuite):
+    """A verdict stands once, while its delivery is locked."""
+
+    @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("late"), GIVE_BACK], ids=repr)
+    async def test_a_late_verdict_lapses(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
+        possible(house, verdict)
+        broker, other = await house.open(), await house.open()
+        await send(broker, name, b"a")
+        [old] = await receive(broker, name, house)
+        await house.pass_time(house.lock * LATE)
+        assert await settle(broker, [old], verdict) == [LAPSED]  # nobody has it yet, and it is ours no more
+        assert await broker.renew([old], house.lock) == [LAPSED]
+        [new] = await receive(other, name, house)
+        assert new.delivery_count == 2
+        assert await settle(broker, [old], verdict) == [LAPSED]  # another has it
+        assert await broker.renew([old], house.lock) == [LAPSED]
+        assert isinstance((await other.renew([new], house.lock))[0], Renewed)
+        assert await settle(other, [new], COMPLETE) == [Settled()]
+        assert await settle(broker, [old], verdict) == [LAPSED]  # it is gone
+        assert await broker.stats(name) == Stats()
+
+    @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("done"), GIVE_BACK], ids=repr)
+    async def test_nobody_settles_twice(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
+        possible(house, verdict)
+        broker = await house.open()
+        await send(broker, name, b"a")
+        [got] = await receive(broker, name, house)
+        assert await broker.settle([Settlement(got, verdict), Settlement(got, COMPLETE)]) == [Settled(), LAPSED]
+        assert await settle(broker, [got], verdict) == [LAPSED]
+
+    async def test_a_forged_token_lapses(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, b"a", b"b")
+        first, second = await receive(broker, name, house, limit=1), await receive(broker, name, house, limit=1)
+        forged = first[0]._replace(token=second[0].token)
+        misplaced = first[0]._replace(queue=f"{name}-2")
+        assert await settle(broker, [forged, misplaced], COMPLETE) == [LAPSED, LAPSED]
+        assert await settle(broker, [*first, *second], COMPLETE) == [Settled(), Settled()]
+
+    async def test_verdicts_are_passed_in_order_each_by_itself(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, *[b"%d" % number for number in range(6)])
+        await send(broker, f"{name}-2", b"other")
+        got = await receive(broker, name, house)
+        [other] = await receive(broker, f"{name}-2", house)
+        await settle(broker, [got[2]], COMPLETE)
+        deferred = house.traits.deferral != "impossible"
+        last = Defer() if deferred else COMPLETE
+        verdicts: list[Verdict] = [COMPLETE, Abandon(), COMPLETE, DeadLetter("bad"), GIVE_BACK, last]
+        settlements = [Settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)]
+        answers = await broker.settle([*settlements, Settlement(other, COMPLETE)])
+        assert list(answers) == [Settled(), Settled(), LAPSED, Settled(), Settled(), Settled(), Settled()]
+        stats = await broker.stats(name)
+        assert (stats.ready, stats.dead, stats.deferred) == (2, 1, deferred)
+
+    async def test_a_delivery_counts_when_it_is_claimed(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, b"a")
+        for count in range(1, 4):
+            [got] = await receive(broker, name, house)
+            assert got.delivery_count == count
+            if count % 2:
+                await house.pass_time(house.lock * LATE)
+            else:
+                await settle(broker, [got], Abandon())
+
+    async def test_giving_back_does_not_count(self, house: QueueHarness, name: str) -> None:
+        broker = await house.open()
+        await send(broker, name, b"a", b"b", b"c")
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
+        for _ in range(5):
+            got = await receive(broker, name, house)
+            assert [one.delivery_count for one in got] == [1, 1, 1]
+            assert in_order(house, got) == [b"a", b"b", b"c"]
+            assert await settle(broker, reversed(got), GIVE_BACK) == [Settled()] * 3
+        assert (await broker.stats(name)).dead == 0
+
+    async def test_the_last_delivery_abandoned_is_death(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker = await house.open()
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 3})
+        await broker.send(name, [Outgoing(b"poison", id="p", headers={"k": "v"}, correlation_id="c")])
+        for count in (1, 2, 3):
+            [got] = await receive(broker, name, house)
+            answer = await settle(broker, [got], Abandon(0.0, Failure("E", f"try {count}", "trace")))
+            assert answer == [Settled(dead=count == 3)]
+        assert await receive(broker, name, house) == []
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.id, dead.body, dict(dead.headers), dead.correlation_id) == ("p", b"poison", {"k": "v"}, "c")
+        assert json.dumps(dataclasses.asdict(dead)["headers"]) == '{"k": "v"}'
+        assert pickle.loads(pickle.dumps(dead)) == dead  # noqa: S301  # our own
+        assert (dead.reason, dead.delivery_count) == (MAX_DELIVERIES, 3)
+        assert dead.description
+        assert dead.error == Failure("E", "try 3", "trace")
+        assert [(one.number, one.outcome, one.error and one.error.message) for one in dead.history] == [
+            (1, "abandoned", "try 1"),
+            (2, "abandoned", "try 2"),
+            (3, "abandoned", "try 3"),
+        ]
+        assert dead.enqueued_at <= dead.history[0].at <= dead.dead_at
+
+    async def test_the_last_lock_expired_is_death(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dead_letters)
+        broker = await house.open()
+        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
+        await send(broker, name, b"crasher")
+        for _ in range(2):
+            assert len(await receive(broker, name, house)) == 1
+            await house.pass_time(house.lock * LATE)
+        if house.traits.exact_stats:
+            assert await broker.stats(name) == Stats(dead=1)
+        assert await receive(broker, name, house) == []
+        [dead] = await broker.peek_dead(name, EVERYTHING, 10)
+        assert (dead.reason, dead.delivery_count, dead.error) == (MAX_DELIVERIES, 2, None)
+        assert [one.outcome for one in dead.history] == ["expired", "expired"]
+
+    async def test_abandoned_with_a_delay_it_comes_later(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.delay)
+        broker = await house.open()
+        await send(broker, name, b"a", b"b")
+        first, second = sorted(await receive(broker, name, house), key=lambda one: one.body)
+        await settle(broker, [first], Abandon(delay=house.lock))
+        await settle(broker, [second], Abandon())
+        assert bodies(await receive(broker, name, house)) == [b"b"]
+        if house.traits.exact_stats:
+            assert (await broker.stats(name)).delayed == 1
+        await house.pass_time(house.lock * LATE)
+        assert b"a" in bodies(await receive(broker, name, house))
+
+    async def test_complete_sends_and_remembers(self, house: QueueHarness, name: str) -> None:
+        broker, other = await house.open(), await house.open()
+        await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", id="b")])
+        a, b = sorted(await receive(broker, name, house), key=lambda one: one.body)
+        remembers = house.traits.dedupe != "impossible"
+        results = f"{name}-results"
+        verdict = Complete(sends=((results, Outgoing(b"result", correlation_id="a")),), remember=house.lock * remembers)
+        assert await settle(broker, [a], verdict) == [Settled()]
+        assert await settle(broker, [a], verdict) == [LAPSED]
+        assert [(one.body, one.correlation_id) for one in await receive(other, results, house)] == [(b"result", "a")]
+        if not remembers:
+            return
+        assert list(await other.handled(name, ["a", "b", "c"])) == [True, False, False]
+        assert list(await other.handled(results, ["a"])) == [False]
+        await settle(broker, [b], COMPLETE)
+        assert list(await other.handled(name, ["b"])) == [False]
+        await house.pass_time(house.lock * LATE)
+        assert list(await other.handled(name, ["a"])) == [False]
+
+    async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, house: QueueHarness, name: str) -> None:
+        needs(house.traits.dedupe)
+        broker = await house.open()
+        await broker.declare(name, {"dedupe_window": 0.0})
+        for seconds in (0.5, 9.0, 0.6):
+            await broker.send(name, [Outgoing(b"a", id="a")])
+            got = await receive(broker, name, house)
+            assert await settle(broker, got, Complete(remember=house.lock * seconds)) == [Settled()]
+        await house.pass_time(house.lock * 0.8)
+        assert await receive(broker, name, house) == []  # also who finds nothing may forget what is over
+        assert list(await broker.handled(name, ["a"])) == [True]
+
+
+def possible(house: QueueHarness, verdict: Verdict) -> None:
+    """Skip the test if the broker can't pass this verdict."""
+    if isinstance(verdict, Defer):
+        needs(house.traits.deferral)
+
+
+def in_order(house: QueueHarness, deliveries: object) -> list[bytes]:
+    """Return what is in *deliveries*, in their order, or sorted if the broker keeps none."""
+    return sorted(bodies(deliveries)) if house.traits.order == "impossible" else bodies(deliveries)

@@ -1,0 +1,100 @@
+"""What the suites of queues share: the fixtures, and the steps that their tests are made of."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+import pytest
+import pytest_asyncio
+
+from tenure._lease import NoAnswer
+from tenure._queue.broker import (
+    Broker,
+    Claim,
+)
+from tenure._queue.message import (
+    DeadLetter,
+    Delivery,
+    Failure,
+    Lapsed,
+    Outgoing,
+    SessionLock,
+    Settled,
+    Settlement,
+    Verdict,
+)
+from tenure.testing._conformance.harness import QueueHarness
+
+LATE = 1.05  # by which share longer than a lock to wait before it is surely over
+
+ERROR = Failure("ValueError", "no such customer: 'Ünïcödé-名前'", "Traceback …\nValueError")
+
+
+class QueueSuite:
+    """What the suites of brokers share: a house for each test, and words to write tests with."""
+
+    harness: ClassVar[type[QueueHarness]]
+    pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
+
+    @pytest_asyncio.fixture
+    async def house(self) -> AsyncIterator[QueueHarness]:
+        """Open a fresh storage for one test."""
+        house = self.harness()
+        await house.start()
+        try:
+            yield house
+        finally:
+            await house.close()
+
+    @pytest.fixture
+    def name(self) -> str:
+        """Give a name that no other test uses: the storage may be shared."""
+        return f"conformance-{secrets.token_hex(6)}"
+
+
+def needs(support: str) -> None:
+    """Skip the test if the broker can't do this."""
+    if support == "impossible":
+        pytest.skip("this broker can't do it")
+
+
+def bodies(deliveries: object) -> list[bytes]:
+    """Return what is in *deliveries*, in order."""
+    return [one.body for one in deliveries]  # type: ignore[attr-defined]
+
+
+async def send(broker: Broker, name: str, *contents: bytes) -> list[str]:
+    """Send plain messages."""
+    return list(await broker.send(name, [Outgoing(body) for body in contents]))
+
+
+async def receive(broker: Broker, name: str, house: QueueHarness, limit: int = 100) -> list[Delivery]:
+    """Claim what there is."""
+    return list((await broker.receive(name, limit, house.lock)).deliveries)
+
+
+async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
+    """Pass one verdict on several deliveries."""
+    return list(await broker.settle([Settlement(one, verdict) for one in deliveries]))  # type: ignore[attr-defined]
+
+
+async def bury(broker: Broker, house: QueueHarness, name: str, *contents: bytes, reason: str = "because") -> None:
+    """Send messages straight to the dead letters."""
+    await send(broker, name, *contents)
+    await settle(broker, await receive(broker, name, house), DeadLetter(reason, "", ERROR))
+
+
+async def accept(broker: Broker, name: str, house: QueueHarness) -> SessionLock:
+    """Lock the next free session, which must exist."""
+    answer = await broker.accept(name, None, house.lock)
+    assert isinstance(answer, SessionLock), answer
+    return answer
+
+
+async def receive_session(broker: Broker, held: SessionLock, limit: int = 100) -> list[Delivery]:
+    """Claim what there is of a session."""
+    claim = await broker.receive_session(held, limit)
+    assert isinstance(claim, Claim), claim
+    return list(claim.deliveries)

@@ -1,0 +1,33 @@
+"""What every broker must do."""
+
+from __future__ import annotations
+
+from tenure.testing._conformance.queues.dead_letters import DeadLetterTests
+from tenure.testing._conformance.queues.defer import DeferTests
+from tenure.testing._conformance.queues.deletion import DeletionTests
+from tenure.testing._conformance.queues.expiry import ExpiryTests
+from tenure.testing._conformance.queues.model import ModelTests
+from tenure.testing._conformance.queues.receive import ReceiveTests
+from tenure.testing._conformance.queues.redrive import RedriveTests
+from tenure.testing._conformance.queues.renew import RenewTests
+from tenure.testing._conformance.queues.send import SendTests
+from tenure.testing._conformance.queues.sessions import SessionTests
+from tenure.testing._conformance.queues.settings import SettingTests
+from tenure.testing._conformance.queues.settle import SettleTests
+
+
+class BrokerSuite(
+    SendTests,
+    ReceiveTests,
+    ExpiryTests,
+    RenewTests,
+    SettleTests,
+    DeferTests,
+    DeadLetterTests,
+    RedriveTests,
+    SessionTests,
+    SettingTests,
+    DeletionTests,
+    ModelTests,
+):
+    """The promises of :class:`tenure._queue.broker.Broker`, one test for each."""
