@@ -19,12 +19,12 @@ from tenure._election.machine import (
     Input,
     Release,
     Renew,
+    RenewalWithheld,
+    RenewTogether,
     Resign,
     State,
     Stop,
     Tick,
-    Together,
-    Withheld,
     WorkEnded,
 )
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
@@ -66,12 +66,12 @@ def _all_answers(grant: Grant) -> Iterator[Answer]:
     yield HeldBy("election", "m#1", 3, 0.0)
     yield HeldBy("election", "m#1", 3, 9.0)
     yield NoAnswer("lost")
-    yield Withheld("stalled")
+    yield RenewalWithheld("stalled")
 
 
 def _all_steps(watched: WatchedMachine) -> Iterator[Step]:
     """Yield all that can happen next: every input, right or wrong, and the passing of time."""
-    for event in (Tick(), Hint(), Together(), Resign(), Stop(), WorkEnded(99)):
+    for event in (Tick(), Hint(), RenewTogether(), Resign(), Stop(), WorkEnded(99)):
         yield _feeds(event)
     if watched.work is not None:
         yield _feeds(WorkEnded(watched.work.token))
@@ -142,7 +142,7 @@ class Life(RuleBasedStateMachine):
             self.watched.now = max(self.watched.now, self.watched.machine.wake_at)
         self.watched.feed(Tick())
 
-    @rule(event=st.sampled_from((Hint(), Together(), Tick())))
+    @rule(event=st.sampled_from((Hint(), RenewTogether(), Tick())))
     def hears(self, event: Input) -> None:
         self.watched.feed(event)
 

@@ -32,9 +32,9 @@ MOVES: set[tuple[State, State]] = set()
 
 
 class _Recording(Machine):
-    def _move(self, to: State) -> None:
+    def _set_state(self, to: State) -> None:
         before = self.state
-        super()._move(to)
+        super()._set_state(to)
         MOVES.add((before, to))
 
 
@@ -56,7 +56,7 @@ class WatchedMachine:
         twin = copy.copy(self)
         twin.open = dict(self.open)
         twin.machine = copy.copy(self.machine)
-        twin.machine._questions = dict(self.machine._questions)
+        twin.machine._requests = dict(self.machine._requests)
         twin.machine._term = copy.copy(self.machine._term)
         return twin
 
@@ -66,19 +66,20 @@ class WatchedMachine:
         def ago(moment: float) -> float:
             return round(moment - self.now, 6)
 
-        machine, office = self.machine, self.machine._term
+        machine, term = self.machine, self.machine._term
         questions = tuple(
-            (ask == machine._current, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
+            (ask == machine._awaited_request, type(asked), ago(at), self._holder(asked) == f"n#{machine._acquisition}")
             for ask, (asked, at) in sorted(self.open.items())
         )
-        offices = office and (
-            *(ago(each) for each in (office.trusted_until, office.renew_at, office.asked_at, office.stop_by)),
-            *(office.ours, office.stalled, office.ending, office.overran, office.work_runs),
+        terms = term and (
+            *(ago(each) for each in (term.trusted_until, term.renew_at, term.asked_at, term.stop_by)),
+            *(term.is_ours, term.stalled, term.end_reason, term.overran, term.work_runs),
         )
         times = tuple(
-            ago(each) for each in (machine._look_at, machine._looked_at, machine._give_way_until, machine._deadline)
+            ago(each)
+            for each in (machine._acquire_at, machine._last_acquire_at, machine._yield_until, machine._answer_due)
         )
-        return (machine.state, machine._hinted, machine._stopping, questions, offices, times)
+        return (machine.state, machine._hinted, machine._stopping, questions, terms, times)
 
     @staticmethod
     def _holder(question: Acquire | Renew | Release) -> str:
@@ -101,7 +102,11 @@ class WatchedMachine:
         if isinstance(event, WorkEnded) and self._ends(event):
             self.work = None
         effects = self.machine.handle(event, self.now)
-        asked_at = self.open.pop(event.ask)[1] if isinstance(event, Answered) and event.ask in self.open else None
+        asked_at = (
+            self.open.pop(event.request_id)[1]
+            if isinstance(event, Answered) and event.request_id in self.open
+            else None
+        )
         for effect in effects:
             self._look_at(effect)
         if before is State.STOPPED:
@@ -116,9 +121,9 @@ class WatchedMachine:
     def _look_at(self, effect: Effect) -> None:
         match effect:
             case Acquire() | Renew() | Release():
-                assert effect.ask > self.last_ask, "questions are numbered upwards"
-                self.last_ask = effect.ask
-                self.open[effect.ask] = (effect, self.now)
+                assert effect.request_id > self.last_ask, "questions are numbered upwards"
+                self.last_ask = effect.request_id
+                self.open[effect.request_id] = (effect, self.now)
                 if isinstance(effect, Acquire):
                     assert not self.stopping, "stopped, and asks for the name"
                 if isinstance(effect, Release):
@@ -145,7 +150,7 @@ class WatchedMachine:
         assert machine.grant == self.work
         if self.work is not None and self.now >= machine.trusted_until - self.timing.grace:
             assert self.told, "work goes on though its time is over"
-        assert machine.settled == (machine.state is State.STOPPED and not self.open)
+        assert machine.is_finished == (machine.state is State.STOPPED and not self.open)
         overran = machine._term is not None and machine._term.overran
         assert (machine.overruns_at == math.inf) == (self.work is None)
         assert self.now >= machine.overruns_at if overran else machine.wake_at <= machine.overruns_at

@@ -24,13 +24,13 @@ from tenure._election.machine import (
     Machine,
     Release,
     Renew,
+    RenewalWithheld,
+    RenewTogether,
     Resign,
     StartWork,
     Stop,
     Tick,
-    Together,
     Trust,
-    Withheld,
     WorkOverran,
 )
 from tenure._election.store import LeaseStore
@@ -127,7 +127,7 @@ class Candidacy:
             return
         if not self.machine.has_term:
             self._term_over.set()
-        if self.machine.settled:
+        if self.machine.is_finished:
             self._finish()
         else:
             self._arm()
@@ -228,11 +228,11 @@ class _Due:
     """A renewal that goes out in this turn of the loop."""
 
     candidacy: Candidacy
-    ask: int
+    request_id: int
     grant: Grant
 
     def answered(self, answer: Answer) -> None:
-        self.candidacy.feed(Answered(self.ask, answer))
+        self.candidacy.feed(Answered(self.request_id, answer))
 
 
 class Driver:
@@ -319,7 +319,7 @@ class Driver:
         now = self.clock.now()
         for candidacy in list(self.candidacies):
             if candidacy.machine.renewable_from <= now:
-                candidacy.feed(Together())
+                candidacy.feed(RenewTogether())
         due, self._due = self._due, []
         groups: dict[tuple[int, float], list[_Due]] = {}
         for one in due:
@@ -344,15 +344,15 @@ class Driver:
         # Half of the time that the machine waits, so that it hears "withheld" and not "no answer".
         within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
         if host.probe is not None and not await host.probe.beats(within):
-            _answer_alike(group, Withheld(f"the event loop that runs the work did not answer for {within:g} s"))
+            _answer_alike(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
             return
         if host.has_health and (why := await host.healthy(within)):
-            _answer_alike(group, Withheld(why))
+            _answer_alike(group, RenewalWithheld(why))
             return
         moving = []
         for one in group:
             if why := one.candidacy.host.stalled():
-                one.answered(Withheld(why))
+                one.answered(RenewalWithheld(why))
             else:
                 moving.append(one)
         if not moving:

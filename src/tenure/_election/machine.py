@@ -1,15 +1,15 @@
-"""One candidate's election, as a pure state machine: events and ``now`` in, effects and ``wake_at`` out.
+"""One candidate's election, as a pure state machine: inputs and ``now`` in, effects and ``wake_at`` out.
 
-House rules:
+Rules:
 
-- No I/O, no clock, no loop, no randomness of its own. ``handle(event, now)`` returns what is to be done; ``wake_at``
-  says
-  when to call again with ``Tick``. Nobody polls.
-- Three answers: yes, no, don't know. "No" ends the term at once. "Don't know" is asked again inside the time left.
-- A grant is believed from *before the question was sent*; see :func:`tenure._lease.trusted_until`.
-- Never hand a lease back while work runs. What ends a term is ``WorkEnded``, not our wish.
-- Every acquisition has a holder name of its own, so that a lost answer can be asked for again, and a late one can be
-  told from the present one.
+- No I/O, no clock, no loop, no randomness of its own. ``handle(event, now)`` returns the effects to perform;
+  ``wake_at`` says when to call again with ``Tick``. There is no polling.
+- Three answers: yes, no, don't know. "No" ends the term at once. After "don't know" the request is repeated inside the
+  time left.
+- A grant is trusted from *before the request was sent*; see :func:`tenure._lease.trusted_until`.
+- Never release a lease while work runs. A term ends with ``WorkEnded``, not with our decision to end it.
+- Every acquisition has a holder name of its own, so that a request whose answer was lost can be repeated, and a late
+  answer can be distinguished from the current one.
 
 ::
 
@@ -21,7 +21,7 @@ House rules:
       │                          Lost, no time left,       │  RENEWING ──────┘
       │                          asked to resign, resign,  │   │
       │                          work has ended            ▼   ▼
-      └────────── work has ended, lease handed back ──── RESIGNING ──▶ STOPPED   (Stop)
+      └──────────── work has ended, lease released ───── RESIGNING ──▶ STOPPED   (Stop)
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ NEVER = math.inf
 
 
 class State(Enum):
-    """Where a candidate stands."""
+    """The states of a candidate."""
 
-    STANDBY = "standby"  # waits for a vacancy, or for the time to look again
+    STANDBY = "standby"  # waits for a vacancy, or until it is time to ask again
     CAMPAIGNING = "campaigning"  # has asked for the name
     LEADING = "leading"  # holds the lease; work runs
     RENEWING = "renewing"  # leads, and has asked for more time
-    RESIGNING = "resigning"  # leaves office: work is ending, or the lease is being handed back
+    RESIGNING = "resigning"  # the term ends: work is ending, or the lease is being released
     STOPPED = "stopped"  # will never ask again
 
 
@@ -72,10 +72,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RESIGNING: frozenset({State.STANDBY, State.STOPPED}),
     State.STOPPED: frozenset(),
 }
-"""Every legal change of state; the machine refuses any other, whatever it is fed."""
+"""Every legal change of state; the machine refuses any other, whatever its input."""
 
 
-# --- what comes in -----------------------------------------------------------------------------------------------
+# --- inputs -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +85,35 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The store says that something may have changed. It may lie."""
+    """The store says that something may have changed. A hint may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Another candidate of this process renews now: renew along with it, if it is nearly time."""
+class RenewTogether:
+    """Another candidate of this process renews now: renew together with it, if the own renewal is nearly due."""
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class RenewalWithheld:
     """The renewal was not sent, because the work makes no progress."""
 
     why: str
 
 
-Answer = Granted | HeldBy | Lost | Released | NoAnswer | Withheld
+Answer = Granted | HeldBy | Lost | Released | NoAnswer | RenewalWithheld
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The question number *ask* has come back. Each question does, once, however late."""
+    """The request *request_id* was answered. Every request is answered exactly once, however late."""
 
-    ask: int
+    request_id: int
     answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
 class WorkEnded:
-    """The work of the term *token* has really ended; *again* tells whether to campaign anew."""
+    """The work of the term *token* has really ended; *again* says whether to campaign again."""
 
     token: int
     again: bool = True
@@ -121,47 +121,47 @@ class WorkEnded:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """The candidate's owner wants this term to end; the candidacy goes on."""
+    """The owner wants this term to end; the candidacy goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The candidate's owner wants no further term. Work that runs may finish first."""
+    """The owner wants no further term. Work that runs may finish first."""
 
 
-Input = Tick | Hint | Together | Answered | WorkEnded | Resign | Stop
+Input = Tick | Hint | RenewTogether | Answered | WorkEnded | Resign | Stop
 
 
-# --- what goes out -----------------------------------------------------------------------------------------------
+# --- effects -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
     """Ask the store for the name, as *holder*."""
 
-    ask: int
+    request_id: int
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Ask the store for more time, if the work makes progress."""
+    """Ask the store to extend the lease, if the work makes progress."""
 
-    ask: int
+    request_id: int
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Hand the claim back."""
+    """Release the lease."""
 
-    ask: int
+    request_id: int
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class StartWork:
-    """A term has begun: run the work, trusting the term until *trusted_until*."""
+    """A term has begun: run the work; the term is trusted until *trusted_until*."""
 
     grant: Grant
     trusted_until: float
@@ -169,7 +169,7 @@ class StartWork:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The term may be trusted until *until*; at once no more, if that is past."""
+    """The term is trusted until *until*; if that is past, it is no longer trusted."""
 
     token: int
     until: float
@@ -177,7 +177,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Tell the work to stop, and say ``WorkEnded`` once it has."""
+    """Tell the work to stop; the input ``WorkEnded`` follows once it has."""
 
     token: int
     reason: Reason
@@ -192,7 +192,7 @@ class WorkOverran:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Let the observers know."""
+    """Pass *event* to the observers."""
 
     event: Event
 
@@ -200,12 +200,12 @@ class Emit:
 Effect = Acquire | Renew | Release | StartWork | Trust | CancelWork | WorkOverran | Emit
 
 
-# --- what is remembered ------------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """An unanswered question: when it was asked, and for which claim."""
+class _Request:
+    """An unanswered request: when it was sent, and for which holder name."""
 
     asked_at: float
     kind: type[Acquire] | type[Renew] | type[Release]
@@ -214,34 +214,34 @@ class _Question:
 
 @dataclass(slots=True)
 class _TermState:
-    """A term from its first to its last moment."""
+    """The present term, from the win until its lease is released or has run out."""
 
     grant: Grant
     trusted_until: float
     renew_at: float
-    asked_at: float  # when the newest question to renew went out
-    ours: bool = True  # False once the store has said no
+    asked_at: float  # when the newest renewal was sent
+    is_ours: bool = True  # False once the store has said no
     stalled: bool = False  # the newest renewal was withheld
-    ending: Reason | None = None
+    end_reason: Reason | None = None
     stop_by: float = NEVER  # work that runs beyond this has overrun
     overran: bool = False
     work_runs: bool = True
-    kept: bool = False  # its lease could not be handed back at once, and that was told
+    release_missed: bool = False  # its lease could not be released at once, and that was reported
 
 
 class Machine:
-    """Decide for one candidate: when to ask, what to believe and until when, when to stop the work and to resign.
+    """Decide for one candidate: when to send requests, how long to trust a lease, when to stop the work and to resign.
 
     Args:
         name: What the election is about.
         holder: This candidate's identity; each acquisition appends its own number.
-        timing: The times to keep.
-        dice: Source of jitter.
-        hints: Whether the store tells of vacancies; without, a candidate looks every ``timing.retry_every``.
-        now: The present moment; the first question goes out at once.
+        timing: The durations of the election.
+        rng: Source of jitter.
+        hints: Whether the store reports vacancies; if not, a candidate asks every ``timing.retry_every``.
+        now: The present time; the first request is due at once.
     """
 
-    MAY: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
+    ALLOWED: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
 
     def __init__(self, name: str, holder: str, timing: Timing, rng: Rng, *, hints: bool, now: float) -> None:
         self.name = name
@@ -250,22 +250,22 @@ class Machine:
         self._holder = holder
         self._rng = rng
         self._hints = hints
-        self._questions: dict[int, _Question] = {}
-        self._asked = 0  # number of the newest question
-        self._current = 0  # number of the question we wait for; 0 for none
-        self._deadline = NEVER  # how long we wait for it
+        self._requests: dict[int, _Request] = {}
+        self._newest_request = 0  # number of the newest request
+        self._awaited_request = 0  # number of the request whose answer is awaited; 0 for none
+        self._answer_due = NEVER  # until when it is awaited
         self._acquisition = 1
-        self._look_at = now  # when to ask for the name
-        self._looked_at = -math.inf  # when it was asked for last
-        self._give_way_until = -math.inf  # until then, the others have their turn
-        self._hinted = False  # a hint came while a question was under way
+        self._acquire_at = now  # when to send the next Acquire
+        self._last_acquire_at = -math.inf  # when the last Acquire was sent
+        self._yield_until = -math.inf  # until then other candidates go first
+        self._hinted = False  # a hint came while a request was unanswered
         self._stopping = False
-        self._newest: tuple[int, str] = (0, "")  # the highest token heard of, and whose it is
-        self._newest_at = -math.inf  # when that was heard
-        self._met: tuple[str, int] = ("", 0)  # the last leader that we told of, and its token
+        self._newest_term: tuple[int, str] = (0, "")  # the newest token reported by the store, and its holder
+        self._newest_term_at = -math.inf  # when that was reported
+        self._announced_leader: tuple[str, int] = ("", 0)  # the last leader reported by an event, and its token
         self._term: _TermState | None = None
 
-    # --- what others may read ---
+    # --- what the driver reads ---
 
     @property
     def wake_at(self) -> float:
@@ -273,22 +273,22 @@ class Machine:
         term = self._term
         match self.state:
             case State.STANDBY:
-                return self._look_at
+                return self._acquire_at
             case State.CAMPAIGNING:
-                return self._deadline
+                return self._answer_due
             case State.LEADING if term:
                 return min(term.renew_at, self._cancel_at(term))
             case State.RENEWING if term:
-                return min(self._deadline, self._cancel_at(term))
+                return min(self._answer_due, self._cancel_at(term))
             case State.RESIGNING if term and term.work_runs:
                 return NEVER if term.overran else term.stop_by
             case State.RESIGNING:
-                return self._deadline
+                return self._answer_due
         return NEVER
 
     @property
     def overruns_at(self) -> float:
-        """When the work of the present term will have overrun if nothing more is heard; infinity if no work runs."""
+        """When the work of the present term overruns unless a renewal succeeds; infinity if no work runs."""
         term = self._term
         if term is None or not term.work_runs:
             return NEVER
@@ -296,177 +296,177 @@ class Machine:
 
     @property
     def trusted_until(self) -> float:
-        """Until when the present term may be trusted; minus infinity if there is none."""
+        """Until when the present term is trusted; minus infinity if there is none."""
         return self._term.trusted_until if self._term else -math.inf
 
     @property
     def grant(self) -> Grant | None:
-        """The present term's claim, from the win until the work has ended."""
+        """The present term's grant, from the win until the work has ended."""
         return self._term.grant if self._term and self._term.work_runs else None
 
     @property
     def has_term(self) -> bool:
-        """Whether there is a term, from the win until its lease is handed back or given up."""
+        """Whether there is a term, from the win until its lease is released or given up."""
         return self._term is not None
 
     @property
     def renewable_from(self) -> float:
-        """From when ``Together`` makes this candidate renew; infinity while it doesn't lead."""
+        """From when ``RenewTogether`` makes this candidate renew; infinity while it doesn't lead."""
         if self.state is not State.LEADING or self._term is None:
             return NEVER
         return self._term.renew_at - RENEWALS_TOGETHER * self.timing.renew_every
 
     @property
-    def settled(self) -> bool:
-        """Whether it has stopped and every question it asked has come back."""
-        return self.state is State.STOPPED and not self._questions
+    def is_finished(self) -> bool:
+        """Whether it has stopped and every request was answered."""
+        return self.state is State.STOPPED and not self._requests
 
-    # --- the one way in ---
+    # --- the only entry point ---
 
     def handle(self, event: Input, now: float) -> list[Effect]:
-        """Take in *event* at *now* and return what is to be done, in this order."""
+        """Process *event* at *now* and return the effects, to be performed in this order."""
         effects: list[Effect] = []
-        # Time goes first: whatever arrives after the term has lapsed finds it ended.
-        self._lapse(now, effects)
+        # First the time: an input that arrives after the term has expired finds it ended.
+        self._check_expiry(now, effects)
         match event:
             case Tick():
-                self._tick(now, effects)
+                self._on_tick(now, effects)
             case Hint():
-                self._hint(now)
-                self._tick(now, effects)
-            case Together():
+                self._on_hint(now)
+                self._on_tick(now, effects)
+            case RenewTogether():
                 if now >= self.renewable_from:
                     self._renew(now, effects)
-            case Answered(ask, answer):
-                question = self._questions.pop(ask, None)
-                if question is not None:
-                    self._compare_token(question, answer, now, effects)
-                    if ask == self._current:
-                        self._current = 0
-                        self._deadline = NEVER
-                        self._take(question, answer, now, effects)
+            case Answered(request_id, answer):
+                request = self._requests.pop(request_id, None)
+                if request is not None:
+                    self._check_token_order(request, answer, now, effects)
+                    if request_id == self._awaited_request:
+                        self._awaited_request = 0
+                        self._answer_due = NEVER
+                        self._on_answer(request, answer, now, effects)
                     else:
-                        self._take_late(question, answer, now, effects)
+                        self._on_late_answer(request, answer, now, effects)
             case WorkEnded(token, again):
-                self._work_ended(token, again, now, effects)
+                self._on_work_ended(token, again, now, effects)
             case Resign():
                 if self.state in (State.LEADING, State.RENEWING):
-                    self._leave("stopped" if self._stopping else "resigned", now, effects)
+                    self._end_term("stopped" if self._stopping else "resigned", now, effects)
             case Stop():
                 self._stopping = True
                 if self.state in (State.STANDBY, State.CAMPAIGNING):
-                    self._abandon_question()
-                    self._move(State.STOPPED)
+                    self._abandon_request()
+                    self._set_state(State.STOPPED)
         return effects
 
     # --- time ---
 
-    def _lapse(self, now: float, effects: list[Effect]) -> None:
+    def _check_expiry(self, now: float, effects: list[Effect]) -> None:
         term = self._term
         if term is None:
             return
         if self.state in (State.LEADING, State.RENEWING) and now >= self._cancel_at(term):
-            self._leave("stalled" if term.stalled else "unanswered", now, effects)
+            self._end_term("stalled" if term.stalled else "unanswered", now, effects)
         if term.work_runs and not term.overran and now >= term.stop_by:
             term.overran = True
-            effects.append(WorkOverran(term.grant.token))  # first: who tells of it may be what is stuck
+            effects.append(WorkOverran(term.grant.token))  # first: passing on the event may block
             effects.append(Emit(Overrun(now, self.name, term.grant.holder, term.grant.token)))
 
-    def _tick(self, now: float, effects: list[Effect]) -> None:
+    def _on_tick(self, now: float, effects: list[Effect]) -> None:
         term = self._term
         match self.state:
-            case State.STANDBY if now >= self._look_at:
-                self._move(State.CAMPAIGNING)
-                self._looked_at = now
+            case State.STANDBY if now >= self._acquire_at:
+                self._set_state(State.CAMPAIGNING)
+                self._last_acquire_at = now
                 holder = f"{self._holder}#{self._acquisition}"
-                effects.append(Acquire(self._ask(Acquire, holder, now), holder))
-            case State.CAMPAIGNING if now >= self._deadline:
-                self._abandon_question()
-                self._look_again(f"no answer within {self.timing.retry_every:g} s", now, effects)
+                effects.append(Acquire(self._new_request(Acquire, holder, now), holder))
+            case State.CAMPAIGNING if now >= self._answer_due:
+                self._abandon_request()
+                self._acquire_later(f"no answer within {self.timing.retry_every:g} s", now, effects)
             case State.LEADING if term and now >= term.renew_at:
                 self._renew(now, effects)
-            case State.RENEWING if term and now >= self._deadline:
-                self._abandon_question()
-                self._missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
+            case State.RENEWING if term and now >= self._answer_due:
+                self._abandon_request()
+                self._renewal_missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
                 self._renew(now, effects)
-            case State.RESIGNING if term and not term.work_runs and now >= self._deadline:
-                self._abandon_question()
-                self._keep_lease(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
-                self._hand_back(term, now, effects)
+            case State.RESIGNING if term and not term.work_runs and now >= self._answer_due:
+                self._abandon_request()
+                self._release_missed(term, f"no answer within {self.timing.retry_every:g} s", now, effects)
+                self._release(term, now, effects)
 
-    def _hint(self, now: float) -> None:
+    def _on_hint(self, now: float) -> None:
         match self.state:
             case State.STANDBY:
-                self._look_at = min(self._look_at, self._soonest_look(now))
+                self._acquire_at = min(self._acquire_at, self._earliest_acquire(now))
             case State.LEADING if self._term:
                 self._renew_early(self._term, now)
             case State.CAMPAIGNING | State.RENEWING:
                 self._hinted = True
 
     def _renew_early(self, term: _TermState, now: float) -> None:
-        # The next answer tells whether we were asked to resign. Hints may lie, so they can't make us ask without pause.
+        # The next answer says whether we were asked to resign. Hints may be wrong, so the rate of renewals is limited.
         term.renew_at = min(term.renew_at, max(now, term.asked_at + self.timing.retry_every / 4))
 
-    def _soonest_look(self, now: float) -> float:
-        # Nor can they, or a store that says "held, 0 s left" again and again, make us ask for the name without pause.
-        return max(now, self._looked_at + self.timing.retry_every / 10, self._give_way_until)
+    def _earliest_acquire(self, now: float) -> float:
+        # Limits the rate, whatever hints come, and however often a store says "held, 0 s left".
+        return max(now, self._last_acquire_at + self.timing.retry_every / 10, self._yield_until)
 
-    # --- questions ---
+    # --- requests ---
 
-    def _ask(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
-        self._asked += 1
-        self._questions[self._asked] = _Question(now, kind, holder)
-        self._current = self._asked
-        self._deadline = now + self.timing.retry_every
-        return self._asked
+    def _new_request(self, kind: type[Acquire] | type[Renew] | type[Release], holder: str, now: float) -> int:
+        self._newest_request += 1
+        self._requests[self._newest_request] = _Request(now, kind, holder)
+        self._awaited_request = self._newest_request
+        self._answer_due = now + self.timing.retry_every
+        return self._newest_request
 
-    def _abandon_question(self) -> None:
-        """Wait no longer. Its answer will be late, and is looked at then."""
-        self._current = 0
-        self._deadline = NEVER
+    def _abandon_request(self) -> None:
+        """Stop waiting for the answer. A late answer goes to ``_on_late_answer``."""
+        self._awaited_request = 0
+        self._answer_due = NEVER
 
     def _renew(self, now: float, effects: list[Effect]) -> None:
         assert self._term is not None
-        self._move(State.RENEWING)
+        self._set_state(State.RENEWING)
         self._hinted = False
         self._term.asked_at = now
-        effects.append(Renew(self._ask(Renew, self._term.grant.holder, now), self._term.grant))
+        effects.append(Renew(self._new_request(Renew, self._term.grant.holder, now), self._term.grant))
 
     # --- answers ---
 
-    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
+    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
         term = self._term
         match self.state, answer:
             case State.CAMPAIGNING, Granted(grant):
-                self._win(question, grant, now, effects)
+                self._begin_term(request, grant, now, effects)
             case State.CAMPAIGNING, HeldBy(holder=holder, token=token, remaining=remaining):
-                self._meet((holder, token), now, effects)
+                self._announce_leader((holder, token), now, effects)
                 self._stand_by(remaining, now)
             case State.CAMPAIGNING, NoAnswer(why):
-                self._look_again(why, now, effects)
+                self._acquire_later(why, now, effects)
             case State.RENEWING, Granted(grant, resign_asked) if term and grant == term.grant:
-                self._extend(term, question, resign_asked, now, effects)
+                self._on_renewed(term, request, resign_asked, now, effects)
             case State.RENEWING, Lost(grant) if term and grant == term.grant:
-                self._denied(term, now, effects)
+                self._lease_lost(term, now, effects)
             case State.RENEWING, NoAnswer(why) if term:
-                self._missed(term, why, now, effects)
-            case State.RENEWING, Withheld(why) if term:
-                self._missed(term, why, now, effects)
+                self._renewal_missed(term, why, now, effects)
+            case State.RENEWING, RenewalWithheld(why) if term:
+                self._renewal_missed(term, why, now, effects)
                 term.stalled = True
             case State.RESIGNING, Released() | Lost() if term and not term.work_runs:
-                self._close(term, now)
+                self._close_term(term, now)
             case State.RESIGNING, NoAnswer(why) if term and not term.work_runs:
-                self._deadline = now + self.timing.retry_every
-                self._keep_lease(term, why, now, effects)
+                self._answer_due = now + self.timing.retry_every
+                self._release_missed(term, why, now, effects)
             case _, NoAnswer():
                 raise AssertionError(f"a candidate that is {self.state.value} waits for no answer")
-            case _:  # an answer to another question, or about another claim: whatever it says, we don't know
-                unknown = NoAnswer(f"the store answered {answer!r} to {question.kind.__name__.lower()}")
-                self._take(question, unknown, now, effects)
+            case _:  # an answer to another request, or about another grant: it counts as "don't know"
+                unknown = NoAnswer(f"the store answered {answer!r} to {request.kind.__name__.lower()}")
+                self._on_answer(request, unknown, now, effects)
 
-    def _compare_token(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
-        """Say it if the store has gone back behind what it told before we asked."""
-        newest, whose = self._newest
+    def _check_token_order(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        """Report a store that answers with a token older than one it gave before this request."""
+        newest, whose = self._newest_term
         match answer:
             case Granted(Grant(holder=holder, token=token)):
                 fell = token < newest or (token == newest and holder != whose)
@@ -474,189 +474,189 @@ class Machine:
                 fell = token < newest
             case _:
                 return
-        if fell and question.asked_at < self._newest_at:
-            return  # it was true when it was answered
+        if fell and request.asked_at < self._newest_term_at:
+            return  # it was the newest when the store answered
         if fell:
             effects.append(Emit(TokenFell(now, self.name, holder, token, newest)))
         if fell or token > newest:
-            self._newest, self._newest_at = (token, holder), now
+            self._newest_term, self._newest_term_at = (token, holder), now
 
-    def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
-        """Look at an answer that we no longer waited for. It still counts from its own question."""
+    def _on_late_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        """Process an answer that is no longer awaited. Its trusted time still counts from its own request."""
         term = self._term
         match answer:
             case Granted(grant) if term is not None and grant == term.grant:
                 if self.state in (State.LEADING, State.RENEWING):
-                    self._trust(term, self._counted(question), now, effects)
-            case Granted(grant) if question.kind is Acquire:
-                if question.holder == f"{self._holder}#{self._acquisition}" and self.state in (
+                    self._extend_trust(term, self._trust_limit(request), now, effects)
+            case Granted(grant) if request.kind is Acquire:
+                if request.holder == f"{self._holder}#{self._acquisition}" and self.state in (
                     State.STANDBY,
                     State.CAMPAIGNING,
                 ):
-                    self._abandon_question()
-                    self._win(question, grant, now, effects)
+                    self._abandon_request()
+                    self._begin_term(request, grant, now, effects)
                 else:
-                    self._return_unused(grant, now, effects)
-            case Lost(grant) if term is not None and grant == term.grant and question.kind is Renew:
+                    self._release_unused(grant, now, effects)
+            case Lost(grant) if term is not None and grant == term.grant and request.kind is Renew:
                 if self.state in (State.LEADING, State.RENEWING):
-                    self._denied(term, now, effects)
-                elif term.work_runs and term.ours:  # told to stop already; now its trust is over as well
-                    self._disown(term, effects)
+                    self._lease_lost(term, now, effects)
+                elif term.work_runs and term.is_ours:  # cancelled already; from now on it is not trusted either
+                    self._revoke_trust(term, effects)
                     term.stop_by = min(term.stop_by, now + self.timing.grace)
 
-    def _counted(self, question: _Question) -> float:
-        """Return how long a yes to *question* may be believed: counted from the question, however late it is heard."""
-        return trusted_until(question.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
+    def _trust_limit(self, request: _Request) -> float:
+        """Return until when a yes to *request* is trusted: counted from the request, however late the answer is."""
+        return trusted_until(request.asked_at, self.timing.ttl, self.timing.drift, self.timing.margin)
 
-    def _win(self, question: _Question, grant: Grant, now: float, effects: list[Effect]) -> None:
-        until = self._counted(question)
-        if now >= until - self.timing.grace:  # the answer was so long on its way that no time for work is left
-            self._return_unused(grant, now, effects)
+    def _begin_term(self, request: _Request, grant: Grant, now: float, effects: list[Effect]) -> None:
+        until = self._trust_limit(request)
+        if now >= until - self.timing.grace:  # the answer took so long that no time for work is left
+            self._release_unused(grant, now, effects)
             self._acquisition += 1
-            self._look_again("the answer came too late to lead", now, effects)
+            self._acquire_later("the answer came too late to lead", now, effects)
             return
-        self._move(State.LEADING)
-        renew_at = question.asked_at + sooner(self.timing.renew_every, self._rng)
-        self._term = _TermState(grant, until, renew_at, question.asked_at)
+        self._set_state(State.LEADING)
+        renew_at = request.asked_at + sooner(self.timing.renew_every, self._rng)
+        self._term = _TermState(grant, until, renew_at, request.asked_at)
         effects.append(Emit(TermBegan(now, self.name, grant.holder, grant.token)))
         effects.append(StartWork(grant, until))
 
-    def _extend(
-        self, term: _TermState, question: _Question, resign_asked: bool, now: float, effects: list[Effect]
+    def _on_renewed(
+        self, term: _TermState, request: _Request, resign_asked: bool, now: float, effects: list[Effect]
     ) -> None:
         term.stalled = False
-        self._trust(term, self._counted(question), now, effects)
+        self._extend_trust(term, self._trust_limit(request), now, effects)
         if resign_asked:
-            self._leave("asked", now, effects)
+            self._end_term("asked", now, effects)
             return
-        self._move(State.LEADING)
-        term.renew_at = question.asked_at + sooner(self.timing.renew_every, self._rng)
+        self._set_state(State.LEADING)
+        term.renew_at = request.asked_at + sooner(self.timing.renew_every, self._rng)
         if self._hinted:
             self._renew_early(term, now)
 
-    def _trust(self, term: _TermState, until: float, now: float, effects: list[Effect]) -> None:
+    def _extend_trust(self, term: _TermState, until: float, now: float, effects: list[Effect]) -> None:
         if until > term.trusted_until:
             term.trusted_until = until
             effects.append(Trust(term.grant.token, until))
             effects.append(Emit(Renewed(now, self.name, term.grant.holder, term.grant.token, until)))
 
-    def _missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
-        self._move(State.LEADING)
+    def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        self._set_state(State.LEADING)
         term.renew_at = now + sooner(self.timing.retry_every, self._rng)
         left = term.trusted_until - now
         effects.append(Emit(RenewalMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 
-    def _denied(self, term: _TermState, now: float, effects: list[Effect]) -> None:
-        self._disown(term, effects)
-        self._leave("denied", now, effects)
+    def _lease_lost(self, term: _TermState, now: float, effects: list[Effect]) -> None:
+        self._revoke_trust(term, effects)
+        self._end_term("denied", now, effects)
 
-    def _disown(self, term: _TermState, effects: list[Effect]) -> None:
-        term.ours = False
+    def _revoke_trust(self, term: _TermState, effects: list[Effect]) -> None:
+        term.is_ours = False
         term.trusted_until = -math.inf
         effects.append(Trust(term.grant.token, -math.inf))
 
-    def _meet(self, leader: tuple[str, int], now: float, effects: list[Effect]) -> None:
-        """Say who leads, once for each; not of a lease of our own, that was not handed back and runs out."""
+    def _announce_leader(self, leader: tuple[str, int], now: float, effects: list[Effect]) -> None:
+        """Report a new leader, once for each. A lease of our own that was not released and runs out is not reported."""
         holder, token = leader
-        if leader != self._met and holder.rpartition("#")[0] != self._holder:
-            self._met = leader
+        if leader != self._announced_leader and holder.rpartition("#")[0] != self._holder:
+            self._announced_leader = leader
             effects.append(Emit(StandingBy(now, self.name, self._holder, holder, token)))
 
     def _stand_by(self, remaining: float | None, now: float) -> None:
-        self._move(State.STANDBY)
+        self._set_state(State.STANDBY)
         retry = self.timing.retry_every
         if self._hinted:
             wait = 0.0
         elif remaining is None:
             wait = later(retry, self._rng)
         else:
-            # The lease may be renewed meanwhile, then we look again after that. Where nobody tells of an early release,
-            # look sooner. A tenth of retry_every spreads those who wait for the same moment.
-            # Hints may be lost, so look at least as often as our own lease would last, however long theirs is.
+            # The lease may be renewed meanwhile; then we ask again later. Without hints, no early release is known, so
+            # ask sooner. A tenth of retry_every spreads candidates that wait for the same moment.
+            # Hints may be lost, so ask at least once in our own ttl, however long the other lease lasts.
             longest = self.timing.ttl if self._hints else retry
             wait = min(remaining, longest) + 0.1 * retry * self._rng.random()
         self._hinted = False
-        self._look_at = max(now + wait, self._soonest_look(now))
+        self._acquire_at = max(now + wait, self._earliest_acquire(now))
 
-    def _look_again(self, why: str, now: float, effects: list[Effect]) -> None:
+    def _acquire_later(self, why: str, now: float, effects: list[Effect]) -> None:
         if self.state is not State.STANDBY:
-            self._move(State.STANDBY)
+            self._set_state(State.STANDBY)
         self._hinted = False
-        self._look_at = now + later(self.timing.retry_every, self._rng)
+        self._acquire_at = now + later(self.timing.retry_every, self._rng)
         effects.append(Emit(CampaignFailed(now, self.name, self._holder, why)))
 
-    # --- leaving office ---
+    # --- the end of a term ---
 
     def _cancel_at(self, term: _TermState) -> float:
         return term.trusted_until - self.timing.grace
 
-    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+    def _end_term(self, reason: Reason, now: float, effects: list[Effect]) -> None:
         term = self._term
         assert term is not None
-        self._abandon_question()
-        self._move(State.RESIGNING)
-        term.ending = reason
-        # Denied, the trusted time is over already: work still gets its grace to notice.
-        term.stop_by = term.trusted_until if term.ours else now + self.timing.grace
+        self._abandon_request()
+        self._set_state(State.RESIGNING)
+        term.end_reason = reason
+        # After a denial the trusted time is over already: work still gets its grace to notice.
+        term.stop_by = term.trusted_until if term.is_ours else now + self.timing.grace
         token, holder = term.grant.token, term.grant.holder
         effects.append(Emit(TermEnding(now, self.name, holder, token, reason, term.stop_by)))
         effects.append(CancelWork(token, reason))
 
-    def _work_ended(self, token: int, again: bool, now: float, effects: list[Effect]) -> None:
+    def _on_work_ended(self, token: int, again: bool, now: float, effects: list[Effect]) -> None:
         term = self._term
         if term is None or term.grant.token != token or not term.work_runs:
             return
         term.work_runs = False
         self._stopping = self._stopping or not again
         if self.state is not State.RESIGNING:
-            self._abandon_question()
-            self._move(State.RESIGNING)
-            term.ending = "ended"
-        assert term.ending is not None
+            self._abandon_request()
+            self._set_state(State.RESIGNING)
+            term.end_reason = "ended"
+        assert term.end_reason is not None
         released = self._can_release(term, now)
-        effects.append(Emit(TermEnded(now, self.name, term.grant.holder, token, term.ending, released)))
-        self._hand_back(term, now, effects)
+        effects.append(Emit(TermEnded(now, self.name, term.grant.holder, token, term.end_reason, released)))
+        self._release(term, now, effects)
 
     def _can_release(self, term: _TermState, now: float) -> bool:
-        return term.ours and now < term.trusted_until
+        return term.is_ours and now < term.trusted_until
 
-    def _hand_back(self, term: _TermState, now: float, effects: list[Effect]) -> None:
-        """Release the lease, until it is answered or has run out by itself."""
+    def _release(self, term: _TermState, now: float, effects: list[Effect]) -> None:
+        """Release the lease; repeat the request until it is answered, or the lease has run out."""
         if self._can_release(term, now):
-            effects.append(Release(self._ask(Release, term.grant.holder, now), term.grant))
+            effects.append(Release(self._new_request(Release, term.grant.holder, now), term.grant))
         else:
-            self._close(term, now)
+            self._close_term(term, now)
 
-    def _keep_lease(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
-        """Say, once, that the lease is not handed back yet."""
-        if not term.kept:
-            term.kept = True
+    def _release_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        """Report, once, that the lease is not released yet."""
+        if not term.release_missed:
+            term.release_missed = True
             left = max(0.0, term.trusted_until - now)
             effects.append(Emit(HandBackMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 
-    def _close(self, term: _TermState, now: float) -> None:
-        self._abandon_question()
+    def _close_term(self, term: _TermState, now: float) -> None:
+        self._abandon_request()
         self._term = None
         self._acquisition += 1
         self._hinted = False
         if self._stopping:
-            self._move(State.STOPPED)
+            self._set_state(State.STOPPED)
             return
-        self._move(State.STANDBY)
-        # Who left of its own will lets the others go first, whatever the hints say: they tell of our own release.
-        gives_way = term.ending in ("asked", "resigned")
-        self._look_at = now + later((2 if gives_way else 1) * self.timing.retry_every, self._rng)
-        if gives_way:
-            self._give_way_until = self._look_at
+        self._set_state(State.STANDBY)
+        # After a resignation other candidates go first, whatever hints come: these are about our own release.
+        yields = term.end_reason in ("asked", "resigned")
+        self._acquire_at = now + later((2 if yields else 1) * self.timing.retry_every, self._rng)
+        if yields:
+            self._yield_until = self._acquire_at
 
-    def _return_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
-        """Hand back a grant that came too late to be used. Nobody waits for the answer."""
-        self._asked += 1
-        self._questions[self._asked] = _Question(now, Release, grant.holder)
-        effects.append(Release(self._asked, grant))
+    def _release_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
+        """Release a grant that came too late to be used. The answer is not awaited."""
+        self._newest_request += 1
+        self._requests[self._newest_request] = _Request(now, Release, grant.holder)
+        effects.append(Release(self._newest_request, grant))
         effects.append(Emit(HandedBack(now, self.name, grant.holder, grant.token)))
 
-    def _move(self, to: State) -> None:
-        if to not in self.MAY[self.state]:
-            raise AssertionError(f"a candidate can't go from {self.state.value} to {to.value}")
+    def _set_state(self, to: State) -> None:
+        if to not in self.ALLOWED[self.state]:
+            raise AssertionError(f"a candidate can't change from {self.state.value} to {to.value}")
         self.state = to

@@ -225,9 +225,9 @@ class Checkers(Findings):
                     node.gave_way_at = node.now()
 
     def _asked(self, node: Node, question: Question) -> None:
-        if question.ask <= node.last_ask:
-            self.violated("machine", f"{node.name} numbered a question {question.ask} after {node.last_ask}")
-        node.last_ask = question.ask
+        if question.request_id <= node.last_ask:
+            self.violated("machine", f"{node.name} numbered a question {question.request_id} after {node.last_ask}")
+        node.last_ask = question.request_id
         if isinstance(question, Acquire):
             if node.told_to_stop:
                 self.violated("after stop", f"{node.name} asked for the name after it was told to stop")
@@ -268,7 +268,7 @@ class Checkers(Findings):
     def grew(self, node: Node, work: Work, event: Input) -> None:
         """The trust of *node* has grown while its machine took in *event*."""
         answer = event.answer if isinstance(event, Answered) else None
-        asked = node.line.asked[event.ask] if isinstance(event, Answered) else None
+        asked = node.line.asked[event.request_id] if isinstance(event, Answered) else None
         if asked is None or not isinstance(answer, Granted) or answer.grant != work.grant:
             self.violated("trust", f"{node.name} trusts {work.grant} for longer because of {event}")
             return

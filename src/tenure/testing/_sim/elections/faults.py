@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure._election.machine import Hint, Resign, Stop, Together
+from tenure._election.machine import Hint, RenewTogether, Resign, Stop
 from tenure.testing._sim.nemesis import StoreNemesis
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ElectionNemesis(StoreNemesis):
             node.feed(Hint())
 
     def _together(self, node: Node) -> None:
-        node.feed(Together())
+        node.feed(RenewTogether())
 
     # --- what is a user's ---
 

@@ -19,9 +19,9 @@ from tenure._election.machine import (
     Machine,
     Release,
     Renew,
+    RenewalWithheld,
     State,
-    Withheld,
-    _Question,
+    _Request,
     _TermState,
 )
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
@@ -36,41 +36,41 @@ from tenure.testing._sim.planted import Mutant
 
 
 class _CountsFromAnswer(Machine):
-    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
-        super()._take(replace(question, asked_at=now), answer, now, effects)
+    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        super()._on_answer(replace(request, asked_at=now), answer, now, effects)
 
 
 class _NoMargin(Machine):
-    def _counted(self, question: _Question) -> float:
-        return question.asked_at + self.timing.ttl
+    def _trust_limit(self, request: _Request) -> float:
+        return request.asked_at + self.timing.ttl
 
 
 class _BelievesLateAnswer(Machine):
-    def _take_late(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
-        super()._take_late(replace(question, asked_at=now), answer, now, effects)
+    def _on_late_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        super()._on_late_answer(replace(request, asked_at=now), answer, now, effects)
 
 
 class _NoAnswerIsYes(Machine):
-    def _missed(self, office: _TermState, why: str, now: float, effects: list[Effect]) -> None:
-        super()._missed(office, why, now, effects)
-        self._trust(office, now + self.timing.window, now, effects)
+    def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        super()._renewal_missed(term, why, now, effects)
+        self._extend_trust(term, now + self.timing.window, now, effects)
 
 
 class _NoIsNoAnswer(Machine):
-    def _denied(self, office: _TermState, now: float, effects: list[Effect]) -> None:
+    def _lease_lost(self, term: _TermState, now: float, effects: list[Effect]) -> None:
         if self.state is State.RENEWING:
-            self._missed(office, "lost", now, effects)
+            self._renewal_missed(term, "lost", now, effects)
 
 
 class _IgnoresLateNo(Machine):
-    def _disown(self, office: _TermState, effects: list[Effect]) -> None:
+    def _revoke_trust(self, term: _TermState, effects: list[Effect]) -> None:
         if self.state is not State.RESIGNING:
-            super()._disown(office, effects)
+            super()._revoke_trust(term, effects)
 
 
 class _LeadsOnEndedLease(Machine):
-    def _counted(self, question: _Question) -> float:
-        until = super()._counted(question)
+    def _trust_limit(self, request: _Request) -> float:
+        until = super()._trust_limit(request)
         waits = self.state in (State.STANDBY, State.CAMPAIGNING)
         return max(until, self._heard_at + self.timing.grace + 0.1) if waits else until
 
@@ -80,14 +80,14 @@ class _LeadsOnEndedLease(Machine):
 
 
 class _WithheldIsYes(Machine):
-    def _take(self, question: _Question, answer: Answer, now: float, effects: list[Effect]) -> None:
-        if isinstance(answer, Withheld) and self._term is not None:
+    def _on_answer(self, request: _Request, answer: Answer, now: float, effects: list[Effect]) -> None:
+        if isinstance(answer, RenewalWithheld) and self._term is not None:
             answer = Granted(self._term.grant)
-        super()._take(question, answer, now, effects)
+        super()._on_answer(request, answer, now, effects)
 
 
 class _IgnoresTime(Machine):
-    def _cancel_at(self, office: _TermState) -> float:
+    def _cancel_at(self, term: _TermState) -> float:
         return NEVER
 
 
@@ -95,60 +95,60 @@ class _IgnoresTime(Machine):
 
 
 class _ReleasesFirst(Machine):
-    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
-        super()._leave(reason, now, effects)
-        if self._term is not None and self._term.ours:
-            effects.append(Release(self._ask(Release, self._term.grant.holder, now), self._term.grant))
+    def _end_term(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+        super()._end_term(reason, now, effects)
+        if self._term is not None and self._term.is_ours:
+            effects.append(Release(self._new_request(Release, self._term.grant.holder, now), self._term.grant))
 
 
 class _CancelsLate(Machine):
-    def _cancel_at(self, office: _TermState) -> float:
-        return office.trusted_until
+    def _cancel_at(self, term: _TermState) -> float:
+        return term.trusted_until
 
 
 class _GivesUpAfterLoss(Machine):
-    def _close(self, office: _TermState, now: float) -> None:
-        super()._close(office, now)
-        self._look_at = NEVER
+    def _close_term(self, term: _TermState, now: float) -> None:
+        super()._close_term(term, now)
+        self._acquire_at = NEVER
 
 
 class _NewNameForEachTry(Machine):
-    def _look_again(self, why: str, now: float, effects: list[Effect]) -> None:
-        super()._look_again(why, now, effects)
+    def _acquire_later(self, why: str, now: float, effects: list[Effect]) -> None:
+        super()._acquire_later(why, now, effects)
         self._acquisition += 1
 
 
 class _OneNameForAllTerms(Machine):
-    def _close(self, office: _TermState, now: float) -> None:
-        super()._close(office, now)
+    def _close_term(self, term: _TermState, now: float) -> None:
+        super()._close_term(term, now)
         self._acquisition -= 1
 
 
 class _KeepsLateGrants(Machine):
-    def _return_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
+    def _release_unused(self, grant: Grant, now: float, effects: list[Effect]) -> None:
         pass
 
 
 class _AsksWithoutPause(Machine):
-    def _missed(self, office: _TermState, why: str, now: float, effects: list[Effect]) -> None:
-        super()._missed(office, why, now, effects)
-        office.renew_at = now
+    def _renewal_missed(self, term: _TermState, why: str, now: float, effects: list[Effect]) -> None:
+        super()._renewal_missed(term, why, now, effects)
+        term.renew_at = now
 
 
 class _BelievesEveryHint(Machine):
-    def _soonest_look(self, now: float) -> float:
+    def _earliest_acquire(self, now: float) -> float:
         return now
 
 
 class _ForgetsStop(Machine):
-    def _close(self, office: _TermState, now: float) -> None:
+    def _close_term(self, term: _TermState, now: float) -> None:
         self._stopping = False
-        super()._close(office, now)
+        super()._close_term(term, now)
 
 
 class _SilentOverrun(Machine):
-    def _leave(self, reason: Reason, now: float, effects: list[Effect]) -> None:
-        super()._leave(reason, now, effects)
+    def _end_term(self, reason: Reason, now: float, effects: list[Effect]) -> None:
+        super()._end_term(reason, now, effects)
         if self._term is not None:
             self._term.stop_by = NEVER
 
@@ -212,7 +212,7 @@ class _TellsWrongTime(Node):
 
     def _handle(self, event: Input) -> None:
         super()._handle(event)
-        for question in self.machine._questions.values():
+        for question in self.machine._requests.values():
             object.__setattr__(question, "asked_at", self.now())
 
 

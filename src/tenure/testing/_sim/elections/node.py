@@ -16,10 +16,10 @@ from tenure._election.machine import (
     Machine,
     Release,
     Renew,
+    RenewalWithheld,
     StartWork,
     Tick,
     Trust,
-    Withheld,
     WorkEnded,
     WorkOverran,
 )
@@ -190,10 +190,10 @@ class Node(Process):
             self._send(question)
 
     def _send(self, question: Question) -> None:
-        self.line.ask(question.ask, question, self.simulation.store.message(self, question, self.now()))
+        self.line.ask(question.request_id, question, self.simulation.store.message(self, question, self.now()))
 
     def _withhold(self, question: Question, why: str) -> None:
-        self.line.withhold(question.ask, question, Withheld(why))
+        self.line.withhold(question.request_id, question, RenewalWithheld(why))
 
     def _health_raised(self, question: Question, error: BaseException) -> None:
         self._withhold(question, f"the health callback raised {in_words(error)}")
@@ -203,7 +203,7 @@ class Node(Process):
         return within
 
     def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
-        if not isinstance(answer, (NoAnswer, Withheld)):
+        if not isinstance(answer, (NoAnswer, RenewalWithheld)):
             answer = self.simulation.store.reading(self, answer, self.now())
         self._handle(Answered(ask, answer))
 

@@ -40,13 +40,13 @@ from tenure._election.machine import (
     Machine,
     Release,
     Renew,
+    RenewalWithheld,
+    RenewTogether,
     Resign,
     StartWork,
     Stop,
     Tick,
-    Together,
     Trust,
-    Withheld,
     WorkEnded,
     WorkOverran,
 )
@@ -68,7 +68,7 @@ NAME = "election"
 SIMPLE: dict[str, Input] = {
     "tick": Tick(),
     "hint": Hint(),
-    "together": Together(),
+    "together": RenewTogether(),
     "resign": Resign(),
     "stop": Stop(),
 }
@@ -130,7 +130,7 @@ class _Player:
         shown = [f"  (slept through its moment to wake, {due:g})"] if due < now else []
         for effect in self._machine.handle(event, now):
             if isinstance(effect, (Acquire, Renew, Release)):
-                self._asked[effect.ask] = effect
+                self._asked[effect.request_id] = effect
             shown += [f"  -> {told}" for told in _told(effect)]
         return [*shown, f"  = {_standing(self._machine)}"]
 
@@ -159,7 +159,7 @@ class _Player:
         if found := re.fullmatch(r"no answer ?(.*)", says):
             return NoAnswer(found[1])
         if found := re.fullmatch(r"withheld ?(.*)", says):
-            return Withheld(found[1])
+            return RenewalWithheld(found[1])
         raise ConfigError(f"a scenario can't be read at {line!r}: no store answers {says!r}")
 
 

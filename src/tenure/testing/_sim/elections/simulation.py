@@ -124,7 +124,7 @@ class Simulation:
     def _replace(self, node: Node) -> None:
         if self.nodes[node.number] is not node or self.calm:
             return
-        if node.alive and not node.machine.settled:
+        if node.alive and not node.machine.is_finished:
             self.reborn_later(node.number)
             return
         node.die("gone")
@@ -216,8 +216,8 @@ class Simulation:
         longest = self.ignores_max + timing.ttl + 3.0 * timing.retry_every + self.plan.patience
         self.world.run_until(self._silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
         for node in self.nodes:
-            if node.alive and not (node.machine.settled and node.machine.state is State.STOPPED):
+            if node.alive and not (node.machine.is_finished and node.machine.state is State.STOPPED):
                 self.checkers.unsettled(node)
 
     def _silent(self) -> bool:
-        return all(node.machine.settled for node in self.nodes if node.alive)
+        return all(node.machine.is_finished for node in self.nodes if node.alive)
