@@ -17,8 +17,10 @@ from asyncpg.transaction import Transaction
 import tenure
 from tenure._backends import postgres
 from tenure._backends.postgres import queue, wake
-from tenure._backends.postgres.client import VERSION, Connection, LoopConnections, Options
+from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.connections import Connection, LoopConnections
 from tenure._backends.postgres.migrate import functions
+from tenure._backends.postgres.statements import VERSION
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Released, Vacant
 from tenure._queue.broker import Broker, Claim, NoSession, Selection

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from tenure._backends import postgres
-from tenure._backends.postgres.client import statements
+from tenure._backends.postgres.statements import statements
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Vacant
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until

@@ -20,9 +20,10 @@ import pytest
 import tenure
 from tenure._backends import postgres
 from tenure._backends.postgres import queue
-from tenure._backends.postgres.client import VERSION, Connection
+from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure._backends.postgres.sessions import HeldSessions
+from tenure._backends.postgres.statements import VERSION
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Broker, Claim, LiveSelection, NoSession
 from tenure._queue.message import (
     COMPLETE,

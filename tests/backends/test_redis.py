@@ -17,7 +17,7 @@ from redis.exceptions import LockNotOwnedError
 import tenure
 from tenure._backends import redis
 from tenure._backends.redis import wake
-from tenure._backends.redis.client import address_of
+from tenure._backends.redis.address import address_of
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._queue.broker import EVERYTHING, Broker
@@ -81,7 +81,7 @@ def url() -> str:
 
 
 async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(url: str) -> None:
-    client = redis.client.Client(address_of(Url.parse(url)), redis.client.Options(connections=1))
+    client = redis.client.Client(address_of(Url.parse(url)), redis.Options(connections=1))
     answered = [0] * 4
     lead = 0
 
@@ -102,7 +102,7 @@ async def test_a_connection_goes_to_questions_in_the_order_in_which_they_came(ur
 
 async def test_a_connection_that_can_not_be_had_takes_nobodys_turn(url: str) -> None:
     async with FaultProxy("127.0.0.1", shared(Redis).port) as way:
-        options = redis.client.Options(connections=2)
+        options = redis.Options(connections=2)
         client = redis.client.Client(address_of(Url.parse(f"redis://{way.host}:{way.port}")), options)
         try:
             way.refuse()

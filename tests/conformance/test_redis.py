@@ -9,8 +9,8 @@ from typing import ClassVar
 from redis import asyncio as aioredis
 
 from tenure._backends import redis
-from tenure._backends.redis.client import scripts
 from tenure._backends.redis.queue import QUEUE_TRAITS
+from tenure._backends.redis.scripts import scripts
 from tenure._election.store import LeaseStore
 from tenure._queue.broker import Broker
 from tenure._url import Url

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure._backends.postgres.client import VERSION, Client, Options
+from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.diagnosis import diagnose
 from tenure._backends.postgres.fence import fence
 from tenure._backends.postgres.leases import TRAITS, PostgresLeases
 from tenure._backends.postgres.migrate import Migrated, migrate, migrate_with, version_to_migrate
@@ -73,36 +75,10 @@ class PostgresBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Ask the server about itself."""
-        [row] = await self._client.ask(_FACTS)
-        risky = "" if row["fsync"] == "on" else "answers can be lost with the power; set fsync = on"
-        lazy = "" if row["commits"] != "off" else "the newest answers can be lost in a crash, tokens too; set it on"
-        old = row["oldest"] or 0.0
-        held = f"a transaction is open for {old:.0f} s and keeps vacuum from its work; find it in pg_stat_activity"
-        return [
-            Fact("PostgreSQL", row["version"]),
-            Fact("schema", f"{self._client.options.schema}, version {VERSION}"),
-            Fact("synchronous_commit", row["commits"], lazy),
-            Fact("fsync", row["fsync"], risky),
-            Fact("TLS", "yes" if row["tls"] else "no"),
-            Fact("connections", f"{row['used']} of {row['most']}; {self._client.options.pool} for each loop here"),
-            Fact("oldest transaction", f"{old:.0f} s", held if old > 600 else ""),
-            self._wake.fact(),
-        ]
+        return [*await diagnose(self._client), self._wake.fact()]
 
     async def close(self) -> None:
         """Close every connection."""
         await self.broker.close()
         await self._wake.close()
         await self._client.close()
-
-
-_FACTS = """
-SELECT current_setting('server_version') AS version,
-       current_setting('synchronous_commit') AS commits,
-       current_setting('fsync') AS fsync,
-       current_setting('max_connections') AS most,
-       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
-       (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()) AS tls,
-       (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8
-        FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()) AS oldest
-"""

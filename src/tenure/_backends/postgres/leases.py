@@ -6,7 +6,8 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from tenure._backends.postgres.client import Client, RowLocked, milliseconds, statements
+from tenure._backends.postgres.client import Client, RowLocked
+from tenure._backends.postgres.statements import milliseconds, statements
 from tenure._backends.postgres.wake import Wake, channel_of
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict

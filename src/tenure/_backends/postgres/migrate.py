@@ -13,17 +13,10 @@ from hashlib import sha256
 
 import asyncpg
 
-from tenure._backends.postgres.client import (
-    DRIVER_ERRORS,
-    PLANS,
-    VERSION,
-    Client,
-    Connection,
-    Options,
-    statements,
-    text_of,
-    works_with,
-)
+from tenure._backends.postgres.address import Options
+from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
+from tenure._backends.postgres.statements import PLANS, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
 from tenure._queue.message import EXPIRED, HISTORY_MAX, ID_MARK, INT_MAX, MAX_DELIVERIES
 from tenure._url import Url

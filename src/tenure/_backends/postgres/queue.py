@@ -19,8 +19,10 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from tenure._backends.postgres.client import PLANS, Client, Connection, on_loop, statements, transaction
+from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import Connection, on_loop, transaction
 from tenure._backends.postgres.sessions import HeldSessions
+from tenure._backends.postgres.statements import PLANS, statements
 from tenure._backends.postgres.wake import Wake
 from tenure._frozen import FrozenDict
 from tenure._queue.broker import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tenure._backends.postgres.client import VERSION, statements, text_of
 from tenure._backends.postgres.migrate import (
     BEGIN,
     CATCH_UP,
@@ -15,6 +14,7 @@ from tenure._backends.postgres.migrate import (
     lock_of,
     written,
 )
+from tenure._backends.postgres.statements import VERSION, statements, text_of
 from tenure.errors import ConfigError
 
 

@@ -13,7 +13,8 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from tenure._backends.postgres.client import DRIVER_ERRORS, Client, Connection, on_loop
+from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection, on_loop
 from tenure._opened import Fact
 from tenure._runtime.notifier import Notifier
 from tenure.errors import TenureError

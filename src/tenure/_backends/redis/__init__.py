@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure._backends.redis.client import Address, Client, Options, address_of
+from tenure._backends.redis.address import Address, Options, address_of
+from tenure._backends.redis.client import Client
 from tenure._backends.redis.cluster import ClusterClient
-from tenure._backends.redis.facts import facts
+from tenure._backends.redis.diagnosis import diagnose
 from tenure._backends.redis.leases import TRAITS, RedisLeases
 from tenure._backends.redis.queue import QUEUE_TRAITS, RedisBroker
 from tenure._backends.redis.sentinel import SentinelClient, SentinelOptions, primary_of
@@ -54,7 +55,7 @@ class RedisBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Ask Redis about itself."""
-        return await facts(self._client)
+        return await diagnose(self._client)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -21,21 +21,10 @@ from redis import asyncio as aioredis
 from redis import exceptions
 from redis.crc import key_slot
 
-from tenure._backends.redis.client import (
-    Address,
-    Answer,
-    Argument,
-    Call,
-    Client,
-    Endpoint,
-    LoopConnections,
-    Options,
-    Script,
-    cluster_word,
-    first_told,
-    is_cut_off,
-    pipelined,
-)
+from tenure._backends.redis.address import Address, Endpoint, Options
+from tenure._backends.redis.client import Client, cluster_word
+from tenure._backends.redis.connections import LoopConnections, first_told, is_cut_off, pipelined
+from tenure._backends.redis.scripts import Answer, Argument, Call, Script
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")

@@ -16,7 +16,9 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from tenure._backends.redis.client import NOTE, Answer, Call, Client, escaped, patience, scripts
+from tenure._backends.redis.address import escaped
+from tenure._backends.redis.client import Client, patience
+from tenure._backends.redis.scripts import NOTE, Answer, Call, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict

@@ -30,22 +30,10 @@ from dataclasses import fields, replace
 from itertools import repeat
 from typing import Any, Literal, TypeVar
 
+from tenure._backends.redis.address import escaped
 from tenure._backends.redis.claims import Claims
-from tenure._backends.redis.client import (
-    LAYOUT,
-    NOTE,
-    NOTE_GROWING,
-    Answer,
-    Argument,
-    Call,
-    Client,
-    Script,
-    escaped,
-    other_layout,
-    patience,
-    runs,
-    scripts,
-)
+from tenure._backends.redis.client import Client, other_layout, patience
+from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, Argument, Call, Script, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._frozen import FrozenDict
 from tenure._lease import NoAnswer
@@ -658,6 +646,15 @@ def _anew(letters: Sequence[Delivery], histories: Sequence[bytes | None]) -> Ite
         told = [letter.id, dict(letter.headers), letter.reply_to, letter.correlation_id]
         head = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
         yield from (letter.priority, letter.session or "", head, letter.body, history or b"")
+
+
+def runs(items: Sequence[T], same: Callable[[T, T], bool]) -> Iterator[Sequence[T]]:
+    """Cut *items* into runs of neighbours that are the same."""
+    start = 0
+    for end in range(1, len(items) + 1):
+        if end == len(items) or not same(items[start], items[end]):
+            yield items[start:end]
+            start = end
 
 
 def _go_together(first: Settlement, other: Settlement) -> bool:

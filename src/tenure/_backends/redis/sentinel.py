@@ -15,17 +15,9 @@ from urllib.parse import unquote, urlsplit
 from redis import asyncio as aioredis
 from redis import exceptions
 
-from tenure._backends.redis.client import (
-    Address,
-    Client,
-    Endpoint,
-    LoopConnections,
-    Options,
-    certificate_error,
-    connected,
-    first_told,
-    translate,
-)
+from tenure._backends.redis.address import Address, Endpoint, Options
+from tenure._backends.redis.client import Client, certificate_error, translate
+from tenure._backends.redis.connections import LoopConnections, connected, first_told
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 

@@ -23,7 +23,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from redis import exceptions
 from redis.asyncio.client import PubSub
 
-from tenure._backends.redis.client import Client, Endpoint, on_loop
+from tenure._backends.redis.address import Endpoint
+from tenure._backends.redis.client import Client
+from tenure._backends.redis.connections import on_loop
 from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError
 

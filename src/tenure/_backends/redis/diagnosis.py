@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from tenure._backends.redis.client import Answer, Client, is_forbidden
+from tenure._backends.redis.client import Client, is_forbidden
 from tenure._backends.redis.cluster import ClusterClient
+from tenure._backends.redis.scripts import Answer
 from tenure._opened import Fact
 from tenure.errors import ConfigError, TenureError
 
@@ -14,7 +15,7 @@ VERSION_MIN = (7, 0)
 STEPS = "what is sent together with a complete, to another queue, is not one step with it: handlers must be idempotent"
 
 
-async def facts(client: Client) -> list[Fact]:
+async def diagnose(client: Client) -> list[Fact]:
     """Ask the server of *client*, or each primary of its cluster; what it may not tell us is named as unknown."""
     found = [Fact("server", str(client.address))]
     if not isinstance(client, ClusterClient):

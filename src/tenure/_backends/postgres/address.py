@@ -1,0 +1,107 @@
+"""The address of a PostgreSQL: the options of its URL, and what the driver is given of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Literal
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from tenure._url import Url
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The query of a ``postgresql:`` URL: a few of our own, and those that every client of PostgreSQL knows.
+
+    Args:
+        schema: The PostgreSQL schema that tenure's tables and functions are in.
+        pool: How many connections each event loop may have open, besides one for renewals.
+        listen: Whether to hear of changes on one more connection. It can't stand behind a transaction pooler.
+        prepared: Whether to keep prepared statements. Not behind a transaction pooler that doesn't follow them.
+        timeout: For how many seconds at most to wait for an answer, and for a connection.
+        connect_timeout: After how many seconds an attempt to connect is given up; ``timeout``, and at least 5, if None.
+    """
+
+    schema: str = "tenure"
+    pool: int = 4
+    listen: bool = True
+    prepared: bool = True
+    timeout: float = 5.0
+    application_name: str = "tenure"
+    connect_timeout: float | None = None
+    target_session_attrs: Literal["read-write", "primary"] = "read-write"
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    host: str | None = None
+    port: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    passfile: str | None = None
+    dbname: str | None = None
+    service: str | None = None
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
+    sslcrl: str | None = None
+    sslpassword: str | None = field(default=None, repr=False)
+    sslnegotiation: Literal["postgres", "direct"] | None = None
+    ssl_min_protocol_version: str | None = None
+    ssl_max_protocol_version: str | None = None
+    krbsrvname: str | None = None
+    gsslib: Literal["gssapi", "sspi"] | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema) or self.schema.startswith("pg_"):
+            raise ConfigError(
+                f"schema must be up to 40 small letters, digits and underscores, and not begin with a digit or pg_, "
+                f"not {self.schema!r}; try schema=tenure"
+            )
+        if not 1 <= self.pool <= 1_000:
+            raise ConfigError(f"pool must be from 1 to 1000 connections, not {self.pool}; try pool=4")
+        for name in ("timeout", "connect_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 3_600.0:
+                raise ConfigError(f"{name} must be more than 0 and up to 3600 seconds, not {value:g}; try {name}=5")
+
+
+_OURS = {"schema", "pool", "listen", "prepared", "timeout", "application_name", "connect_timeout"} | {
+    "target_session_attrs"  # which is handed over by itself
+}
+
+
+def dsn_of(url: Url) -> str:
+    """Return what the driver is to connect to: *url* without the options that are ours.
+
+    Raises:
+        ConfigError: It can't be read as an address.
+    """
+    parts = urlsplit(url.written)
+    try:
+        for host in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{host}").port
+    except ValueError:
+        # Not told from what: a password that is not percent-encoded may have ended up in the port.
+        raise ConfigError(
+            f"{url} has a port that is no number; percent-encode what is special in the password"
+        ) from None
+    left = {name: text for name, text in url.query.items() if name not in _OURS}
+    return urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(left), ""))
+
+
+assert {field.name for field in fields(Options)} >= _OURS
+
+
+def require_files(url: Url, options: Options) -> None:
+    """Refuse an option that names a file that can't be read: the driver would only say that it can't connect."""
+    for name in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        path = getattr(options, name)
+        if path is None or path == "system":  # the system's own authorities
+            continue
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"{name}={path} of {url} can't be read: {error.strerror}; name the file as this process finds it"
+            ) from error

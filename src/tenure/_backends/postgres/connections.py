@@ -1,0 +1,283 @@
+"""The connections of one event loop: opened for all questions that wait, doubted when one was given up, used again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import insort
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import asyncpg
+from asyncpg.exceptions import InterfaceError, InternalClientError
+
+from tenure._backends.postgres.statements import milliseconds
+from tenure.errors import Unavailable
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
+"""What the driver raises when a question has failed, and not we."""
+
+OPEN_PAUSE_MAX = 0.5
+"""Seconds at most between two attempts to connect, of which the first has failed."""
+
+SURE_WITHIN = 3.0
+"""Seconds within which a connection whose question was given up must be of use again."""
+
+_DROPPED = {"25006", "26000", "42P05"}  # the connection is of no use: a standby, or mixed up by a pooler
+
+
+@asynccontextmanager
+async def transaction(connection: Connection, within: float) -> AsyncIterator[None]:
+    """Make one step of several statements, each of which waits for locks no longer than *within*.
+
+    The driver's own transaction, when called off, waits until the server has rolled back; this one leaves that to the
+    line, which doubts the connection.
+    """
+    await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {milliseconds(within)}")
+    try:
+        yield
+    except Exception:
+        with suppress(*DRIVER_ERRORS):
+            await connection.execute("ROLLBACK")
+        raise
+    await connection.execute("COMMIT")
+
+
+class LoopConnections:
+    """The connections of one loop.
+
+    A question neither opens a connection nor closes one. Those who find none wait in turn, while one attempt to connect
+    is made for all of them, and more once it has succeeded; it goes on when they have given up. A connection whose
+    question was given up is doubted: the server is told to call the question off, and if it answers, the connection is
+    of use again. So a slow server, or a slow way to it, is not burdened with new connections.
+    """
+
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
+        self._connect = connect
+        self._size = size
+        self._is_closed = False
+        self.checking: asyncio.Task[None] | None = None
+        """Finds out whether the schema fits, for all who ask."""
+        # The one that was opened first is the next: few stay busy, and few plan what is asked most.
+        self._idle: list[Connection] = []
+        self._opened_at = WeakKeyDictionary[Connection, float]()
+        self._busy: set[Connection] = set()
+        self._waiting: deque[asyncio.Future[Connection]] = deque()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._doubted: dict[asyncio.Task[None], Connection] = {}  # which may be as many again as the size
+        self._is_reached = False  # whether the newest attempt to connect has succeeded, and nothing broke since
+        self._failures = 0
+        self._open_from = 0.0
+        self._took = 0.0  # the newest answer
+
+    def checked(self, checking: asyncio.Task[None]) -> None:
+        """Take note that the schema was looked at, or could not be."""
+        self.checking = None
+        if not checking.cancelled():
+            checking.exception()  # those who wait have it; if nobody does, asyncio need not complain
+
+    async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
+        """Do *work* on a connection; waiting for one counts, too."""
+        async with asyncio.timeout(within) as limit:
+            connection = self._next() or await self._turn(limit, within, queue_for)
+            return await self._work(connection, work, limit)
+
+    # --- waiting for a connection ---
+
+    def _next(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                self._busy.add(connection)
+                return connection
+            self._is_reached = False
+        return None
+
+    async def _turn(self, limit: asyncio.Timeout, within: float, queue_for: float) -> Connection:
+        """Wait for a turn. Where there is more to do than can be done, giving up here costs the server nothing."""
+        if self._is_closed:
+            raise Unavailable("the backend was closed; connect again")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        turn: asyncio.Future[Connection] = loop.create_future()
+        self._waiting.append(turn)
+        self._open_more()
+        try:
+            await asyncio.wait({turn}, timeout=min(queue_for, 0.95 * within))
+            if not turn.done() and self._busy:
+                raise _too_busy(loop.time() - began)
+            connection = await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(turn.result())
+            turn.cancel()
+            raise
+        ends_at = limit.when()
+        if ends_at is not None and ends_at - loop.time() < min(self._took, within / 4):
+            self._give_back(connection)  # there is no time left for an answer
+            raise _too_busy(loop.time() - began)
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        self._offer(connection)
+        if self._waiting:  # it may have broken meanwhile
+            self._open_more()
+
+    def _offer(self, connection: Connection) -> None:
+        """Give a connection to the first who waits, or keep it."""
+        if connection.is_closed():
+            return
+        if self._is_closed or self._room() <= 0:
+            connection.terminate()
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._busy.add(connection)
+                turn.set_result(connection)
+                return
+        insort(self._idle, connection, key=lambda one: -self._opened_at[one])
+
+    def _room(self) -> int:
+        return self._size - len(self._busy) - len(self._idle)
+
+    # --- at work ---
+
+    async def _work(
+        self, connection: Connection, work: Callable[[Connection], Awaitable[T]], limit: asyncio.Timeout
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            answer = await work(connection)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate in _DROPPED or (not connection.is_closed() and connection.is_in_transaction()):
+                connection.terminate()
+            elif connection.is_closed():
+                self._doubt_all()
+            self._give_back(connection)
+            raise
+        except BaseException as error:
+            # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
+            self._busy.discard(connection)
+            self._doubt(connection)
+            if limit.expired() or not isinstance(error, asyncio.CancelledError):
+                self._doubt_all()
+            raise
+        else:
+            self._took = loop.time() - began
+            self._give_back(connection)
+            return answer
+        finally:
+            if self._waiting:
+                self._open_more()
+
+    def _doubt_all(self) -> None:
+        self._is_reached = False
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            self._doubt(connection)
+
+    def _doubt(self, connection: Connection) -> None:
+        if connection.is_closed() or len(self._doubted) >= self._size or self._is_closed:
+            connection.terminate()
+            return
+        doubting = asyncio.get_running_loop().create_task(self._make_sure(connection), name="tenure-postgres-doubt")
+        self._doubted[doubting] = connection
+        doubting.add_done_callback(self._doubted.pop)
+
+    async def _make_sure(self, connection: Connection) -> None:
+        """Use *connection* again if it answers. The driver has told the server to call off what was asked on it."""
+        try:
+            async with asyncio.timeout(SURE_WITHIN):
+                await connection.execute("SELECT 1")  # after the answer to what was called off
+        except DRIVER_ERRORS:
+            connection.terminate()
+        else:
+            if not connection.is_closed() and connection.is_in_transaction():
+                connection.terminate()
+            self._offer(connection)
+
+    # --- opening ---
+
+    def _open_more(self) -> None:
+        """Open connections for those who wait: one attempt, and as many as there is room for once it has succeeded."""
+        most = min(self._room(), self._size if self._is_reached else 1) - len(self._opening)
+        if most <= 0 or self._is_closed:
+            return
+        waiting = sum(not turn.done() for turn in self._waiting) - len(self._opening)
+        for _ in range(min(most, waiting)):
+            opening = asyncio.get_running_loop().create_task(self._open(), name="tenure-postgres-connect")
+            self._opening.add(opening)
+            opening.add_done_callback(self._opened)
+
+    async def _open(self) -> None:
+        if (pause := self._open_from - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(pause)
+        if self._is_closed:
+            return
+        connection = await self._connect()
+        self._is_reached, self._failures, self._open_from = True, 0, 0.0
+        self._opened_at[connection] = asyncio.get_running_loop().time()
+        self._offer(connection)
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._is_reached = False
+            pause = min(OPEN_PAUSE_MAX, 0.02 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+            self._failures += 1
+            self._open_from = asyncio.get_running_loop().time() + pause
+            if not self._busy:  # otherwise those who wait may be served all the same
+                self._fail(error)
+        self._open_more()
+
+    def _fail(self, error: BaseException) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            if not turn.done():
+                turn.set_exception(error)
+
+    async def close(self) -> None:
+        """Close the connections: politely if they are idle."""
+        self._is_closed = True
+        self._fail(Unavailable("the backend was closed meanwhile; connect again"))
+        for doubting, connection in list(self._doubted.items()):
+            doubting.cancel()
+            connection.terminate()
+        for connection in list(self._busy):
+            connection.terminate()
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(_farewell(connection) for connection in idle))
+        if self._opening:
+            _, late = await asyncio.wait(self._opening, timeout=1.0)
+            for opening in late:
+                opening.cancel()
+
+
+def _too_busy(waited: float) -> Unavailable:
+    return Unavailable(
+        f"all connections were busy for {waited:.2g} s, so it was not even asked; if that happens often, "
+        "use a larger pool (option pool), a longer ttl, or a faster server"
+    )
+
+
+async def _farewell(connection: Connection) -> None:
+    with suppress(*DRIVER_ERRORS):
+        await connection.close(timeout=1.0)
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
+    if loop is asyncio.get_running_loop():
+        await act()
+    elif loop.is_running():
+        with suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(act(), loop)), 5.0)

@@ -1,0 +1,52 @@
+"""The SQL files of the folder ``sql``, with the schema's name in place, and what their statements agree on."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+
+VERSION = 4
+"""The version of the schema that this code works with."""
+
+
+@cache
+def text_of(file: str, schema: str) -> str:
+    """Return a file of the folder ``sql``, for the tables in *schema*."""
+    text = resources.files(__package__).joinpath("sql", file).read_text(encoding="utf-8")
+    return text.replace("{schema}", schema)
+
+
+def works_with(schema: str) -> str:
+    """Return what asks which version of the code is the oldest that works with the schema as it is."""
+    return (  # by way of jsonb, as not each version has the column
+        "SELECT coalesce((to_jsonb(newest) ->> 'oldest')::integer, newest.version) "
+        f"FROM {schema}.migration AS newest ORDER BY version DESC LIMIT 1"
+    )
+
+
+PLANS = tuple(
+    f"{name} = {value}"
+    for name, value in {
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",
+        "enable_bitmapscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "jit": "off",
+    }.items()
+)
+"""With these settings, each statement about queues has one right plan. Left alone, the planner would take another when
+its statistics are of a time when the table was empty, or full: as the tables of queues are, in turns."""
+
+
+@cache
+def statements(file: str, schema: str) -> dict[str, str]:
+    """Return the statements of *file* by the name that stands above each."""
+    blocks = re.split(r"^-- name: (\w+)\n", text_of(file, schema), flags=re.MULTILINE)
+    return dict(zip(blocks[1::2], (block.strip().rstrip(";") for block in blocks[2::2]), strict=True))
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a bound for the server: a little shorter, so that its answer comes before the client gives up."""
+    return str(max(1, int(seconds * 900)))

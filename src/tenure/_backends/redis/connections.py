@@ -1,0 +1,242 @@
+"""The connections of one event loop to one server: a pool in order of asking, replaced when it leads nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from inspect import signature
+from typing import Any, TypeVar
+
+from redis import asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from tenure._backends.redis.address import Address, Endpoint, Options
+from tenure._backends.redis.scripts import Answer, Argument, Call
+
+T = TypeVar("T")
+
+HEAD_START = 0.2
+"""For so many seconds one of several servers may think about an answer before another one is asked, too."""
+
+_ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError
+"""What is said by who is no primary."""
+_CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError
+"""How a question ends that has found no server, or none that answers. If its time is up first, it is cancelled."""
+
+
+def is_cut_off(error: BaseException, limit: asyncio.Timeout) -> bool:
+    """Tell whether *error* speaks against the way to the server: a caller who no longer wants an answer does not."""
+    return isinstance(error, _CUT_OFF) or (isinstance(error, asyncio.CancelledError) and limit.expired())
+
+
+class LoopConnections:
+    """The way of one loop to one server: a pool of connections, and a new one when those lead nowhere any longer."""
+
+    def __init__(
+        self, address: Address, options: Options, connect: Callable[[Address, Options], aioredis.Redis] | None = None
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._connect = connect or connected
+        self.redis: aioredis.Redis = self._connect(address, options)
+        self._has_idle = False
+        self._left: set[aioredis.Redis] = set()
+        self._burials: set[asyncio.Task[None]] = set()
+
+    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        """Return what *question* learns within *limit*, over connections that are taken to lead to a server."""
+        redis = self.redis
+        try:
+            answer = await question(redis)
+        except exceptions.ResponseError as error:
+            self._has_idle = True
+            if isinstance(error, _ASTRAY):
+                self._leave(redis)
+            raise
+        except BaseException as error:
+            # The driver closes the connection of a question that was given up in the middle; the others are as good.
+            if self._has_idle and is_cut_off(error, limit):
+                self._leave(redis)
+            raise
+        self._has_idle = True
+        return answer
+
+    async def command(self, limit: asyncio.Timeout, *words: Argument) -> Answer:
+        """Give a command, and return its answer."""
+        return await self.ask(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
+
+    def _leave(self, redis: aioredis.Redis) -> None:
+        """Ask nothing more over the connections of *redis*: where one leads astray or nowhere, so may the others.
+
+        A name may belong to another server by now, and is looked up for new connections only; a server that was turned
+        into a replica does not close those that stand; and what a firewall has forgotten is silent for good.
+        """
+        if self.redis is redis:
+            self._has_idle = False
+            self.redis = self._connect(self._address, self._options)
+            self._left.add(redis)
+            # By then all that is still asked over them has ended.
+            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._bury, redis)
+
+    def _bury(self, redis: aioredis.Redis) -> None:
+        if redis in self._left:
+            self._left.discard(redis)
+            burial = asyncio.ensure_future(_hung_up(redis))
+            self._burials.add(burial)  # a loop lets tasks go that nobody holds
+            burial.add_done_callback(self._burials.discard)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        left, self._left = self._left, set()
+        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *left)), *self._burials)
+
+
+async def _hung_up(redis: aioredis.Redis) -> None:
+    """Close the idle connections of *redis*: a subscription may still be heard on another, and ends by itself."""
+    with suppress(exceptions.RedisError, OSError):
+        await redis.connection_pool.disconnect(inuse_connections=False)
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
+    """Do *act* on *loop*, if that still turns, and wait for its end, whatever it is."""
+
+    async def run() -> None:
+        with suppress(exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(within):
+                await act()
+
+    if loop is asyncio.get_running_loop():
+        await run()
+    elif loop.is_running():
+        running = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), loop))
+        await asyncio.wait({running}, timeout=within)  # that loop may be blocked, or end meanwhile
+
+
+async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer]:
+    """Run many scripts in one round trip; an answer may be an error."""
+    async with redis.pipeline(transaction=False) as pipeline:
+        for call in calls:
+            pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
+        answers: list[Answer] = await pipeline.execute(raise_on_error=False)
+    for answer in answers:
+        if isinstance(answer, _ASTRAY):
+            raise answer  # that goes for all of them, and for these connections
+    return answers
+
+
+async def first_told(
+    places: Sequence[Endpoint], ask: Callable[[Endpoint], Coroutine[Any, Any, T]]
+) -> tuple[Endpoint, T]:
+    """Return which of *places* was the first to answer, and what. One that is silent must not use up all our time."""
+    left, asked = list(places), dict[asyncio.Task[T], Endpoint]()
+    try:
+        while True:
+            if left:
+                place = left.pop(0)
+                asked[asyncio.create_task(ask(place))] = place
+            done, _ = await asyncio.wait(
+                asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for one in done:
+                place = asked.pop(one)
+                if (error := one.exception()) is None:
+                    return place, one.result()
+                is_silent = isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError))
+                if not is_silent or not (asked or left):
+                    # As its cause: the context is that of our caller, if that has an error in hand.
+                    raise error from error.__cause__ or error.__context__
+    finally:
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+class Turns(aioredis.BlockingConnectionPool):
+    """A pool whose connections go to the questions in the order in which they came.
+
+    That of redis-py gives a free connection to the one that asks at this moment; so a busy sender, who asks again at
+    once, gets back the connection that it has just left, and those that wait go without.
+    """
+
+    def __init__(self, max_connections: int, timeout: float, **options: Any) -> None:
+        super().__init__(max_connections=max_connections, timeout=timeout, **options)
+        self._patience = timeout
+        self._turns = asyncio.Semaphore(max_connections)  # first come, first served
+        self._taken: set[object] = set()
+
+    async def get_connection(self, *arguments: Any, **options: Any) -> Any:
+        """Return a connection when it is our turn.
+
+        Raises:
+            ConnectionError: It was not, in time.
+        """
+        if self._turns.locked():
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._turns.acquire()
+            except TimeoutError:
+                raise exceptions.ConnectionError("No connection available.") from None
+        else:
+            await self._turns.acquire()
+        try:
+            connection = await super().get_connection(*arguments, **options)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._turns.release()
+            raise
+        self._taken.add(connection)
+        return connection
+
+    async def release(self, connection: Any) -> None:
+        """Take *connection* back; the next has its turn."""
+        try:
+            await super().release(connection)
+        finally:
+            if connection in self._taken:  # else it could not be made ready, and was never handed out
+                self._taken.discard(connection)
+                self._turns.release()
+
+
+def connected(
+    address: Address, options: Options, kind: type[aioredis.Connection] | None = None, **more: Any
+) -> aioredis.Redis:
+    """Return a pool of connections, of *kind* if it says so and made with *more*; none of them is open yet."""
+    tls: dict[str, Any] = {}
+    if address.is_tls:
+        tls = {
+            "ssl_ca_certs": options.ca,
+            "ssl_certfile": options.cert,
+            "ssl_keyfile": options.key,
+            "ssl_check_hostname": options.check_hostname,
+        }
+    pool = Turns(
+        max_connections=options.connections,
+        timeout=options.timeout,
+        connection_class=kind or (aioredis.SSLConnection if address.is_tls else aioredis.Connection),
+        host=address.host,
+        port=address.port,
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        protocol=2,
+        **_no_introduction(),
+        # Each question is bounded as a whole, and redis-py's own way to do it may swallow a cancellation.
+        socket_timeout=None,
+        socket_connect_timeout=options.timeout,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[],
+        **tls,
+        **more,
+    )
+    return aioredis.Redis.from_pool(pool)
+
+
+def _no_introduction() -> dict[str, Any]:
+    """Return what keeps redis-py from introducing itself on each connection: its commands may be forbidden."""
+    if "driver_info" in signature(AbstractConnection.__init__).parameters:
+        return {"driver_info": None}
+    return {"lib_name": None, "lib_version": None}  # older ones
