@@ -19,9 +19,9 @@ from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue import context, handlers
 from tenure._queue.broker import Claim, NoSession, QueueSettings, Selection, SettingChanges
 from tenure._queue.context import DEATHS_PER_TURN, QueueContext
-from tenure._queue.machine import sure_until
 from tenure._queue.message import Delivery, Died, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure._queue.producer import IDLE, Producer, Requests
+from tenure._queue.pump_settings import sure_until
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message, Received
 from tenure._queue.retry import Reject, Retry, RetryPolicy

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure._lease import NoAnswer
-from tenure._queue import machine
-from tenure._queue.machine import (
-    NEVER,
-    TRANSITIONS,
+from tenure._queue import locks, pump
+from tenure._queue.effects import (
     Answered,
     CancelAll,
     CancelHandler,
@@ -25,18 +23,15 @@ from tenure._queue.machine import (
     Effect,
     Emit,
     Hint,
-    LockGroup,
-    Locks,
     Pause,
-    Pump,
-    PumpSettings,
     Receive,
     Renew,
     Resume,
     Settle,
-    State,
     Tick,
 )
+from tenure._queue.lock_group import NEVER, LockGroup
+from tenure._queue.locks import Locks
 from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -52,6 +47,8 @@ from tenure._queue.message import (
     Token,
     Verdict,
 )
+from tenure._queue.pump import TRANSITIONS, Pump, State
+from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure._timing import Timing
 from tenure.errors import ConfigError
@@ -289,7 +286,8 @@ def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_the_whole_lock(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "sure_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
+    for module in (pump, locks):
+        patch.setattr(module, "sure_until", lambda asked_at, timing: asked_at + 1.1 * timing.ttl)
 
 
 def forget_the_verdict(patch: pytest.MonkeyPatch) -> None:

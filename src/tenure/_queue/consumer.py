@@ -1,7 +1,7 @@
 """The message pump: claims, hands messages to a handler, keeps their locks, settles them.
 
-Messages travel on the caller's loop, where the :class:`~tenure._queue.machine.Pump` decides. Locks are renewed on the
-the renewal thread's, by :class:`~tenure._queue.machine.Locks`, so that a handler that blocks the caller's loop loses
+Messages travel on the caller's loop, where the :class:`~tenure._queue.pump.Pump` decides. Locks are renewed on the
+the renewal thread's, by :class:`~tenure._queue.locks.Locks`, so that a handler that blocks the caller's loop loses
 nothing.
 
 No task is made for a message: ``concurrency`` workers take from the buffer and call the handler themselves.
@@ -18,11 +18,7 @@ from typing import Any, Literal
 from tenure._jitter import later
 from tenure._lease import NoAnswer
 from tenure._queue.context import QueueContext, loss_message
-from tenure._queue.handlers import CALLING, Handler, Handlers, RanOn
-from tenure._queue.hints import MESSAGES, Subscription
-from tenure._queue.hooks import complain, is_interrupt
-from tenure._queue.machine import (
-    NEVER,
+from tenure._queue.effects import (
     Answered,
     CancelAll,
     CancelHandler,
@@ -32,22 +28,22 @@ from tenure._queue.machine import (
     Effect,
     Emit,
     Hint,
-    LockGroup,
-    Locks,
     LocksInput,
     Pause,
-    Pump,
     PumpInput,
-    PumpSettings,
     Receive,
     Renew,
     Report,
     Resume,
     Serve,
     Settle,
-    State,
     Tick,
 )
+from tenure._queue.handlers import CALLING, Handler, Handlers, RanOn
+from tenure._queue.hints import MESSAGES, Subscription
+from tenure._queue.hooks import complain, is_interrupt
+from tenure._queue.lock_group import NEVER, LockGroup
+from tenure._queue.locks import Locks
 from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -66,6 +62,8 @@ from tenure._queue.message import (
 )
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.processes import NeverBegins, NotBegun
+from tenure._queue.pump import Pump, State
+from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure._queue.tracebacks import place_of

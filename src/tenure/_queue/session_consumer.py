@@ -23,10 +23,10 @@ from tenure._queue.consumer import (
 from tenure._queue.context import POLL, QueueContext
 from tenure._queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure._queue.hooks import complain, is_interrupt
-from tenure._queue.machine import PumpSettings
 from tenure._queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.processes import NeverBegins, NotBegun
+from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
 from tenure._queue.session import Session
 from tenure._runtime.signals import on_shutdown_signal

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tenure._lease import NoAnswer
-from tenure._queue.machine import (
+from tenure._queue.effects import (
     Answered,
     CancelAll,
     CancelHandler,
@@ -24,11 +24,7 @@ from tenure._queue.machine import (
     Effect,
     Emit,
     Hint,
-    LockGroup,
-    Locks,
     Pause,
-    Pump,
-    PumpSettings,
     Receive,
     Renew,
     Report,
@@ -37,6 +33,8 @@ from tenure._queue.machine import (
     Settle,
     Tick,
 )
+from tenure._queue.lock_group import LockGroup
+from tenure._queue.locks import Locks
 from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
@@ -55,6 +53,8 @@ from tenure._queue.message import (
     Token,
     Verdict,
 )
+from tenure._queue.pump import Pump
+from tenure._queue.pump_settings import PumpSettings
 from tenure._timing import Timing
 
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """A simulator of queues: one seed draws producers, consumers, clocks, handlers and faults, and decides every race.
 
-What runs in it are the real machines, :class:`tenure._queue.machine.Pump` and :class:`tenure._queue.machine.Locks`, and
+What runs in it are the real machines, :class:`tenure._queue.pump.Pump` and :class:`tenure._queue.locks.Locks`, and
 the memory backend's broker; the network, the clocks, the threads and the handlers are simulated. Promises are judged
 from outside: the broker's in :mod:`tenure.testing._sim.queues.oracle`, the consumers' in
 :mod:`tenure.testing._sim.queues.checkers`. ::

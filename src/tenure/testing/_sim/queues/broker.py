@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenure._backends.memory.client import Memory
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._lease import NoAnswer
-from tenure._queue.machine import Settle
+from tenure._queue.effects import Settle
 from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock
 from tenure.testing._sim.world import SkewedClock, World
 

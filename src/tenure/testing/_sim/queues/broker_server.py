@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, SettingChanges
-from tenure._queue.machine import Receive, Renew, Settle
+from tenure._queue.effects import Receive, Renew, Settle
 from tenure._queue.message import DeadMessage, Stats
 from tenure.testing._sim.server import Server
 from tenure.testing._sim.world import SkewedClock

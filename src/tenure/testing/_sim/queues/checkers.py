@@ -32,19 +32,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tenure._queue.machine import (
-    JUDGED,
-    TRANSITIONS,
-    Claimed,
-    Effect,
-    LockGroup,
-    LocksInput,
-    PumpInput,
-    Receive,
-    Settle,
-    State,
-)
+from tenure._queue.effects import Claimed, Effect, LocksInput, PumpInput, Receive, Settle
+from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
+from tenure._queue.pump import TRANSITIONS, State
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.held import Hand, Place
 from tenure.testing._sim.report import Findings

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.hooks import HOOK_MAX
-from tenure._queue.machine import (
+from tenure._queue.effects import (
     Answered,
     CancelAll,
     CancelHandler,
@@ -23,17 +22,18 @@ from tenure._queue.machine import (
     Effect,
     Emit,
     Hint,
-    LockGroup,
     LocksInput,
     PumpInput,
     Receive,
     Renew,
     Serve,
     Settle,
-    State,
     Tick,
 )
+from tenure._queue.hooks import HOOK_MAX
+from tenure._queue.lock_group import LockGroup
 from tenure._queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, SessionLock, Settlement, Token, Verdict
+from tenure._queue.pump import State
 from tenure._queue.retry import verdict_on_failure
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran

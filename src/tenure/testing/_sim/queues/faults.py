@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tenure._queue.machine import Hint, Pause, Resume
+from tenure._queue.effects import Hint, Pause, Resume
 from tenure.testing._sim.nemesis import StoreNemesis
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from tenure._queue.hooks import HOOK_MAX
-from tenure._queue.machine import PumpSettings
+from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import RetryPolicy
 from tenure._timing import Timing
 from tenure.testing._sim.network import Weather, draw_weather

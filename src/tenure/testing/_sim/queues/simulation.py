@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tenure._queue.effects import Resume
 from tenure._queue.hooks import HOOK_MAX
-from tenure._queue.machine import Locks, Pump, Resume, State
+from tenure._queue.locks import Locks
+from tenure._queue.pump import Pump, State
 from tenure.testing._sim.network import CALM_SPREAD, Network
 from tenure.testing._sim.queues.broker import SimulatedBroker
 from tenure.testing._sim.queues.broker_server import Site

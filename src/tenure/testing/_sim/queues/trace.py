@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.machine import Receive, Renew, Settle
+from tenure._queue.effects import Receive, Renew, Settle
 
 if TYPE_CHECKING:
     pass
-from tenure._queue.machine import CancelHandler, Effect
+from tenure._queue.effects import CancelHandler, Effect
 from tenure.testing._sim.queues.broker import Send
 
 

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 from tenure._backends.memory.queue import Ids, MessageState, Queue, Row, Shelf
 from tenure._backends.memory.queue import Locks as LockedRows
 from tenure._lease import NoAnswer
-from tenure._queue.machine import (
-    Renew,
-    Settle,
-)
+from tenure._queue.effects import Renew, Settle
 from tenure._queue.message import (
     LAPSED,
     Abandon,

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING
 
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
-from tenure._queue.machine import (
-    Effect,
-    LockGroup,
-    Locks,
-    Pump,
-    PumpSettings,
-    _Question,
-)
+from tenure._queue.effects import Effect
+from tenure._queue.lock_group import LockGroup
+from tenure._queue.locks import Locks, _Question
 from tenure._queue.message import (
     Delivery,
     Lapsed,
@@ -26,6 +21,8 @@ from tenure._queue.message import (
     Settled,
     Token,
 )
+from tenure._queue.pump import Pump
+from tenure._queue.pump_settings import PumpSettings
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.simulation import Parts
 

@@ -6,13 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tenure._queue.machine import (
-    NEVER,
-    Effect,
-    LockGroup,
-    Pump,
-    State,
-)
+from tenure._queue.effects import Effect
+from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.message import (
     COMPLETE,
     Abandon,
@@ -20,6 +15,7 @@ from tenure._queue.message import (
     Settlement,
     Verdict,
 )
+from tenure._queue.pump import Pump, State
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.simulation import Parts
 

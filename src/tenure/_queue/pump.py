@@ -1,22 +1,18 @@
-"""A consumer's decisions, as two pure state machines: what to claim and settle, and which locks to keep.
+"""A consumer's decisions on the caller's loop, as a pure state machine: what to claim, what to settle, how to stop.
 
 House rules:
 
 - No I/O, no clock, no loop, no randomness of its own. ``handle(event, now)`` returns what is to be done; ``wake_at``
-  says
-  when to call again with ``Tick``. Nobody polls.
+  says when to call again with ``Tick``. Nobody polls.
 - A lock is believed from *before the claim was sent*; see :func:`tenure._lease.trusted_until`.
-- All messages of a claim were locked at one moment, so they share one :class:`Hold`: what is kept per message is its
-  place in it, and nothing else.
-- A message that waits is not renewed: it goes back, untried and uncounted, when its hold is due for renewal. Only
-  what runs is renewed, until ``max_hold``.
-- The handler is cancelled before the lock ends. Who says whether a verdict stood is the broker, never we.
+- All messages of a claim were locked at one moment, so they share one :class:`LockGroup`: what is kept per message is
+  its place in it, and nothing else.
+- The broker decides whether a verdict stands.
 - "Don't know" is asked again. A verdict is forgotten only when it was answered.
 
-The :class:`Pump` decides on the caller's loop, :class:`Locks` on the renewal thread's, where no user code can block
-it. They
-meet in the holds: a message moves from ``waiting`` to ``running`` (by the pump), or from the end of ``waiting`` back to
-the broker (by the locks), each by one step that only one of them can win.
+The renewal thread's machine is :class:`tenure._queue.locks.Locks`. They meet in the lock groups: a message moves from
+``waiting`` to ``running`` (by the pump), or from the end of ``waiting`` back to the broker (by the locks), each by one
+step that only one of them can win.
 
 ::
 
@@ -24,7 +20,7 @@ the broker (by the locks), each by one step that only one of them can win.
     (broker) ─────────▶ waiting ─────▶ running ─────────▶ unsettled ─────────▶ (gone)
                            │              │                   ▲ │
                            │ too old,     │ lost: cancelled,  └─┘ no answer: again
-                           ▼ stopping     ▼ result thrown away
+                           ▼ stopping     ▼ result discarded
                        given back      (broker)
 
     RUNNING ◀──▶ PAUSED          Pause gives the buffer back, what runs goes on; Resume
@@ -35,34 +31,44 @@ the broker (by the locks), each by one step that only one of them can win.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from tenure._checks import check_seconds
 from tenure._jitter import Rng, later, sooner
-from tenure._lease import NoAnswer, trusted_until
+from tenure._lease import NoAnswer
+from tenure._queue.effects import (
+    Answered,
+    CancelAll,
+    Claimed,
+    Drain,
+    Effect,
+    Emit,
+    Hint,
+    Pause,
+    PumpInput,
+    Receive,
+    Report,
+    Resume,
+    Serve,
+    Settle,
+    Tick,
+)
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, taken, withdraw
 from tenure._queue.message import (
     COMPLETE,
-    EXPIRED,
     GIVE_BACK,
     Delivery,
     Lapsed,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
     Token,
     Verdict,
-    check_count,
 )
-from tenure._timing import RENEWALS_TOGETHER, Timing
-from tenure.events import BrokerUnanswered, Event, GivenBack, HandlerOverran, LockEnded, MessageDied
-
-NEVER = math.inf
+from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure.events import BrokerUnanswered, GivenBack
 
 SETTLE_MAX = 1_000
 """Verdicts in one call: enough to be cheap, few enough not to hold a claim up."""
@@ -72,218 +78,6 @@ HORIZON = 0.25
 
 BEHIND_MAX = 4
 """So many buffers' worth of verdicts may wait for an answer before claiming pauses."""
-
-JUDGED = math.inf
-"""Stands in place of the moment at which a handler began, once there is a verdict."""
-
-Why = Literal["denied", "unanswered", "stalled", "max_hold"]
-"""Why a lock is over: see :class:`tenure.events.LockEnded`."""
-
-
-# --- holds: what one claim brought -------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class LockGroup:
-    """The deliveries of one claim, or a session, and how long their locks may be believed.
-
-    Shared by two threads without a lock: each count has one writer, each move of a message one winner.
-    """
-
-    token: Token
-    size: int
-    sure_until: float
-    renew_at: float
-    waiting: deque[Delivery] = field(default_factory=deque)
-    running: dict[int, tuple[Delivery, float]] = field(default_factory=dict)
-    """By sequence: the delivery, and when it was taken; ``JUDGED`` when there is a verdict that is not answered yet.
-
-    Until it is, the lock is kept: the caller's loop may be blocked, or the broker out of reach.
-    """
-    session: SessionLock | None = None
-    asking: set[int] = field(default_factory=set)
-    """Running ones whose handler has passed a verdict by itself, not answered yet: a renewal that finds such a message
-    gone has met that verdict, and no loss."""
-    kept: set[int] = field(default_factory=set)
-    """Running ones whose handler has ended without a verdict, so that nobody is left who could be told to stop."""
-    cancelled: dict[int, float] = field(default_factory=dict)
-    """Running ones that were told to stop, and until when their lock is sure; they are not renewed any more."""
-    settled: int = 0
-    """How many the pump has heard the last of. Only the pump writes it."""
-    dropped: int = 0
-    """How many the locks have lost, or given back and heard so. Only the locks write it."""
-    over: bool = False
-    """It can't be believed any more."""
-    stalled: bool = False
-    """Because this process did not run when it was to be renewed. Only the locks write it."""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it is left."""
-        return self.settled + self.dropped >= self.size
-
-
-@dataclass(frozen=True, slots=True)
-class PumpSettings:
-    """How a consumer works. Times in seconds.
-
-    Args:
-        timing: The times of a lock, as of a lease; ``timing.ttl`` is its length.
-        concurrency: How many handlers run at once.
-        prefetch: How many messages may wait in the buffer. How many do follows from the pace of the handlers.
-        max_hold: How long a handler may run before it is cancelled, its lock renewed all the while.
-        poll_every: How often to look for messages if nothing tells of them.
-        hints: Whether the broker tells of new messages; without, an idle consumer looks more often.
-
-    Raises:
-        ConfigError: A setting can't work.
-    """
-
-    timing: Timing
-    concurrency: int = 10
-    prefetch: int = 500
-    max_hold: float = 3_600.0
-    poll_every: float = 5.0
-    hints: bool = True
-
-    def __post_init__(self) -> None:
-        check_count("concurrency", self.concurrency)
-        check_count("prefetch", self.prefetch, least=0)
-        for name in ("max_hold", "poll_every"):
-            value = getattr(self, name)
-            if value != math.inf:  # for ever, never
-                check_seconds(name, value, above=0.0)
-
-
-def sure_until(asked_at: float, timing: Timing) -> float:
-    """Return until when a lock asked for at *asked_at* may be believed."""
-    return trusted_until(asked_at, timing.ttl, timing.drift, timing.margin)
-
-
-# --- what comes in -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """``wake_at`` has come, or messages were taken or done since the last time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """The broker says that messages may have become claimable. It may lie."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """The claim number *ask* has come back with *deliveries*; *due_in* as in :class:`tenure._queue.broker.Claim`."""
-
-    ask: int
-    deliveries: Sequence[Delivery]
-    due_in: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The question number *ask* has come back. Each question does, once, however late."""
-
-    ask: int
-    answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Claim nothing, and give back what waits; what runs goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Claim again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Claim nothing ever again, give back what waits, let what runs finish until *deadline*, then stop."""
-
-    deadline: float = NEVER
-
-
-PumpInput = Tick | Hint | Claimed | Answered | Pause | Resume | Drain
-LocksInput = Tick | Answered
-
-
-# --- what goes out -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Claim up to *limit* messages."""
-
-    ask: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Pass these verdicts."""
-
-    ask: int
-    settlements: Sequence[Settlement]
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Ask for more time for these."""
-
-    ask: int
-    held: Sequence[Delivery | SessionLock]
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Messages wait: let idle workers take them."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelHandler:
-    """Tell the handler of this delivery to stop, or for a session, everybody who works under its lock."""
-
-    held: Delivery | SessionLock
-    why: Why
-
-
-@dataclass(frozen=True, slots=True)
-class CancelAll:
-    """The deadline of the drain has come: tell every handler to stop. What they leave is given back uncounted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the broker answered to a verdict, unless it is what one expects of a complete or a give-back.
-
-    If it has lapsed, *why* tells the reason, unless a ``LockEnded`` has told of that before.
-    """
-
-    settlement: Settlement
-    answer: Settled | Lapsed
-    why: Why | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Let the observers know."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """What the locks gave back has arrived, or something was lost: let the pump look, which may wait for that."""
-
-
-Effect = Receive | Settle | Renew | Serve | CancelHandler | CancelAll | Report | Emit | Dropped
-
-
-# --- the pump ----------------------------------------------------------------------------------------------------
 
 
 class State(Enum):
@@ -432,7 +226,7 @@ class Pump:
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
         hold = self._holds.get(delivery.token)
-        if hold is None or not _withdraw(hold, delivery.sequence):
+        if hold is None or not withdraw(hold, delivery.sequence):
             return False
         hold.running[delivery.sequence] = (delivery, JUDGED)
         self._unsettled.append(Settlement(delivery, verdict))
@@ -462,7 +256,7 @@ class Pump:
         hold = self._holds.get(delivery.token)
         if hold is None:
             return False
-        if _withdraw(hold, delivery.sequence):
+        if withdraw(hold, delivery.sequence):
             self._close(hold)
             return delivery.sequence not in hold.cancelled
         if delivery.sequence in hold.running:  # a drain would give it back, and hear that somebody was faster
@@ -686,7 +480,7 @@ class Pump:
             self._deadline = min(self._deadline, deadline)
 
     def _wind_up(self, now: float, effects: list[Effect]) -> None:
-        kept = [] if self.busy else [one for hold in list(self._holds.values()) for one in _taken(hold)]
+        kept = [] if self.busy else [one for hold in list(self._holds.values()) for one in taken(hold)]
         if now >= self._deadline and not self._cut_short:
             self._cut_short = True
             if self.busy:
@@ -706,247 +500,6 @@ class Pump:
         self.state = to
 
 
-# --- the locks ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A renewal under way: when it was asked, and for what."""
-
-    asked_at: float
-    holds: Sequence[LockGroup]
-    held: Sequence[tuple[LockGroup, Delivery | SessionLock]]
-
-
-class Locks:
-    """Decide for one consumer which locks to renew, which messages to give back, and which handlers to cancel.
-
-    Args:
-        name: The queue.
-        holder: The consumer, for the observers.
-        habits: How it works.
-        dice: Source of jitter.
-        holds: The claims, shared with the :class:`Pump` that makes them.
-        now: The present moment.
-    """
-
-    def __init__(
-        self, name: str, holder: str, settings: PumpSettings, rng: Rng, holds: dict[Token, LockGroup], *, now: float
-    ) -> None:
-        self.name = name
-        self.settings = settings
-        self.wake_at: float = now
-        """When to call ``handle(Tick(), now)``. It comes often enough to meet each new hold in time."""
-        self._beat = min(settings.timing.renew_every / 2, settings.max_hold)
-        self._holder = holder
-        self._rng = rng
-        self._holds = holds
-        self._asked = 0
-        self._questions: dict[int, _Question] = {}
-        self._returning: list[tuple[Settlement, float]] = []  # to be given back, and until when that makes sense
-        self._return_at = now
-        self._returns: dict[int, list[tuple[Settlement, float]]] = {}
-        self._has_dropped = False
-        self._overslept = 0.0  # how much later than we had asked for we were called
-
-    def handle(self, event: LocksInput, now: float) -> list[Effect]:
-        """Take in *event* at *now* and return what is to be done, in this order."""
-        effects: list[Effect] = []
-        self._overslept = now - self.wake_at
-        match event:
-            case Answered(ask, answers) if ask in self._questions:
-                self._take(self._questions.pop(ask), answers, now, effects)
-            case Answered(ask, answers) if ask in self._returns:
-                self._returned(self._returns.pop(ask), answers, now, effects)
-            case _:
-                pass
-        for hold in list(self._holds.values()):
-            self._look_at(hold, now, effects)
-        self._renew(now, effects)
-        self._give_back(now, effects)
-        self._set_alarm(now)
-        if self._has_dropped:
-            self._has_dropped = False
-            effects.append(Dropped())
-        return effects
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is kept, and every question has come back."""
-        return not (self._holds or self._questions or self._returning or self._returns)
-
-    # --- time ---
-
-    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
-        end = hold.sure_until - self.settings.timing.grace
-        if not hold.over and now >= end:
-            # We were to be called before that, to renew it: nobody refused to answer, this process did not run.
-            hold.stalled = self._overslept >= self.settings.timing.retry_every and now - self._overslept < end
-            self._end(hold, "stalled" if hold.stalled else "unanswered", now, effects)
-        if hold.waiting and (hold.over or now >= hold.renew_at):
-            self._take_out(hold, now, effects)
-        for delivery, began in list(hold.running.values()):
-            sequence = delivery.sequence
-            if began == JUDGED:
-                continue
-            if sequence not in hold.cancelled and now >= began + self.settings.max_hold:
-                hold.cancelled[sequence] = hold.sure_until
-                self._cancel(delivery, "max_hold", now, effects)
-            if sequence not in hold.cancelled:
-                continue
-            if sequence in hold.kept:
-                if _withdraw(hold, sequence):
-                    self._drop(hold)
-            elif now >= hold.cancelled[sequence]:
-                hold.cancelled[sequence] = NEVER  # told once
-                effects.append(Emit(HandlerOverran(now, self.name, self._holder, *_named(delivery))))
-
-    def _end(self, hold: LockGroup, why: Why, now: float, effects: list[Effect]) -> None:
-        """Believe no longer: tell everybody who works under this hold to stop, while its locks are still sure."""
-        hold.over = True
-        if hold.session is not None:
-            effects.append(CancelHandler(hold.session, why))
-        for delivery in _taken(hold):
-            if delivery.sequence not in hold.cancelled:
-                hold.cancelled[delivery.sequence] = hold.sure_until
-                self._cancel(delivery, why, now, effects)
-
-    def _cancel(self, delivery: Delivery, why: Why, now: float, effects: list[Effect]) -> None:
-        effects.append(Emit(LockEnded(now, self.name, self._holder, *_named(delivery), why)))
-        effects.append(CancelHandler(delivery, why))
-
-    def _set_alarm(self, now: float) -> None:
-        at = now + self._beat
-        for hold in list(self._holds.values()):
-            if not hold.over:
-                at = min(at, hold.renew_at, hold.sure_until - self.settings.timing.grace)
-            for delivery, began in list(hold.running.values()):
-                if began != JUDGED:
-                    at = min(at, hold.cancelled.get(delivery.sequence, began + self.settings.max_hold))
-        if self._returning and not self._returns:
-            at = min(at, self._return_at)
-        self.wake_at = at
-
-    # --- renewing ---
-
-    def _renew(self, now: float, effects: list[Effect]) -> None:
-        holds = [hold for hold in list(self._holds.values()) if not hold.over and self._is_due(hold, now)]
-        if not any(now >= hold.renew_at for hold in holds):
-            return
-        held = [(hold, one) for hold in holds for one in self._worth_renewing(hold)]
-        for hold in holds:
-            hold.renew_at = now + later(self.settings.timing.retry_every, self._rng)  # unless answered by then
-        if held:
-            self._asked += 1
-            self._questions[self._asked] = _Question(now, holds, held)
-            effects.append(Renew(self._asked, [one for _, one in held]))
-
-    def _is_due(self, hold: LockGroup, now: float) -> bool:
-        # A little early, to go along with another; but not while messages wait, which are given back and not renewed.
-        early = 0.0 if hold.waiting else RENEWALS_TOGETHER * self.settings.timing.renew_every
-        return now >= hold.renew_at - early
-
-    def _worth_renewing(self, hold: LockGroup) -> Sequence[Delivery | SessionLock]:
-        if hold.session is not None:
-            return [hold.session]
-        running = list(hold.running.values())
-        return [one for one, began in running if began == JUDGED or one.sequence not in hold.cancelled]
-
-    def _take(
-        self,
-        question: _Question,
-        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
-        now: float,
-        effects: list[Effect],
-    ) -> None:
-        timing = self.settings.timing
-        unanswered: dict[Token, str] = {}
-        if isinstance(answers, NoAnswer):
-            unanswered = dict.fromkeys((hold.token for hold in question.holds), answers.why)
-            answers = [answers] * len(question.held)
-        for (hold, _), answer in zip(question.held, answers, strict=True):
-            if isinstance(answer, NoAnswer):
-                unanswered.setdefault(hold.token, answer.why)
-        if unanswered:
-            why = next(iter(unanswered.values()))
-            effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "renew", why)))
-        until = sure_until(question.asked_at, timing)
-        for hold in question.holds:
-            if hold.token in unanswered:
-                hold.renew_at = min(hold.renew_at, now + later(timing.retry_every, self._rng))
-            elif until > hold.sure_until:
-                hold.sure_until = until
-                hold.renew_at = question.asked_at + sooner(timing.renew_every, self._rng)
-        for (hold, one), answer in zip(question.held, answers, strict=True):
-            if isinstance(answer, Lapsed):
-                self._lose(hold, one, now, effects)
-
-    def _lose(self, hold: LockGroup, one: Delivery | SessionLock, now: float, effects: list[Effect]) -> None:
-        if isinstance(one, SessionLock):
-            hold.sure_until = -NEVER
-            if not hold.over:
-                self._end(hold, "denied", now, effects)
-        elif one.sequence not in hold.asking and _withdraw(hold, one.sequence):
-            # Else there is a verdict, and what became of it is yet to be told.
-            self._cancel(one, "denied", now, effects)
-            self._drop(hold)
-
-    def _drop(self, hold: LockGroup) -> None:
-        self._has_dropped = True
-        hold.dropped += 1
-        if hold.done:
-            self._holds.pop(hold.token, None)
-
-    # --- giving back ---
-
-    def _take_out(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
-        """Give back what waits in *hold*: it has waited too long here, and others may have time."""
-        count = 0
-        try:
-            while True:  # from the end: the pump takes from the front
-                self._returning.append((Settlement(hold.waiting.pop(), GIVE_BACK), hold.sure_until))
-                count += 1
-        except IndexError:
-            if count:
-                effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
-
-    def _give_back(self, now: float, effects: list[Effect]) -> None:
-        if self._returning and not self._returns and now >= self._return_at:
-            self._asked += 1
-            batch, self._returning = self._returning, []
-            self._returns[self._asked] = batch
-            effects.append(Settle(self._asked, [settlement for settlement, _ in batch]))
-
-    def _returned(
-        self,
-        batch: list[tuple[Settlement, float]],
-        answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
-        now: float,
-        effects: list[Effect],
-    ) -> None:
-        if isinstance(answers, NoAnswer):
-            answers = [answers] * len(batch)
-        unanswered: list[tuple[Settlement, float]] = []
-        over: list[Settlement] = []
-        for one, answer in zip(batch, answers, strict=True):
-            settlement, until = one
-            if isinstance(answer, NoAnswer):
-                if not unanswered:
-                    effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "give back", answer.why)))
-                unanswered.append(one)
-                if now < until:
-                    continue  # else its lock has ended anyway
-            elif isinstance(answer, Settled) and answer.dead:  # its ttl had ended under the lock
-                effects.append(Emit(MessageDied(now, self.name, self._holder, *_named(settlement.delivery), EXPIRED)))
-            over.append(settlement)
-        if unanswered:
-            self._returning[:0] = [one for one in unanswered if now < one[1]]
-            self._return_at = now + later(self.settings.timing.retry_every, self._rng)
-        for settlement in over:
-            if (hold := self._holds.get(settlement.delivery.token)) is not None:
-                self._drop(hold)
-
-
 def _why_lapsed(hold: LockGroup | None, delivery: Delivery, now: float) -> Why | None:
     """Return why a verdict came too late; None if that the lock is over was told before."""
     if hold is None:
@@ -956,23 +509,3 @@ def _why_lapsed(hold: LockGroup | None, delivery: Delivery, now: float) -> Why |
     # The locks note in time when a lock is over: unless they have not run.
     is_late = now >= hold.sure_until > -NEVER and not hold.over
     return "stalled" if hold.stalled or is_late else "denied"
-
-
-def _withdraw(hold: LockGroup, sequence: int) -> bool:
-    """Take a message from its handler, or from who kept it; False if it is with none, or there is a verdict.
-
-    The pump and the locks may both try: it is taken out by one step, so that only one of them can.
-    """
-    entry = hold.running.pop(sequence, None)
-    if entry is not None and entry[1] == JUDGED:
-        hold.running[sequence] = entry
-        return False
-    return entry is not None
-
-
-def _taken(hold: LockGroup) -> list[Delivery]:
-    return [delivery for delivery, began in list(hold.running.values()) if began != JUDGED]
-
-
-def _named(delivery: Delivery) -> tuple[str, int, int]:
-    return delivery.id, delivery.sequence, delivery.delivery_count
