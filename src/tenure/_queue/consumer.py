@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from tenure._jitter import later
 from tenure._lease import NoAnswer
@@ -61,6 +61,7 @@ from tenure._queue.message import (
     traceback_most,
 )
 from tenure._queue.options import ConsumeSettings
+from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
 from tenure._queue.processes import NeverBegins, NotBegun
 from tenure._queue.pump import Pump, State
 from tenure._queue.pump_settings import PumpSettings
@@ -80,8 +81,6 @@ from tenure.events import (
     MessageFailed,
     ResultDiscarded,
 )
-
-Why = Literal["denied", "unanswered", "stalled", "max_hold", "drain", "leave"]
 
 _NO_RESULT = (BaseException, Retry, Reject)
 """What a handler may have raised, or returned in its place."""
@@ -105,6 +104,24 @@ WHY = {
 
 class InboxUnanswered(Exception):
     """Nobody knows whether a message was handled before, so it goes to no handler now."""
+
+
+def ending_of(outcome: object) -> Ending:
+    """Tell how a handler has ended, from what it returned or raised."""
+    if not issubclass(
+        type(outcome), BaseException
+    ):  # of a result, only its type is asked: it may claim to be any class
+        return Ending.RETURNED
+    match outcome:
+        case asyncio.CancelledError():
+            return Ending.CANCELLED
+        case InboxUnanswered():
+            return Ending.INBOX_UNANSWERED
+        case NeverBegins():
+            return Ending.NEVER_BEGINS
+        case NotBegun():
+            return Ending.NOT_BEGUN
+    return Ending.RAISED
 
 
 class Consumer:
@@ -379,45 +396,41 @@ class Consumer:
         await idle
 
     async def _judge(self, worker: _Worker, delivery: Delivery, message: Message, outcome: object) -> Verdict | None:
-        """Return the verdict on a message whose handler did not simply return."""
+        """Return the verdict on a message whose handler did not simply return, as :data:`RULES` say; report it."""
         why = worker.called_off()
         if isinstance(outcome, RanOn) and why in ("drain", "leave"):
             outcome = outcome.outcome  # its lock was kept all the while, so the verdict on it is as good as any
-        if isinstance(outcome, asyncio.CancelledError):
-            match why:
-                case None if worker.is_cancelled:
-                    return GIVE_BACK
-                case "drain":
-                    return GIVE_BACK
-                case "leave" if self._handlers.is_left_behind(delivery):  # its lock runs out: it may yet do something
-                    self._context.emit(event_of(HandlerOverran, self._context, delivery))
-                    self._pump.settled(delivery)
-                    return None
-                case "leave":
-                    return GIVE_BACK
-                case "denied" | "unanswered" | "stalled" | "max_hold":
-                    outcome = LockLost(loss_message(delivery, f"its handler was cancelled, for {WHY[why]}"))
-        if not isinstance(outcome, BaseException):
-            return self._verdict
-        if isinstance(outcome, InboxUnanswered):
-            return GIVE_BACK
-        await self._complain(message, outcome)
-        if self._consuming.is_to_raise(outcome):
-            self._end_with(self._consuming.raised_for(outcome))
-        if why == "denied":
-            return None
-        if (
-            why in ("unanswered", "stalled", "max_hold")
-            and self._pump.sure_until(delivery) <= self._context.clock.now()
-        ):
-            self._pump.settled(delivery)  # not ours to judge by now: that it is too late was told already
-            return None
-        if why == "stalled":
-            return GIVE_BACK  # that this process did not run is no fault of the message
-        if isinstance(outcome, NeverBegins):
+        ending = ending_of(outcome)
+
+        def rule() -> Rule:
+            over = self._pump.sure_until(delivery) <= self._context.clock.now()
+            left_behind = self._handlers.is_left_behind(delivery)
+            reason = Reason.of(why, closing=worker.is_cancelled, left_behind=left_behind, over=over)
+            return RULES[reason, ending]
+
+        reports = rule().reports
+        if reports is Reports.OVERRUN:
+            self._context.emit(event_of(HandlerOverran, self._context, delivery))
+        elif reports is Reports.LOCK_LOST:
+            assert why is not None
+            outcome = LockLost(loss_message(delivery, f"its handler was cancelled, for {WHY[why]}"))
+        if reports in (Reports.ERROR, Reports.LOCK_LOST):
+            assert isinstance(outcome, BaseException)
+            await self._complain(message, outcome)
+            if self._consuming.is_to_raise(outcome):
+                self._end_with(self._consuming.raised_for(outcome))
+        becomes, _, ends = rule()  # once more: the error hook may have taken until the lock was over
+        if ends and isinstance(outcome, NeverBegins):
             self._end_with(unusable(outcome))
-        if isinstance(outcome, NotBegun):
-            return GIVE_BACK
+        match becomes:
+            case Becomes.SUCCESS:
+                return self._verdict
+            case Becomes.GIVE_BACK:
+                return GIVE_BACK
+            case Becomes.FORGET:
+                self._pump.settled(delivery)
+                return None
+        assert isinstance(outcome, BaseException)
         return judge_failure(self._context, self._consuming.policy, delivery, outcome)
 
     async def _complain(self, message: Message, error: BaseException) -> None:

@@ -10,11 +10,12 @@ from typing import Protocol
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
-from tenure._queue.consumer import LockRenewer, Why, outlast
+from tenure._queue.consumer import LockRenewer, outlast
 from tenure._queue.context import DeliveryTracker, QueueContext
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.locks import Locks
 from tenure._queue.message import Delivery, Lapsed, SessionLock, Token, check_count
+from tenure._queue.outcomes import Why
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.received import Message
 from tenure._timing import Timing

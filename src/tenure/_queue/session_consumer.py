@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from tenure._jitter import later
 from tenure._queue.consumer import (
-    Why,
     event_of,
     hint_at,
     is_being_closed,
@@ -25,6 +24,7 @@ from tenure._queue.handlers import CALLING, Handler, Handlers, RanOn
 from tenure._queue.hooks import complain, is_interrupt
 from tenure._queue.message import COMPLETE, GIVE_BACK, Complete, Delivery, Verdict
 from tenure._queue.options import ConsumeSettings
+from tenure._queue.outcomes import Why
 from tenure._queue.processes import NeverBegins, NotBegun
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.received import Message
