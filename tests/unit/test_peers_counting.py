@@ -6,8 +6,17 @@ import pytest
 
 from tenure._backends.peers.fleet import Fleet, Quorum
 from tenure._backends.peers.quorum import Poll, Voter
-from tenure._backends.peers.rounds import ClaimRound, FreeRound, LookRound
-from tenure._backends.peers.wire import Claim, Deny, Free, Freed, Held, Look, Seen, Vouch
+from tenure._backends.peers.rounds import ClaimRound, InspectRound, ReleaseRound
+from tenure._backends.peers.wire import (
+    Claim,
+    InspectReply,
+    InspectRequest,
+    Refusal,
+    ReleaseReply,
+    ReleaseRequest,
+    StandingPromise,
+    Vote,
+)
 from tenure._lease import Grant, HeldBy, Lost
 
 TTL = 15.0
@@ -28,15 +37,15 @@ def claim(token: int = TOKEN, *, holder: str = "h", ttl: float = TTL, renewal: b
     return Claim(1, "chair", holder, token, ttl, renewal)
 
 
-def held(remaining: float = 5.0, *, member: int = 4, token: int = TOKEN) -> Held:
-    return Held(member, "h", token, remaining)
+def held(remaining: float = 5.0, *, member: int = 4, token: int = TOKEN) -> StandingPromise:
+    return StandingPromise(member, "h", token, remaining)
 
 
-def voting(denied: list[Held]) -> ClaimRound:
+def voting(denied: list[StandingPromise]) -> ClaimRound:
     """Return the votes of members 1, 2, …: each refuses, for what it vouches for."""
     counted = ClaimRound(fleet_of_five(), claim(), [1], Lost(Grant("chair", "h", TOKEN)), 0.0, holds=False)
     for member, promise in enumerate(denied, start=1):
-        counted.take(member, Deny(1, TOKEN, promise))
+        counted.take(member, Refusal(1, TOKEN, promise))
     return counted
 
 
@@ -45,24 +54,24 @@ def voting(denied: list[Held]) -> ClaimRound:
 
 def test_a_shorter_renewal_makes_no_promise_shorter() -> None:
     one = voter()
-    assert isinstance(one.vouch(1, claim(), 0.0), Vouch)
-    assert isinstance(one.vouch(1, claim(ttl=1.0, renewal=True), 1.0), Vouch)
+    assert isinstance(one.vote(1, claim(), 0.0), Vote)
+    assert isinstance(one.vote(1, claim(ttl=1.0, renewal=True), 1.0), Vote)
     assert one.promise("chair", TTL - 0.001) is not None
-    assert isinstance(one.vouch(2, claim(TOKEN + 1, holder="other"), TTL - 0.001), Deny)
+    assert isinstance(one.vote(2, claim(TOKEN + 1, holder="other"), TTL - 0.001), Refusal)
     assert one.promise("chair", TTL) is None
 
 
 @pytest.mark.parametrize("renewal", [False, True])
 def test_no_token_is_vouched_for_twice(renewal: bool) -> None:
     one = voter()
-    assert isinstance(one.vouch(1, claim(), 0.0), Vouch)
-    assert isinstance(one.vouch(2, claim(holder="other", renewal=renewal), TTL), Deny)
-    assert isinstance(one.vouch(2, claim(TOKEN + 1, holder="other", renewal=renewal), TTL), Vouch)
+    assert isinstance(one.vote(1, claim(), 0.0), Vote)
+    assert isinstance(one.vote(2, claim(holder="other", renewal=renewal), TTL), Refusal)
+    assert isinstance(one.vote(2, claim(TOKEN + 1, holder="other", renewal=renewal), TTL), Vote)
 
 
 def test_no_lease_is_vouched_for_that_outlasts_the_silence_of_a_newcomer() -> None:
-    assert voter().vouch(1, claim(ttl=TTL + 0.001), 0.0) is None
-    assert isinstance(voter().vouch(1, claim(ttl=TTL), 0.0), Vouch)
+    assert voter().vote(1, claim(ttl=TTL + 0.001), 0.0) is None
+    assert isinstance(voter().vote(1, claim(ttl=TTL), 0.0), Vote)
 
 
 def test_without_a_quorum_what_is_known_or_over_is_no_news() -> None:
@@ -85,19 +94,19 @@ def test_two_majorities_have_a_member_in_common(size: int, majority: int) -> Non
 
 def test_of_two_answers_of_one_member_the_first_counts() -> None:
     poll = Poll(5)
-    poll.take(1, Vouch(1, resign_asked=False))
-    poll.take(1, Deny(1, TOKEN, None))
-    poll.take(2, Deny(1, TOKEN, None))
-    poll.take(2, Vouch(1, resign_asked=False))
+    poll.take(1, Vote(1, resign_asked=False))
+    poll.take(1, Refusal(1, TOKEN, None))
+    poll.take(2, Refusal(1, TOKEN, None))
+    poll.take(2, Vote(1, resign_asked=False))
     assert (list(poll.yes), list(poll.no)) == ([1], [2])
 
 
 def test_a_claim_is_hopeless_when_a_majority_is_out_of_reach() -> None:
     poll = Poll(5)
     for member in (1, 2):
-        poll.take(member, Deny(1, TOKEN, None))
+        poll.take(member, Refusal(1, TOKEN, None))
     assert not poll.is_hopeless(3)
-    poll.take(3, Deny(1, TOKEN, None))
+    poll.take(3, Refusal(1, TOKEN, None))
     assert poll.is_hopeless(3)
 
 
@@ -114,24 +123,24 @@ def test_a_claim_is_in_vain_until_a_majority_is_bound_no_more() -> None:
 
 
 def test_a_name_is_free_when_a_majority_has_let_go() -> None:
-    freeing = FreeRound(fleet_of_five(), Free(1, "chair", "h", TOKEN, won=True), [], TTL)
-    freeing.take(1, Freed(1))
-    freeing.take(1, Freed(1))
+    freeing = ReleaseRound(fleet_of_five(), ReleaseRequest(1, "chair", "h", TOKEN, won=True), [], TTL)
+    freeing.take(1, ReleaseReply(1))
+    freeing.take(1, ReleaseReply(1))
     assert not freeing.is_done(())
-    freeing.take(2, Freed(1))
+    freeing.take(2, ReleaseReply(1))
     assert freeing.is_done(())
 
 
 def test_a_leader_is_seen_by_a_majority_and_as_long_as_that_vouches() -> None:
-    looking = LookRound(fleet_of_five(), Look(1, "chair"), "chair", [1], TTL)
+    looking = InspectRound(fleet_of_five(), InspectRequest(1, "chair"), "chair", [1], TTL)
     for member, remaining in ((1, 3.0), (2, 9.0)):
-        looking.take(member, Seen(1, TOKEN, held(remaining)))
+        looking.take(member, InspectReply(1, TOKEN, held(remaining)))
     assert looking.outcome(()) is None
-    looking.take(3, Seen(1, TOKEN, held(7.0)))
+    looking.take(3, InspectReply(1, TOKEN, held(7.0)))
     found = looking.outcome(())
     assert isinstance(found, HeldBy)
     assert found.remaining == 3.0
-    looking.take(0, Seen(1, TOKEN, held(5.0)))
+    looking.take(0, InspectReply(1, TOKEN, held(5.0)))
     found = looking.outcome(())
     assert isinstance(found, HeldBy)
     assert found.remaining == 5.0

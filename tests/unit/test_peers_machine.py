@@ -13,19 +13,28 @@ from tenure._backends.peers.machine import (
     Acquire,
     Answer,
     AskToResign,
-    Found,
     Hint,
     Input,
     Inspect,
     Machine,
     Names,
+    Outcome,
     Received,
     Release,
     Renew,
     Send,
     Tick,
 )
-from tenure._backends.peers.wire import Claim, Deny, Elect, Elected, Election, Free, Message, Vouch
+from tenure._backends.peers.wire import (
+    BullyElection,
+    Claim,
+    Message,
+    Refusal,
+    ReleaseRequest,
+    RingElected,
+    RingElection,
+    Vote,
+)
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer
 
 TTL = 15.0
@@ -50,7 +59,7 @@ class Hall:
         self.quorum = quorum
         self.now = 0.0
         self.cuts: set[tuple[int, int]] = set()
-        self.answers: dict[int, Found] = {}
+        self.answers: dict[int, Outcome] = {}
         self.sent: list[tuple[int, int, Message]] = []
         self.hinted: list[int] = []
         self._count = itertools.count(1)
@@ -155,7 +164,7 @@ def test_a_renewal_that_was_overtaken_by_its_release_binds_nobody(quorum: Quorum
     grant = hall.lead(0)
     hall.ask(0, lambda ask: Release(ask, grant))
     late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
-    assert isinstance(hall.feed(1, Received(0, late))[0], Deny)
+    assert isinstance(hall.feed(1, Received(0, late))[0], Refusal)
 
 
 def test_a_renewal_that_was_overtaken_binds_nobody_who_never_heard_of_the_claim() -> None:
@@ -165,7 +174,7 @@ def test_a_renewal_that_was_overtaken_binds_nobody_who_never_heard_of_the_claim(
     hall.cuts.clear()
     hall.ask(0, lambda ask: Release(ask, grant))
     late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
-    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Refusal)
 
 
 def test_a_claim_that_came_to_nothing_does_not_end_a_term() -> None:
@@ -173,11 +182,11 @@ def test_a_claim_that_came_to_nothing_does_not_end_a_term() -> None:
     hall.cuts |= {(0, 2), (2, 0)}
     grant = hall.lead(0)
     token = grant.token + 1
-    assert isinstance(hall.feed(2, Received(1, Claim(7, "chair", "x", token, TTL, False)))[0], Vouch)
+    assert isinstance(hall.feed(2, Received(1, Claim(7, "chair", "x", token, TTL, False)))[0], Vote)
     late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
-    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)  # the other claim may be won
-    hall.feed(2, Received(1, Free(8, "chair", "x", token, won=False)))
-    assert isinstance(hall.feed(2, Received(0, late))[0], Vouch)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Refusal)  # the other claim may be won
+    hall.feed(2, Received(1, ReleaseRequest(8, "chair", "x", token, won=False)))
+    assert isinstance(hall.feed(2, Received(0, late))[0], Vote)
 
 
 def test_a_claim_that_was_won_ends_older_terms_even_if_it_is_over() -> None:
@@ -188,9 +197,9 @@ def test_a_claim_that_was_won_ends_older_terms_even_if_it_is_over() -> None:
     hall.feed(2, Received(1, Claim(7, "chair", "x", newer, 1.0, False)))
     hall.run(1.5)  # it may have been won, and is over
     hall.feed(2, Received(1, Claim(9, "chair", "y", newest, TTL, False)))
-    hall.feed(2, Received(1, Free(10, "chair", "y", newest, won=False)))
+    hall.feed(2, Received(1, ReleaseRequest(10, "chair", "y", newest, won=False)))
     late = Claim(1, "chair", grant.holder, grant.token, TTL, renewal=True)
-    assert isinstance(hall.feed(2, Received(0, late))[0], Deny)
+    assert isinstance(hall.feed(2, Received(0, late))[0], Refusal)
 
 
 def test_without_a_quorum_a_leader_whose_term_was_followed_by_another_leaves() -> None:
@@ -263,13 +272,13 @@ def test_in_the_ring_a_message_waits_for_who_is_bound_to_a_dead_leader_for_a_mom
     until = hall.now + TTL
     hall.run(TTL - 0.2)
     hall.sent.clear()
-    hall.feed(2, Received(1, Elect("chair", 1, 1)))
-    hall.feed(2, Received(1, Elect("chair", 1, 1)))
-    assert hall.count(Elect) == 0
+    hall.feed(2, Received(1, RingElection("chair", 1, 1)))
+    hall.feed(2, Received(1, RingElection("chair", 1, 1)))
+    assert hall.count(RingElection) == 0
     hall.run(until - hall.now + 2 * STEP)
-    assert hall.count(Elect) > 0
+    assert hall.count(RingElection) > 0
     hall.run(1.0)
-    assert hall.count(Elect) + hall.count(Elected) <= 3 * 3 - 1
+    assert hall.count(RingElection) + hall.count(RingElected) <= 3 * 3 - 1
 
 
 def test_in_the_ring_who_stands_by_takes_part_as_soon_as_it_hears_of_an_election() -> None:
@@ -282,7 +291,7 @@ def test_in_the_ring_who_stands_by_takes_part_as_soon_as_it_hears_of_an_election
     hall.sent.clear()
     ask = hall.acquire(0)  # the lowest begins, and member 1 has not asked again yet
     assert 1 in hall.hinted
-    assert hall.count(Elect) == 3  # 0, then 1 twice round
+    assert hall.count(RingElection) == 3  # 0, then 1 twice round
     assert ask not in hall.answers
     heir = hall.acquire(1)  # its turn has come before it asked
     assert isinstance(hall.answers[heir], Granted)
@@ -327,11 +336,11 @@ def test_who_awoke_in_time_counts_nobody_who_has_not_told_what_it_may_have_misse
     hall.run(TTL + 0.1)
     hall.cuts -= {(0, 2)}  # 2 hears 0, and is not heard
     claim = Claim(1, "chair", "h2", old.token, TTL, renewal=False)
-    assert not [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vouch, Deny))]
+    assert not [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vote, Refusal))]
     hall.cuts -= {(2, 0)}
     hall.run(TTL)
-    (answer,) = [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vouch, Deny))]
-    assert isinstance(answer, Deny)
+    (answer,) = [each for each in hall.feed(0, Received(2, claim)) if isinstance(each, (Vote, Refusal))]
+    assert isinstance(answer, Refusal)
     assert answer.newest > old.token
 
 
@@ -390,7 +399,7 @@ def test_who_asks_a_hair_after_its_turn_stands_anew() -> None:
     assert isinstance(hall.answers[hall.acquire(2)], HeldBy)
     hall.ask(0, lambda ask: Release(ask, grant))
     hall.cuts |= {(2, 0), (2, 1)}  # so that the turn is not over because somebody else leads
-    hall.feed(2, Received(0, Election("chair")))
+    hall.feed(2, Received(0, BullyElection("chair")))
     hall.now += hall.machines[2].fleet.answer_within
     ask = hall.acquire(2)  # the turn is over at this very moment, and its timer was not handled yet
     hall.cuts.clear()
@@ -407,7 +416,7 @@ def test_who_asks_after_a_round_began_is_answered_by_votes_that_are_cast_after_t
     while not hall.count(Claim):
         hall.run(STEP)
     hall.run(2 * STEP)
-    [vote] = [message for sender, _, message in hall.sent if sender == 1 and isinstance(message, Vouch)]
+    [vote] = [message for sender, _, message in hall.sent if sender == 1 and isinstance(message, Vote)]
     claims = hall.count(Claim)
     second = hall.acquire(0)  # the same holder asks again, as its first answer stays away
     assert not {first, second} & set(hall.answers)

@@ -7,14 +7,14 @@ from collections import deque
 
 import pytest
 
-from tenure._backends.peers import race
+from tenure._backends.peers import strategies
 from tenure._backends.peers.bully import Bully
 from tenure._backends.peers.fleet import Fleet
 from tenure._backends.peers.liveness import Liveness
 from tenure._backends.peers.lowest import Lowest
-from tenure._backends.peers.race import Race
 from tenure._backends.peers.ring import Ring
-from tenure._backends.peers.wire import Elect, Election, Okay
+from tenure._backends.peers.strategies import ElectionStrategy
+from tenure._backends.peers.wire import BullyElection, BullyOk, RingElection
 
 SIZES = range(2, 26)
 
@@ -22,16 +22,18 @@ SIZES = range(2, 26)
 class Track:
     """Races of one fleet, and a network that delivers every message, in order, and at once."""
 
-    def __init__(self, kind: type[Race], size: int, *, dead: tuple[int, ...] = (), idle: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, kind: type[ElectionStrategy], size: int, *, dead: tuple[int, ...] = (), idle: tuple[int, ...] = ()
+    ) -> None:
         self.now = 0.0
         self.messages = 0
         self.claimed: list[int] = []
         self.dead: set[tuple[int, int]] = set()
         """Ways on which nothing arrives."""
-        self._underway: deque[tuple[int, int, race.Emit]] = deque()
+        self._underway: deque[tuple[int, int, strategies.Send]] = deque()
         members = tuple(f"m{number}:1" for number in range(size))
         self.fleet = Fleet(members, None, quorum="none")
-        self.races: dict[int, Race] = {}
+        self.races: dict[int, ElectionStrategy] = {}
         for me in range(size):
             if me in dead:
                 continue
@@ -46,16 +48,16 @@ class Track:
     def begin(self, *who: int) -> None:
         for me in who:
             self.races[me].stands = False
-            self._do(me, race.Stand())
+            self._do(me, strategies.Campaign())
         self.run()
 
-    def _do(self, me: int, event: race.Input) -> None:
+    def _do(self, me: int, event: strategies.Input) -> None:
         for effect in self.races[me].handle(event, self.now):
             match effect:
-                case race.Emit(to, _):
+                case strategies.Send(to, _):
                     self.messages += 1
                     self._underway.append((me, to, effect))
-                case race.Stake():
+                case strategies.ClaimNow():
                     self.claimed.append(me)
 
     def run(self, seconds: float = 0.0) -> None:
@@ -65,12 +67,12 @@ class Track:
             while self._underway:
                 source, to, told = self._underway.popleft()
                 if to in self.races and (source, to) not in self.dead:
-                    self._do(to, race.Heard(source, told.message))
+                    self._do(to, strategies.Received(source, told.message))
             due = min(self.races, key=lambda me: self.races[me].wake_at)
             if self.races[due].wake_at > until or self.claimed:
                 break
             self.now = max(self.now, self.races[due].wake_at)
-            self._do(due, race.Tick())
+            self._do(due, strategies.Tick())
         self.now = until
 
 
@@ -106,7 +108,7 @@ def test_ring_passes_over_the_dead_and_through_those_who_do_not_want_it() -> Non
 def test_ring_drops_what_has_no_owner_any_more() -> None:
     track = Track(Ring, 4)
     track.races[0].stands = False
-    track._do(0, race.Heard(3, Elect("chair", 9, 0)))
+    track._do(0, strategies.Received(3, RingElection("chair", 9, 0)))
     track.run()
     assert not track.claimed
     assert track.messages <= 2 * 4 + 1
@@ -116,7 +118,7 @@ def test_ring_claims_when_a_message_was_lost() -> None:
     track = Track(Ring, 3)
     for each in track.races.values():
         each.stands = False
-    track._do(1, race.Stand())
+    track._do(1, strategies.Campaign())
     track._underway.clear()
     track.run(60.0)
     assert track.claimed == [1]
@@ -137,11 +139,11 @@ def test_in_the_ring_what_is_heard_meanwhile_does_not_put_the_claim_off() -> Non
     track = Track(Ring, 3)
     runner = track.races[0]
     runner.stands = False
-    runner.handle(race.Stand(), 0.0)
+    runner.handle(strategies.Campaign(), 0.0)
     due = runner.wake_at
     for number in range(20):
-        runner.handle(race.Heard(2, Elect("chair", 1, 1)), due * number / 20)
-    assert runner.handle(race.Tick(), due) == [race.Stake()]
+        runner.handle(strategies.Received(2, RingElection("chair", 1, 1)), due * number / 20)
+    assert runner.handle(strategies.Tick(), due) == [strategies.ClaimNow()]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -168,9 +170,11 @@ def test_bully_elects_the_highest_that_lives_and_wants_it() -> None:
 
 def test_bully_begins_anew_when_who_took_over_dies() -> None:
     track = Track(Bully, 3)
-    track._do(0, race.StandBack())
-    assert track.races[0].handle(race.Stand(), 0.0) == [race.Emit(n, Election("chair")) for n in (1, 2)]
-    track.races[0].handle(race.Heard(2, Okay("chair")), 0.0)
+    track._do(0, strategies.Withdraw())
+    assert track.races[0].handle(strategies.Campaign(), 0.0) == [
+        strategies.Send(n, BullyElection("chair")) for n in (1, 2)
+    ]
+    track.races[0].handle(strategies.Received(2, BullyOk("chair")), 0.0)
     for dead in (1, 2):
         del track.races[dead]
     track.races[0]._liveness._heard.clear()
@@ -197,23 +201,23 @@ def test_lowest_waits_for_each_that_comes_before() -> None:
 
 
 @pytest.mark.parametrize("kind", [Lowest, Bully, Ring])
-def test_who_stands_back_claims_nothing(kind: type[Race]) -> None:
+def test_who_stands_back_claims_nothing(kind: type[ElectionStrategy]) -> None:
     track = Track(kind, 3, idle=(1, 2))
     track.begin(0)
     track.claimed.clear()
-    track._do(0, race.StandBack())
+    track._do(0, strategies.Withdraw())
     track.run(60.0)
     assert not track.claimed
 
 
 @pytest.mark.parametrize("kind", [Lowest, Bully, Ring])
-def test_who_was_beaten_tries_again_after_a_pause(kind: type[Race]) -> None:
+def test_who_was_beaten_tries_again_after_a_pause(kind: type[ElectionStrategy]) -> None:
     track = Track(kind, 1)
     track.races[0].stands = False
     track.begin(0)
     assert track.claimed == [0]
     track.claimed.clear()
-    track._do(0, race.Beaten())
+    track._do(0, strategies.ClaimFailed())
     track.run(0.4 * track.fleet.answer_within)
     assert not track.claimed
     track.run(3 * track.fleet.answer_within)

@@ -6,7 +6,7 @@ import json
 import random
 import tracemalloc
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,31 +21,32 @@ from tenure._backends.peers.wire import (
     FRAME_MAX,
     METADATA_MAX,
     NUMBER_MAX,
-    Ask,
-    Asked,
-    Beat,
+    BullyElection,
+    BullyOk,
     Claim,
-    Deny,
-    Elect,
-    Elected,
-    Election,
-    Free,
-    Freed,
-    Held,
-    Learn,
-    List,
-    Listed,
-    Look,
+    Heartbeat,
+    InspectReply,
+    InspectRequest,
+    ListReply,
+    ListRequest,
     Malformed,
     Message,
-    Okay,
-    Seen,
-    Told,
-    Vouch,
+    Refusal,
+    ReleaseReply,
+    ReleaseRequest,
+    ResignReply,
+    ResignRequest,
+    RingElected,
+    RingElection,
+    StandingPromise,
+    StartupReply,
+    StartupRequest,
+    Vote,
     decode,
     encode,
     page,
 )
+from tenure._frozen import FrozenDict
 
 FRAMES = 100_000
 HUGE = b'["claim",1,"chair","b#1",9,1' + b"0" * 400 + b",false,{}]"
@@ -58,27 +59,65 @@ numbers = st.integers(0, NUMBER_MAX - 1)
 names = st.text(min_size=1, max_size=40)
 seconds = st.floats(0, 1e6)
 metadata = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
-held = st.none() | st.builds(Held, numbers, names, numbers, seconds, metadata, st.booleans())
+held = st.none() | st.builds(StandingPromise, numbers, names, numbers, seconds, metadata, st.booleans())
 messages = st.one_of(
-    st.builds(Beat, numbers),
-    st.builds(Learn, numbers),
-    st.builds(Told, numbers, st.booleans(), numbers, numbers),
+    st.builds(Heartbeat, numbers),
+    st.builds(StartupRequest, numbers),
+    st.builds(StartupReply, numbers, st.booleans(), numbers, numbers),
     st.builds(Claim, numbers, names, names, numbers, seconds, st.booleans(), metadata),
-    st.builds(Vouch, numbers, st.booleans()),
-    st.builds(Deny, numbers, numbers, held),
-    st.builds(Free, numbers, names, names, numbers, st.booleans()),
-    st.builds(Freed, numbers),
-    st.builds(Look, numbers, names),
-    st.builds(Seen, numbers, numbers, held),
-    st.builds(List, numbers, st.just("") | names),
-    st.builds(Listed, numbers, st.lists(names, max_size=4).map(tuple)),
-    st.builds(Ask, numbers, names),
-    st.builds(Asked, numbers, st.booleans()),
-    st.builds(Election, names),
-    st.builds(Okay, names),
-    st.builds(Elect, names, numbers, numbers),
-    st.builds(Elected, names, numbers, numbers),
+    st.builds(Vote, numbers, st.booleans()),
+    st.builds(Refusal, numbers, numbers, held),
+    st.builds(ReleaseRequest, numbers, names, names, numbers, st.booleans()),
+    st.builds(ReleaseReply, numbers),
+    st.builds(InspectRequest, numbers, names),
+    st.builds(InspectReply, numbers, numbers, held),
+    st.builds(ListRequest, numbers, st.just("") | names),
+    st.builds(ListReply, numbers, st.lists(names, max_size=4).map(tuple)),
+    st.builds(ResignRequest, numbers, names),
+    st.builds(ResignReply, numbers, st.booleans()),
+    st.builds(BullyElection, names),
+    st.builds(BullyOk, names),
+    st.builds(RingElection, names, numbers, numbers),
+    st.builds(RingElected, names, numbers, numbers),
 )
+
+
+PROMISE = StandingPromise(2, "ann#1", 8, 1.5, FrozenDict({"at": "b"}), True)
+KINDS: tuple[tuple[bytes, Message], ...] = (
+    (b'["beat",7]', Heartbeat(7)),
+    (b'["learn",1]', StartupRequest(1)),
+    (b'["told",1,true,7,9]', StartupReply(1, True, 7, 9)),
+    (
+        b'["claim",1,"chair","ann#1",8,15.0,false,{"at":"b"}]',
+        Claim(1, "chair", "ann#1", 8, 15.0, False, FrozenDict({"at": "b"})),
+    ),
+    (b'["vouch",1,true]', Vote(1, True)),
+    (b'["deny",1,8,[2,"ann#1",8,1.5,{"at":"b"},true]]', Refusal(1, 8, PROMISE)),
+    (b'["deny",1,8,null]', Refusal(1, 8, None)),
+    (b'["free",1,"chair","ann#1",8,true]', ReleaseRequest(1, "chair", "ann#1", 8, True)),
+    (b'["freed",1]', ReleaseReply(1)),
+    (b'["look",1,"chair"]', InspectRequest(1, "chair")),
+    (b'["seen",1,8,[2,"ann#1",8,1.5,{"at":"b"},true]]', InspectReply(1, 8, PROMISE)),
+    (b'["list",1,""]', ListRequest(1, "")),
+    (b'["listed",1,["a","b"]]', ListReply(1, ("a", "b"))),
+    (b'["ask",1,"chair"]', ResignRequest(1, "chair")),
+    (b'["asked",1,false]', ResignReply(1, False)),
+    (b'["election","chair"]', BullyElection("chair")),
+    (b'["okay","chair"]', BullyOk("chair")),
+    (b'["elect","chair",2,1]', RingElection("chair", 2, 1)),
+    (b'["elected","chair",2,3]', RingElected("chair", 2, 3)),
+)
+"""One of each kind, as the first version wrote it. Members of different versions form one fleet, so none changes."""
+
+
+@pytest.mark.parametrize(("body", "message"), KINDS)
+def test_the_wire_format_stays_as_other_versions_read_it(body: bytes, message: Message) -> None:
+    assert encode(message) == body
+    assert decode(body) == message
+
+
+def test_every_kind_of_message_has_a_frame_in_the_list() -> None:
+    assert {type(message) for _, message in KINDS} == set(get_args(Message))
 
 
 @unhurried
@@ -145,14 +184,14 @@ def test_what_is_no_message_is_malformed(body: bytes) -> None:
 def test_the_longest_message_fits_a_frame() -> None:
     name = "\U0001f5f3" * 1024
     told = {"key": "x" * (METADATA_MAX - 20)}
-    deny = Deny(NUMBER_MAX - 1, NUMBER_MAX - 1, Held(63, name, NUMBER_MAX - 1, 1e6, told, True))
+    deny = Refusal(NUMBER_MAX - 1, NUMBER_MAX - 1, StandingPromise(63, name, NUMBER_MAX - 1, 1e6, told, True))
     assert decode(encode(deny)) == deny
     claim = Claim(NUMBER_MAX - 1, name, name, NUMBER_MAX - 1, 1e6, True, told)
     assert decode(encode(claim)) == claim
     assert len(page([name] * 100)) >= 1
-    assert isinstance(decode(encode(Listed(1, page([name] * 100)))), Listed)
+    assert isinstance(decode(encode(ListReply(1, page([name] * 100)))), ListReply)
     with pytest.raises(Malformed, match="bytes"):
-        encode(Listed(1, (name,) * 10))
+        encode(ListReply(1, (name,) * 10))
 
 
 # --- the seal ---

@@ -46,8 +46,8 @@ def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, fl
     world.run_until(lambda: bool(simulation.leaders()), step=0.01, end=math.inf)
     elected = world.now
     world.run(world.now + 1.0)  # what is said after it is won
-    choose = sum(network.by_kind.get(kind, 0) for kind in ("Election", "Okay", "Elect", "Elected"))
-    votes = sum(network.by_kind.get(kind, 0) for kind in ("Claim", "Vouch", "Deny", "Free", "Freed"))
+    choose = sum(network.by_kind.get(kind, 0) for kind in ("BullyElection", "BullyOk", "RingElection", "RingElected"))
+    votes = sum(network.by_kind.get(kind, 0) for kind in ("Claim", "Vote", "Refusal", "ReleaseRequest", "ReleaseReply"))
     return choose, votes, elected - killed
 
 

@@ -11,7 +11,7 @@ from tenure._backends.peers import machine as peers
 from tenure._backends.peers.bully import Bully
 from tenure._backends.peers.quorum import Voter
 from tenure._backends.peers.rounds import ClaimRound
-from tenure._backends.peers.wire import Claim, Deny, Told, Vouch
+from tenure._backends.peers.wire import Claim, Refusal, StartupReply, Vote
 from tenure.testing._sim.planted import Mutant
 from tests.sim.peers.plan import Given
 from tests.sim.peers.simulation import Parts
@@ -42,9 +42,9 @@ class VouchesTwice(_WithVoter):
 
 class ExpiresEarly(_WithVoter):
     class voter_type(Voter):  # noqa: N801
-        def vouch(self, member: int, claim: Claim, now: float) -> Vouch | Deny | None:
+        def vote(self, member: int, claim: Claim, now: float) -> Vote | Refusal | None:
             shorter = Claim(claim.round, claim.name, claim.holder, claim.token, 0.6 * claim.ttl, claim.renewal)
-            return super().vouch(member, shorter, now)
+            return super().vote(member, shorter, now)
 
 
 class FreedByAnybody(_WithVoter):
@@ -67,40 +67,40 @@ class TokenTwice(_WithVoter):
 
 
 class HalfIsEnough(peers.Machine):
-    def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
+    def _evaluate_claim(self, voting: ClaimRound, now: float, effects: Any) -> None:
         if not voting.is_settled and 2 * len(voting.poll.yes) >= self.fleet.size:
             voting.is_settled = True
             self._win(voting, now, effects)
         else:
-            super()._look_at_votes(voting, now, effects)
+            super()._evaluate_claim(voting, now, effects)
 
 
 class RenewsAlone(peers.Machine):
-    def _look_at_votes(self, voting: ClaimRound, now: float, effects: Any) -> None:
+    def _evaluate_claim(self, voting: ClaimRound, now: float, effects: Any) -> None:
         if voting.holds and not voting.is_settled and self.fleet.me in voting.poll.yes:
             voting.is_settled = True
             self._win(voting, now, effects)
         else:
-            super()._look_at_votes(voting, now, effects)
+            super()._evaluate_claim(voting, now, effects)
 
 
 class AnswersLateAskers(peers.Machine):
     def _win(self, voting: ClaimRound, now: float, effects: Any) -> None:
-        voting.asks = [each.ask for each in self._applicants.get(voting.question.name, ())] or voting.asks
+        voting.asks = [each.ask for each in self._candidates.get(voting.question.name, ())] or voting.asks
         super()._win(voting, now, effects)
 
 
 class AlwaysClear(peers.Machine):
-    def _tell(self, sender: int, number: int, now: float, effects: Any) -> None:
-        effects.append(peers.Send(sender, Told(number, True, self.voter.newest, self.voter.newest)))
+    def _answer_startup(self, sender: int, number: int, now: float, effects: Any) -> None:
+        effects.append(peers.Send(sender, StartupReply(number, True, self.voter.newest, self.voter.newest)))
 
 
 class OneTellsForAll(peers.Machine):
-    def _be_told(self, sender: int, message: Told, now: float, effects: Any) -> None:
-        super()._be_told(sender, message, now, effects)
-        if self._told and not self.voter.awake:
+    def _take_startup_reply(self, sender: int, message: StartupReply, now: float, effects: Any) -> None:
+        super()._take_startup_reply(sender, message, now, effects)
+        if self._clear and not self.voter.awake:
             self.voter.wake()
-            self._awake(now, effects)
+            self._begin_voting(now, effects)
 
 
 class NoFloor(peers.Machine):
@@ -120,9 +120,9 @@ class NeverGivesWay(_WithVoter):
 
 
 class YieldsForEver(peers.Machine):
-    def _run(self, name: str, event: Any, now: float, effects: Any) -> None:
-        super()._run(name, event, now, effects)
-        runner = self._races[name]
+    def _advance(self, name: str, event: Any, now: float, effects: Any) -> None:
+        super()._advance(name, event, now, effects)
+        runner = self._elections[name]
         if isinstance(runner, Bully) and runner._stage.value in ("yielding", "idle"):
             runner.wake_at = math.inf
             if runner._stage.value == "yielding":

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tenure._backends.peers.race import Effect, Emit, Race, Rouse, Stake
-from tenure._backends.peers.wire import Election, Okay, Strategic
+from tenure._backends.peers.strategies import ClaimNow, Effect, ElectionStrategy, Send, WakeCandidate
+from tenure._backends.peers.wire import BullyElection, BullyOk, ElectionMessage
 
 
 class _Stage(Enum):
@@ -37,7 +37,7 @@ class _Stage(Enum):
     CLAIMING = "claiming"
 
 
-class Bully(Race):
+class Bully(ElectionStrategy):
     """Ask the higher ones, then claim."""
 
     _stage = _Stage.IDLE
@@ -46,22 +46,22 @@ class Bully(Race):
         higher = [member for member in self._liveness.alive(now) if member > self.me]
         if not higher:
             self._stage = _Stage.CLAIMING
-            return [Stake()]
+            return [ClaimNow()]
         self._stage = _Stage.ASKING
         self.wake_at = now + self.fleet.answer_within
-        return [Emit(member, Election(self.name)) for member in higher]
+        return [Send(member, BullyElection(self.name)) for member in higher]
 
     def _end(self) -> None:
         self._stage = _Stage.IDLE
 
-    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+    def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         match message:
-            case Election() if not self.stands:
-                return [Rouse()]
-            case Election() if sender < self.me:
-                okay: list[Effect] = [Emit(sender, Okay(self.name))]
+            case BullyElection() if not self.stands:
+                return [WakeCandidate()]
+            case BullyElection() if sender < self.me:
+                okay: list[Effect] = [Send(sender, BullyOk(self.name))]
                 return [*okay, *self._begin(now)] if self._stage is _Stage.IDLE else okay
-            case Okay() if self._stage is _Stage.ASKING and sender > self.me:
+            case BullyOk() if self._stage is _Stage.ASKING and sender > self.me:
                 self._stage = _Stage.YIELDING
                 # Every one above may have to wait for its own answers, one after the other.
                 self.wake_at = now + (self.fleet.size - self.me) * self.fleet.answer_within
@@ -72,5 +72,5 @@ class Bully(Race):
             return []
         if self._stage is _Stage.ASKING:
             self._stage = _Stage.CLAIMING
-            return [Stake()]
+            return [ClaimNow()]
         return self._begin(now)

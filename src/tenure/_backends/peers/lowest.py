@@ -12,25 +12,25 @@ Source: folklore of process groups, where the lowest live member coordinates; th
 
 from __future__ import annotations
 
-from tenure._backends.peers.race import Effect, Race, Stake
-from tenure._backends.peers.wire import Strategic
+from tenure._backends.peers.strategies import ClaimNow, Effect, ElectionStrategy
+from tenure._backends.peers.wire import ElectionMessage
 
 
-class Lowest(Race):
+class Lowest(ElectionStrategy):
     """Wait for those that come first, then claim."""
 
     def _begin(self, now: float) -> list[Effect]:
         before = [member for member in self._liveness.alive(now) if member < self.me]
         if not before:
-            return [Stake()]
+            return [ClaimNow()]
         self.wake_at = now + len(before) * self.fleet.answer_within
         return []
 
     def _end(self) -> None:
         """Do nothing: there is only the turn, and its moment is gone."""
 
-    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+    def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         return []  # meant for another strategy
 
     def _wake(self, now: float) -> list[Effect]:
-        return [Stake()] if self.stands else []
+        return [ClaimNow()] if self.stands else []

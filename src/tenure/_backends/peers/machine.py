@@ -26,47 +26,47 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from tenure._backends.peers import race
+from tenure._backends.peers import strategies
 from tenure._backends.peers.bully import Bully
 from tenure._backends.peers.fleet import Fleet, Strategy
 from tenure._backends.peers.liveness import Liveness
 from tenure._backends.peers.lowest import Lowest
 from tenure._backends.peers.quorum import NAMES_MAX, Promise, Voter
-from tenure._backends.peers.race import Race
 from tenure._backends.peers.ring import Ring
-from tenure._backends.peers.rounds import AskRound, ClaimRound, FreeRound, ListRound, LookRound, Round, held_by
+from tenure._backends.peers.rounds import ClaimRound, InspectRound, ListRound, ReleaseRound, ResignRound, Round, held_by
+from tenure._backends.peers.strategies import ElectionStrategy
 from tenure._backends.peers.wire import (
     NUMBER_MAX,
-    Ask,
-    Asked,
-    Beat,
+    BullyElection,
+    BullyOk,
     Claim,
-    Deny,
-    Elect,
-    Elected,
-    Election,
-    Free,
-    Freed,
-    Held,
-    Learn,
-    List,
-    Listed,
-    Look,
+    ElectionMessage,
+    Heartbeat,
+    InspectReply,
+    InspectRequest,
+    ListReply,
+    ListRequest,
     Message,
-    Okay,
     Question,
+    Refusal,
+    ReleaseReply,
+    ReleaseRequest,
     Reply,
-    Seen,
-    Strategic,
-    Told,
-    Vouch,
+    ResignReply,
+    ResignRequest,
+    RingElected,
+    RingElection,
+    StandingPromise,
+    StartupReply,
+    StartupRequest,
+    Vote,
     page,
 )
 from tenure._jitter import Rng
 from tenure._lease import Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure.errors import ConfigError
 
-RACES: dict[Strategy, type[Race]] = {"lowest": Lowest, "bully": Bully, "ring": Ring}
+STRATEGIES: dict[Strategy, type[ElectionStrategy]] = {"lowest": Lowest, "bully": Bully, "ring": Ring}
 
 HOPELESS_AFTER = 0.1
 """Shares of a lease after which it is said why nobody can be elected now: soon enough to be heard by who asks."""
@@ -163,7 +163,7 @@ class Send:
     message: Message
 
 
-Found = Granted | Lost | Released | HeldBy | Vacant | NoAnswer | bool | tuple[str, ...]
+Outcome = Granted | Lost | Released | HeldBy | Vacant | NoAnswer | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Answer:
     """The answer to question *ask*. Each gets one."""
 
     ask: int
-    answer: Found
+    answer: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ Effect = Send | Answer | Hint
 
 
 @dataclass(slots=True)
-class _Applicant:
+class _Candidate:
     """Somebody here who wants a name, until it is answered."""
 
     ask: int
@@ -197,7 +197,7 @@ class _Applicant:
     metadata: Metadata
     hopeless_at: float
     until: float
-    perhaps: Held | None = None  # who may lead, as far as a refused claim has told
+    perhaps: StandingPromise | None = None  # who may lead, as far as a refused claim has told
 
 
 @dataclass(order=True, slots=True)
@@ -228,14 +228,14 @@ class Machine:
         self._rng = rng
         self._round = self._learning = nonce
         self._rounds: dict[int, Round] = {}
-        self._applicants: dict[str, list[_Applicant]] = {}
+        self._candidates: dict[str, list[_Candidate]] = {}
         self._wanted: dict[str, float] = {}  # until when a candidate that had to stand by is taken to stand by still
         self._turns: dict[str, float] = {}  # until when a candidate that asks for a name may claim it at once
-        self._kept: dict[str, list[tuple[int, Elect]]] = {}  # what came round while we were bound to a dead leader
+        self._kept: dict[str, list[tuple[int, RingElection]]] = {}  # messages held while a dead leader has our vote
         self._claims: dict[str, int] = {}  # the round of the claim that is under way for a name
         self._higher: dict[str, int] = {}  # how often it was made again for its token
-        self._races: dict[str, Race] = {}
-        self._told: set[int] = set()
+        self._elections: dict[str, ElectionStrategy] = {}
+        self._clear: set[int] = set()
         self._timers: list[_Timer] = []
         self._timer_count = 0
         if fleet.me is not None:
@@ -286,13 +286,13 @@ class Machine:
                 case "beat", _:
                     self._beat(now, effects)
                 case "learn", _:
-                    self._learn(now, effects)
+                    self._ask_others(now, effects)
                 case "round", int(number):
                     self._round_due(number, now, effects)
-                case "applicant", str(name):
-                    self._applicants_due(name, now, effects)
-                case "race", str(name) if name in self._races:
-                    self._run(name, race.Tick(), now, effects)
+                case "candidate", str(name):
+                    self._candidates_due(name, now, effects)
+                case "election", str(name) if name in self._elections:
+                    self._advance(name, strategies.Tick(), now, effects)
                 case "kept", str(name):
                     self._pass_kept(name, now, effects)
                 case "turn", str(name):
@@ -304,39 +304,39 @@ class Machine:
         self.voter.bound(now)
         self.liveness.beat(now)
         self._at(self.liveness.beat_at, "beat")
-        effects.extend(Send(other, Beat(self.voter.newest)) for other in self.fleet.others)
+        effects.extend(Send(other, Heartbeat(self.voter.newest)) for other in self.fleet.others)
 
     # --- the silence after the start ---
 
-    def _learn(self, now: float, effects: list[Effect]) -> None:
+    def _ask_others(self, now: float, effects: list[Effect]) -> None:
         if self.voter.awake:
             return
         if now >= self.voter.silent_until:
             self.voter.wake_in_time(now)
-            self._awake(now, effects)
+            self._begin_voting(now, effects)
             return
-        silent = [other for other in self.fleet.others if other not in self._told]
-        effects.extend(Send(other, Learn(self._learning)) for other in silent)
+        silent = [other for other in self.fleet.others if other not in self._clear]
+        effects.extend(Send(other, StartupRequest(self._learning)) for other in silent)
         self._at(min(now + self.fleet.answer_within, self.voter.silent_until), "learn")
 
-    def _tell(self, sender: int, number: int, now: float, effects: list[Effect]) -> None:
+    def _answer_startup(self, sender: int, number: int, now: float, effects: list[Effect]) -> None:
         claiming = any(isinstance(each, ClaimRound) for each in self._rounds.values())
         clear = not claiming and not self.voter.leads(now)
-        effects.append(Send(sender, Told(number, clear, self.voter.newest, self.voter.bound(now))))
+        effects.append(Send(sender, StartupReply(number, clear, self.voter.newest, self.voter.bound(now))))
 
-    def _be_told(self, sender: int, message: Told, now: float, effects: list[Effect]) -> None:
+    def _take_startup_reply(self, sender: int, message: StartupReply, now: float, effects: list[Effect]) -> None:
         if message.round != self._learning:
             return
-        self.voter.be_told(sender, message.newest, message.bound, now)
+        self.voter.note_reply(sender, message.newest, message.bound, now)
         if message.clear and not self.voter.awake:
-            self._told.add(sender)
-            if self._told.issuperset(self.fleet.others):
+            self._clear.add(sender)
+            if self._clear.issuperset(self.fleet.others):
                 self.voter.wake()
-                self._awake(now, effects)
+                self._begin_voting(now, effects)
 
-    def _awake(self, now: float, effects: list[Effect]) -> None:
-        for name in list(self._applicants):
-            self._run(name, race.Stand(), now, effects)
+    def _begin_voting(self, now: float, effects: list[Effect]) -> None:
+        for name in list(self._candidates):
+            self._advance(name, strategies.Campaign(), now, effects)
         self._hope(now, effects)
 
     # --- what others say ---
@@ -345,49 +345,49 @@ class Machine:
         if sender >= 0:
             if self.liveness.heard(sender, now) and len(self.liveness.alive(now)) == self.fleet.needed:
                 self._hope(now, effects)
-            if self.voter.awake and not self.voter.knows(sender) and not isinstance(message, Told):
-                effects.append(Send(sender, Learn(self._learning)))
-        elif not isinstance(message, (Look, List, Ask)):
+            if self.voter.awake and not self.voter.knows(sender) and not isinstance(message, StartupReply):
+                effects.append(Send(sender, StartupRequest(self._learning)))
+        elif not isinstance(message, (InspectRequest, ListRequest, ResignRequest)):
             return
         match message:
-            case Beat(newest):
+            case Heartbeat(newest):
                 self.voter.learn(newest)
-            case Learn(number):
-                self._tell(sender, number, now, effects)
-            case Told():
-                self._be_told(sender, message, now, effects)
-            case Claim() | Free() | Look() | List() | Ask():
+            case StartupRequest(number):
+                self._answer_startup(sender, number, now, effects)
+            case StartupReply():
+                self._take_startup_reply(sender, message, now, effects)
+            case Claim() | ReleaseRequest() | InspectRequest() | ListRequest() | ResignRequest():
                 if self.fleet.me is not None:
                     self._reply(sender, message, now, effects)
-            case Vouch() | Deny() | Freed() | Seen() | Listed() | Asked():
+            case Vote() | Refusal() | ReleaseReply() | InspectReply() | ListReply() | ResignReply():
                 self._count(sender, message, now, effects)
-            case Election() | Okay() | Elect() | Elected():
-                self._hear(sender, message, now, effects)
+            case BullyElection() | BullyOk() | RingElection() | RingElected():
+                self._receive_election(sender, message, now, effects)
 
     def _reply(self, sender: int, question: Question, now: float, effects: list[Effect]) -> None:
         match question:
             case Claim():
                 self._vote(sender, question, now, effects)
-            case Free(number, name, holder, token, won):
+            case ReleaseRequest(number, name, holder, token, won):
                 if self.voter.free(name, sender, holder, token, won=won):
                     effects.append(Hint(name))
-                effects.append(Send(sender, Freed(number)))
-            case List(number, after):
+                effects.append(Send(sender, ReleaseReply(number)))
+            case ListRequest(number, after):
                 names = [name for name in self.voter.names() if name > after]
-                effects.append(Send(sender, Listed(number, page(names))))
-            case Look(number, name) if self.voter.awake:
+                effects.append(Send(sender, ListReply(number, page(names))))
+            case InspectRequest(number, name) if self.voter.awake:
                 effects.append(Send(sender, self._seen(number, name, now)))
-            case Ask(number, name) if self.voter.awake:
-                effects.append(Send(sender, Asked(number, self._note_request(name, now, effects))))
+            case ResignRequest(number, name) if self.voter.awake:
+                effects.append(Send(sender, ResignReply(number, self._note_request(name, now, effects))))
 
     def _vote(self, sender: int, claim: Claim, now: float, effects: list[Effect]) -> None:
         before = self.voter.promise(claim.name, now)
         known = before.token if before is not None else None
-        vote = self.voter.vouch(sender, claim, now)
+        vote = self.voter.vote(sender, claim, now)
         if vote is None:
             return
         effects.append(Send(sender, vote))
-        if isinstance(vote, Vouch) and known != claim.token:
+        if isinstance(vote, Vote) and known != claim.token:
             self._follow(claim.name, now, effects)
 
     def _follow(self, name: str, now: float, effects: list[Effect]) -> None:
@@ -409,9 +409,9 @@ class Machine:
         else:
             effects.append(Hint(name))
 
-    def _seen(self, number: int, name: str, now: float) -> Seen:
+    def _seen(self, number: int, name: str, now: float) -> InspectReply:
         promise = self.voter.promise(name, now)
-        return Seen(number, self.voter.token(name), promise.held(now) if promise is not None else None)
+        return InspectReply(number, self.voter.token(name), promise.held(now) if promise is not None else None)
 
     def _note_request(self, name: str, now: float, effects: list[Effect]) -> bool:
         led = self.voter.ask_to_resign(name, now)
@@ -421,20 +421,20 @@ class Machine:
 
     # --- races ---
 
-    def _hear(self, sender: int, message: Strategic, now: float, effects: list[Effect]) -> None:
+    def _receive_election(self, sender: int, message: ElectionMessage, now: float, effects: list[Effect]) -> None:
         name = message.name
-        if name not in self._races and len(self._races) >= NAMES_MAX:
+        if name not in self._elections and len(self._elections) >= NAMES_MAX:
             return
-        if isinstance(message, Elect) and self._keep(sender, message, now):
+        if isinstance(message, RingElection) and self._keep(sender, message, now):
             return
         wanted = False
         if now < self._wanted.get(name, -math.inf) and self.voter.awake and self.voter.promise(name, now) is None:
             # A candidate here stands by, and learns only now that there is an election. Its asking is as good as done.
             effects.append(Hint(name))
             wanted = True
-        self._run(name, race.Heard(sender, message, wanted), now, effects)
+        self._advance(name, strategies.Received(sender, message, wanted), now, effects)
 
-    def _keep(self, sender: int, message: Elect, now: float) -> bool:
+    def _keep(self, sender: int, message: RingElection, now: float) -> bool:
         """Keep *message* while we are bound, for a moment more, to a leader that is dead; return whether it is kept.
 
         Promises to one leader end a little apart. If the message went on at once, its owner would claim before we may
@@ -453,25 +453,25 @@ class Machine:
 
     def _pass_kept(self, name: str, now: float, effects: list[Effect]) -> None:
         for sender, message in self._kept.pop(name, ()):
-            self._hear(sender, message, now, effects)
+            self._receive_election(sender, message, now, effects)
 
-    def _run(self, name: str, event: race.Input, now: float, effects: list[Effect]) -> None:
+    def _advance(self, name: str, event: strategies.Input, now: float, effects: list[Effect]) -> None:
         """Give *event* to the race for *name*, and do what it says."""
-        runner = self._races.get(name)
+        runner = self._elections.get(name)
         if runner is None:
-            kind = RACES[self.fleet.strategy]
-            runner = self._races[name] = kind(name, self.fleet, self.liveness, self._rng)
+            kind = STRATEGIES[self.fleet.strategy]
+            runner = self._elections[name] = kind(name, self.fleet, self.liveness, self._rng)
         before = runner.wake_at
         todo = runner.handle(event, now)
         if runner.wake_at != before:
-            self._at(runner.wake_at, "race", name)
+            self._at(runner.wake_at, "election", name)
         for effect in todo:
             match effect:
-                case race.Emit(to, message):
+                case strategies.Send(to, message):
                     effects.append(Send(to, message))
-                case race.Rouse() if self.voter.promise(name, now) is None:
+                case strategies.WakeCandidate() if self.voter.promise(name, now) is None:
                     effects.append(Hint(name))
-                case race.Stake():
+                case strategies.ClaimNow():
                     self._stake(name, now, effects)
 
     # --- claims ---
@@ -496,11 +496,11 @@ class Machine:
             return
         until = now + self.fleet.election_lasts
         hopeless_at = min(until, now + HOPELESS_AFTER * event.ttl)
-        applicant = _Applicant(event.ask, event.holder, event.ttl, event.metadata, hopeless_at, until)
+        candidate = _Candidate(event.ask, event.holder, event.ttl, event.metadata, hopeless_at, until)
         self._wanted.pop(name, None)
-        self._applicants.setdefault(name, []).append(applicant)
-        self._at(hopeless_at, "applicant", name)
-        self._at(until, "applicant", name)
+        self._candidates.setdefault(name, []).append(candidate)
+        self._at(hopeless_at, "candidate", name)
+        self._at(until, "candidate", name)
         if not self.voter.awake:
             return
         turn_ends = self._turns.pop(name, None)
@@ -508,25 +508,25 @@ class Machine:
             self._stake(name, now, effects)
             return
         if turn_ends is not None:  # it came a hair too late, and the race still takes the turn for taken
-            self._run(name, race.StandBack(), now, effects)
-        self._run(name, race.Stand(), now, effects)
+            self._advance(name, strategies.Withdraw(), now, effects)
+        self._advance(name, strategies.Campaign(), now, effects)
 
     def _want(self, name: str, now: float) -> None:
         """A candidate here stands by for *name*: it asks again when it is free, but may be the last to see it."""
         if name in self._wanted or len(self._wanted) < NAMES_MAX:
             self._wanted[name] = now + 2 * self.fleet.ttl_max
 
-    def _applicants_due(self, name: str, now: float, effects: list[Effect]) -> None:
-        waiting = self._applicants.get(name, [])
+    def _candidates_due(self, name: str, now: float, effects: list[Effect]) -> None:
+        waiting = self._candidates.get(name, [])
         hopeless = self._is_hopeless(now)
-        for applicant in [each for each in waiting if now >= (each.hopeless_at if hopeless else each.until)]:
-            waiting.remove(applicant)
-            effects.append(Answer(applicant.ask, self._unelected(name, applicant, now)))
+        for candidate in [each for each in waiting if now >= (each.hopeless_at if hopeless else each.until)]:
+            waiting.remove(candidate)
+            effects.append(Answer(candidate.ask, self._unelected(name, candidate, now)))
             self._want(name, now)
         self._stand_back_alone(name, now, effects)
 
     def _drop(self, ask: int, now: float, effects: list[Effect]) -> None:
-        for name, waiting in list(self._applicants.items()):
+        for name, waiting in list(self._candidates.items()):
             waiting[:] = [each for each in waiting if each.ask != ask]
             self._stand_back_alone(name, now, effects)
         for asked in self._rounds.values():
@@ -535,15 +535,15 @@ class Machine:
 
     def _stand_back_alone(self, name: str, now: float, effects: list[Effect]) -> None:
         """If nobody here wants *name* any more, claim it no more."""
-        if name in self._applicants and not self._applicants[name]:
-            del self._applicants[name]
+        if name in self._candidates and not self._candidates[name]:
+            del self._candidates[name]
             if name in self._claims:
                 self._take_back(name, now, effects)
-            self._run(name, race.StandBack(), now, effects)
+            self._advance(name, strategies.Withdraw(), now, effects)
 
-    def _unelected(self, name: str, applicant: _Applicant, now: float) -> HeldBy | NoAnswer:
-        if applicant.perhaps is not None:
-            return held_by(name, applicant.perhaps, certain=False)
+    def _unelected(self, name: str, candidate: _Candidate, now: float) -> HeldBy | NoAnswer:
+        if candidate.perhaps is not None:
+            return held_by(name, candidate.perhaps, certain=False)
         if not self.voter.awake:
             silence = self.voter.silent_until - now
             return NoAnswer(f"started a moment ago, and silent for {silence:.1f} s more or until all others are heard")
@@ -554,14 +554,14 @@ class Machine:
 
     def _stake(self, name: str, now: float, effects: list[Effect]) -> None:
         """Claim *name* for the first applicant."""
-        waiting = self._applicants.get(name)
+        waiting = self._candidates.get(name)
         if not waiting:
             if self._wanted.pop(name, -math.inf) > now:  # it was told a moment ago; the race was faster
                 self._turns[name] = now + self.fleet.answer_within
                 self._at(self._turns[name], "turn", name)
                 effects.append(Hint(name))
             else:
-                self._run(name, race.StandBack(), now, effects)
+                self._advance(name, strategies.Withdraw(), now, effects)
             return
         if name in self._claims:
             return
@@ -592,14 +592,14 @@ class Machine:
     def _turn_due(self, name: str, now: float, effects: list[Effect]) -> None:
         if self._turns.get(name, math.inf) <= now:
             del self._turns[name]
-            if name not in self._applicants:
-                self._run(name, race.StandBack(), now, effects)
+            if name not in self._candidates:
+                self._advance(name, strategies.Withdraw(), now, effects)
 
     def _renewal(self, promise: Promise, name: str, ttl: float) -> Claim:
         # Members that have not heard of the claim hear of it now, so it tells everything once more.
         return Claim(self._next_round(), name, promise.holder, promise.token, ttl, True, promise.metadata)
 
-    def _look_at_votes(self, voting: ClaimRound, now: float, effects: list[Effect]) -> None:
+    def _evaluate_claim(self, voting: ClaimRound, now: float, effects: list[Effect]) -> None:
         if voting.is_settled:
             return
         alive = self.liveness.alive(now)
@@ -620,8 +620,8 @@ class Machine:
         del self._claims[claim.name]
         self._higher.pop(claim.name, None)
         effects.append(Hint(claim.name))
-        waiting = self._applicants.pop(claim.name, [])
-        self._run(claim.name, race.Settled(), now, effects)
+        waiting = self._candidates.pop(claim.name, [])
+        self._advance(claim.name, strategies.LeaderKnown(), now, effects)
         for each in waiting:
             if each.ask in voting.asks:
                 effects.append(Answer(each.ask, granted))
@@ -643,8 +643,8 @@ class Machine:
         if winner is not None:
             self._answer_all(claim.name, held_by(claim.name, winner), now, effects)
             return
-        for applicant in self._applicants.get(claim.name, ()):
-            applicant.perhaps = voting.poll.held
+        for candidate in self._candidates.get(claim.name, ()):
+            candidate.perhaps = voting.poll.held
         tries = self._higher.get(claim.name, 0)
         if voting.poll.held is None and voting.poll.newest >= claim.token and tries < HIGHER_TRIES:
             self._higher[claim.name] = tries + 1
@@ -652,7 +652,7 @@ class Machine:
             return
         self._higher.pop(claim.name, None)
         wait = voting.in_vain_for(self.liveness.alive(now))
-        self._run(claim.name, race.Beaten(wait), now, effects)
+        self._advance(claim.name, strategies.ClaimFailed(wait), now, effects)
 
     def _take_back(self, name: str, now: float, effects: list[Effect]) -> None:
         """Claim *name* no more: count no further vote, and free whoever has voted."""
@@ -662,19 +662,19 @@ class Machine:
         assert self.fleet.me is not None
         # No hint to ourselves: it would make us try again at once.
         self.voter.free(name, self.fleet.me, claim.holder, claim.token, won=False)
-        free = Free(self._next_round(), name, claim.holder, claim.token, won=False)
-        self._begin(FreeRound(self.fleet, free, [], now + self.fleet.question_lasts), now, effects)
+        free = ReleaseRequest(self._next_round(), name, claim.holder, claim.token, won=False)
+        self._begin(ReleaseRound(self.fleet, free, [], now + self.fleet.question_lasts), now, effects)
 
     def _answer_all(self, name: str, answer: HeldBy, now: float, effects: list[Effect]) -> None:
         """Somebody else leads: tell all applicants."""
         if name in self._claims:
             self._take_back(name, now, effects)
-        waiting = self._applicants.pop(name, ())
+        waiting = self._candidates.pop(name, ())
         if waiting:
             self._want(name, now)
         effects.extend(Answer(each.ask, answer) for each in waiting)
-        if name in self._races:
-            self._run(name, race.Settled(), now, effects)
+        if name in self._elections:
+            self._advance(name, strategies.LeaderKnown(), now, effects)
 
     def _renew(self, ask: int, grant: Grant, ttl: float, now: float, effects: list[Effect]) -> None:
         promise = self._own(grant, now)
@@ -706,13 +706,13 @@ class Machine:
         """Free whoever vouches for a claim of ours that was won."""
         assert self.fleet.me is not None
         self.voter.free(held.name, self.fleet.me, held.holder, held.token, won=True)
-        free = Free(self._next_round(), held.name, held.holder, held.token, won=True)
-        self._begin(FreeRound(self.fleet, free, asks, now + self.fleet.question_lasts), now, effects)
+        free = ReleaseRequest(self._next_round(), held.name, held.holder, held.token, won=True)
+        self._begin(ReleaseRound(self.fleet, free, asks, now + self.fleet.question_lasts), now, effects)
 
     def _release_again(self, ask: int, grant: Grant, effects: list[Effect]) -> None:
         """The claim is over, or is just being handed back: then wait for that."""
         for asked in self._rounds.values():
-            if isinstance(asked, FreeRound) and not asked.is_settled and asked.grant == grant:
+            if isinstance(asked, ReleaseRound) and not asked.is_settled and asked.grant == grant:
                 asked.asks.append(ask)
                 return
         effects.append(Answer(ask, Lost(grant)))
@@ -721,14 +721,14 @@ class Machine:
 
     def _inspect(self, ask: int, name: str, now: float, effects: list[Effect]) -> None:
         number, until = self._next_round(), now + self.fleet.question_lasts
-        looking = LookRound(self.fleet, Look(number, name), name, [ask], until)
+        looking = InspectRound(self.fleet, InspectRequest(number, name), name, [ask], until)
         if self.fleet.me is not None and self.voter.awake:
             looking.take(self.fleet.me, self._seen(number, name, now))
         self._begin(looking, now, effects)
 
     def _list(self, ask: int, now: float, effects: list[Effect]) -> None:
         until = now + self.fleet.question_lasts
-        listing = ListRound(self.fleet, List(self._next_round(), ""), [ask], until)
+        listing = ListRound(self.fleet, ListRequest(self._next_round(), ""), [ask], until)
         if self.fleet.me is not None:
             listing.names.update(self.voter.names())
             listing.told = 1
@@ -736,7 +736,7 @@ class Machine:
 
     def _ask_to_resign(self, ask: int, name: str, now: float, effects: list[Effect]) -> None:
         until = now + self.fleet.question_lasts
-        asking = AskRound(self.fleet, Ask(self._next_round(), name), [ask], until)
+        asking = ResignRound(self.fleet, ResignRequest(self._next_round(), name), [ask], until)
         if self.fleet.me is not None and self.voter.awake:
             asking.answers[self.fleet.me] = self._note_request(name, now, effects)
         self._begin(asking, now, effects)
@@ -753,10 +753,10 @@ class Machine:
         asked.sent(now)
         if isinstance(asked, ClaimRound):
             assert self.fleet.me is not None
-            own = self.voter.vouch(self.fleet.me, asked.question, now)
+            own = self.voter.vote(self.fleet.me, asked.question, now)
             if own is not None:
                 asked.take(self.fleet.me, own)
-        self._look_at_answers(asked, now, effects)
+        self._evaluate(asked, now, effects)
         if number not in self._rounds:
             return
         self._send(asked, effects)
@@ -772,16 +772,16 @@ class Machine:
         if isinstance(asked, ClaimRound) and not self.voter.knows(sender):
             return
         asked.take(sender, reply)
-        if isinstance(asked, ClaimRound) and isinstance(reply, Deny) and self.fleet.quorum == "none":
+        if isinstance(asked, ClaimRound) and isinstance(reply, Refusal) and self.fleet.quorum == "none":
             self._meet(asked.question, reply, now, effects)
             if reply.round not in self._rounds:
                 return
         question = asked.next_question(sender)
         if question is not None:
             effects.append(Send(sender, question))
-        self._look_at_answers(asked, now, effects)
+        self._evaluate(asked, now, effects)
 
-    def _meet(self, claim: Claim, denied: Deny, now: float, effects: list[Effect]) -> None:
+    def _meet(self, claim: Claim, denied: Refusal, now: float, effects: list[Effect]) -> None:
         """Without a quorum: somebody knows better than we who leads, or that our term was followed by another."""
         if denied.held is None:
             if claim.renewal and denied.newest > claim.token and self._own(claim, now) is not None:
@@ -794,7 +794,7 @@ class Machine:
         asked = self._rounds.get(number)
         if asked is None:
             return
-        self._look_at_answers(asked, now, effects)  # who was awaited may be taken for dead by now
+        self._evaluate(asked, now, effects)  # who was awaited may be taken for dead by now
         if number not in self._rounds:
             return
         if now >= asked.ends_at:
@@ -805,16 +805,16 @@ class Machine:
             asked.sent(now)
         self._at(min(asked.resend_at, asked.ends_at), "round", number)
 
-    def _look_at_answers(self, asked: Round, now: float, effects: list[Effect]) -> None:
+    def _evaluate(self, asked: Round, now: float, effects: list[Effect]) -> None:
         """Tell the outcome as soon as it is known."""
         awaited = self.liveness.alive(now) if self.fleet.me is not None else self.fleet.others
         match asked:
             case ClaimRound():
-                self._look_at_votes(asked, now, effects)
-            case FreeRound():
+                self._evaluate_claim(asked, now, effects)
+            case ReleaseRound():
                 if asked.is_done(awaited if now < asked.begun + self.fleet.answer_within else ()):
                     self._settle(asked, Released(asked.grant), effects)
-            case LookRound():
+            case InspectRound():
                 if (found := asked.outcome(awaited)) is not None:
                     self._settle(asked, found, effects)
                     asked.missing.clear()
@@ -822,18 +822,18 @@ class Machine:
                 if asked.told >= self.fleet.majority:
                     self._settle(asked, tuple(sorted(asked.names)), effects)
                     asked.missing.clear()
-            case AskRound():
+            case ResignRound():
                 if self._are_enough(asked, awaited):
                     self._settle(asked, any(asked.answers.values()), effects)
         if not asked.missing and asked.is_settled:
             self._rounds.pop(asked.question.round, None)
 
-    def _are_enough(self, asked: AskRound, awaited: list[int] | tuple[int, ...]) -> bool:
+    def _are_enough(self, asked: ResignRound, awaited: list[int] | tuple[int, ...]) -> bool:
         if self.fleet.quorum == "majority":
             return len(asked.answers) >= self.fleet.majority
         return bool(asked.answers) and not asked.missing.intersection(awaited)
 
-    def _settle(self, asked: Round, answer: Found, effects: list[Effect]) -> None:
+    def _settle(self, asked: Round, answer: Outcome, effects: list[Effect]) -> None:
         if not asked.is_settled:
             asked.is_settled = True
             effects.extend(Answer(ask, answer) for ask in asked.asks)
@@ -848,20 +848,20 @@ class Machine:
                 self._rounds[asked.question.round] = asked
                 if self.fleet.quorum == "none" and asked.poll.yes and not asked.poll.no:
                     asked.missing.clear()
-                    self._look_at_answers(asked, now, effects)
+                    self._evaluate(asked, now, effects)
                 else:
                     asked.is_settled = True
                     self._lose(asked, now, effects)
             case ClaimRound():
                 self._settle(asked, asked.too_few(asked.poll.answered), effects)
-            case FreeRound():
+            case ReleaseRound():
                 self._settle(asked, asked.too_few(asked.freed), effects)
-            case LookRound():
+            case InspectRound():
                 self._settle(asked, asked.last_word(), effects)
             case ListRound():
                 found = tuple(sorted(asked.names)) if asked.told else asked.too_few(0)
                 self._settle(asked, found, effects)
-            case AskRound():
+            case ResignRound():
                 enough = len(asked.answers) >= self.fleet.needed
                 answer = any(asked.answers.values()) if enough else asked.too_few(len(asked.answers))
                 self._settle(asked, answer, effects)

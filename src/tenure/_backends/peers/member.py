@@ -27,12 +27,12 @@ from tenure._backends.peers.machine import (
     Answer,
     AskToResign,
     Drop,
-    Found,
     Hint,
     Input,
     Inspect,
     Machine,
     Names,
+    Outcome,
     Received,
     Release,
     Renew,
@@ -118,7 +118,7 @@ class Member:
         self._transport: Transport | None = None
         self._aside: Member | None = None
         self._asks = 0
-        self._waiting: dict[int, asyncio.Future[Found]] = {}
+        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for = 0.0
         self._closed = False
@@ -259,10 +259,10 @@ class Member:
         assert self._transport is not None
         return self._fleet, self._machine, self._transport
 
-    async def _ask(self, question: Callable[[int], Input]) -> Found:
+    async def _ask(self, question: Callable[[int], Input]) -> Outcome:
         self._asks += 1
         ask = self._asks
-        waiting: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask] = waiting
         self._feed(question(ask))
         try:
@@ -386,7 +386,7 @@ def _already(fleet: Fleet) -> Callable[[], Awaitable[Fleet]]:
     return find
 
 
-def _expect(found: Found, one: type[T], other: type[U]) -> T | U:
+def _expect(found: Outcome, one: type[T], other: type[U]) -> T | U:
     if not isinstance(found, (one, other)):
         raise AssertionError(f"the fleet's machine answered {found!r}")
     return found

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tenure._backends.peers.fleet import Fleet
-from tenure._backends.peers.wire import Claim, Deny, Held, Vouch
+from tenure._backends.peers.wire import Claim, Refusal, StandingPromise, Vote
 from tenure._lease import Metadata
 
 NAMES_MAX = 20_000
@@ -51,8 +51,10 @@ class Promise:
     resign_asked: bool = False
     won: bool = False  # it was renewed, so it made a leader
 
-    def held(self, now: float) -> Held:
-        return Held(self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata, self.won)
+    def held(self, now: float) -> StandingPromise:
+        return StandingPromise(
+            self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata, self.won
+        )
 
     def is_of(self, member: int, holder: str, token: int) -> bool:
         return (self.member, self.holder, self.token) == (member, holder, token)
@@ -108,7 +110,7 @@ class Voter:
         self.learn(self.bound(now))
         self.wake()
 
-    def be_told(self, member: int, newest: int, bound: int, now: float) -> None:
+    def note_reply(self, member: int, newest: int, bound: int, now: float) -> None:
         """Take note of what *member* remembers, and of the tokens that it may have missed."""
         self.learn(newest)
         self._bound = max(self.bound(now), bound)
@@ -172,7 +174,7 @@ class Voter:
 
     # --- votes ---
 
-    def vouch(self, member: int, claim: Claim, now: float) -> Vouch | Deny | None:
+    def vote(self, member: int, claim: Claim, now: float) -> Vote | Refusal | None:
         """Answer the claim of *member*; None for silence."""
         if not self.awake or not self.knows(member) or claim.ttl > self._fleet.ttl_max:
             return None
@@ -183,17 +185,17 @@ class Voter:
         if standing is not None and standing.is_of(member, claim.holder, claim.token):
             standing.until = max(standing.until, now + claim.ttl)
             standing.won = standing.won or claim.renewal
-            return Vouch(claim.round, standing.resign_asked)
+            return Vote(claim.round, standing.resign_asked)
         if standing is not None and not self._gives_way(standing, member, claim):
-            return Deny(claim.round, max(record.newest, self._floor), standing.held(now))
+            return Refusal(claim.round, max(record.newest, self._floor), standing.held(now))
         if not self._is_new(record, member, claim):
-            return Deny(claim.round, max(record.newest, self._floor), None)
+            return Refusal(claim.round, max(record.newest, self._floor), None)
         record.newest = max(record.newest, claim.token)
         record.before, record.term = record.term, max(record.term, claim.token)
         until = now + claim.ttl
         record.promise = Promise(member, claim.holder, claim.token, until, claim.metadata, won=claim.renewal)
         self.learn(claim.token)
-        return Vouch(claim.round, resign_asked=False)
+        return Vote(claim.round, resign_asked=False)
 
     def _gives_way(self, standing: Promise, member: int, claim: Claim) -> bool:
         """Return whether a promise that stands ends because of this claim."""
@@ -234,7 +236,7 @@ class Voter:
             record.term = record.before
         return True
 
-    def adopt(self, name: str, held: Held, now: float) -> bool:
+    def adopt(self, name: str, held: StandingPromise, now: float) -> bool:
         """Without a quorum: believe another member that says who leads; return whether that is news."""
         if self._fleet.quorum == "majority" or held.member == self._fleet.me:
             return False
@@ -265,15 +267,15 @@ class Poll:
     size: int
     yes: dict[int, bool] = field(default_factory=dict)
     """Who vouches, and whether it knows that the leader is asked to resign."""
-    no: dict[int, Deny] = field(default_factory=dict)
+    no: dict[int, Refusal] = field(default_factory=dict)
 
-    def take(self, member: int, answer: Vouch | Deny) -> None:
+    def take(self, member: int, answer: Vote | Refusal) -> None:
         """Count *answer*; of two, the first."""
         if member not in self.yes and member not in self.no:
             match answer:
-                case Vouch(_, resign_asked):
+                case Vote(_, resign_asked):
                     self.yes[member] = resign_asked
-                case Deny():
+                case Refusal():
                     self.no[member] = answer
 
     def is_hopeless(self, needed: int) -> bool:
@@ -296,7 +298,7 @@ class Poll:
         return max((deny.newest for deny in self.no.values()), default=0)
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> StandingPromise | None:
         """The newest promise that a no told of."""
         promises = [deny.held for deny in self.no.values() if deny.held is not None]
         return max(promises, key=lambda held: (held.token, held.remaining), default=None)

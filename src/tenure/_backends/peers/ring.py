@@ -18,11 +18,11 @@ configurations of processes", Communications of the ACM 22(5), May 1979, pp. 281
 
 from __future__ import annotations
 
-from tenure._backends.peers.race import Effect, Emit, Race, Rouse, Stake
-from tenure._backends.peers.wire import Elect, Elected, Strategic
+from tenure._backends.peers.strategies import ClaimNow, Effect, ElectionStrategy, Send, WakeCandidate
+from tenure._backends.peers.wire import ElectionMessage, RingElected, RingElection
 
 
-class Ring(Race):
+class Ring(ElectionStrategy):
     """Pass the highest rank on; claim when our own comes back."""
 
     _takes_part = False
@@ -31,30 +31,30 @@ class Ring(Race):
     def _begin(self, now: float) -> list[Effect]:
         self._takes_part = True
         if self._next(now) == self.me:
-            return [Stake()]
+            return [ClaimNow()]
         self._wait(now)
-        return self._pass(Elect(self.name, self.me, 0), now)
+        return self._pass(RingElection(self.name, self.me, 0), now)
 
     def _end(self) -> None:
         self._takes_part = self._waits = False
 
-    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+    def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         match message:
-            case Elect(candidate=candidate) if candidate == self.me:
+            case RingElection(candidate=candidate) if candidate == self.me:
                 if not (self.stands and self._takes_part):
                     return []
                 self._waits = False  # what is waited for now is the votes
                 self._wait(now)
-                return [*self._pass(Elected(self.name, self.me, 0), now), Stake()]
-            case Elect() if not self.stands:
-                return [Rouse(), *self._pass(message, now)]
-            case Elect(candidate=candidate) if candidate > self.me:
+                return [*self._pass(RingElected(self.name, self.me, 0), now), ClaimNow()]
+            case RingElection() if not self.stands:
+                return [WakeCandidate(), *self._pass(message, now)]
+            case RingElection(candidate=candidate) if candidate > self.me:
                 self._takes_part = True
                 self._wait(now)
                 return self._pass(message, now)
-            case Elect() if not self._takes_part:
+            case RingElection() if not self._takes_part:
                 return self._begin(now)
-            case Elected(candidate=candidate) if candidate != self.me:
+            case RingElected(candidate=candidate) if candidate != self.me:
                 self._takes_part = False
                 if self.stands:
                     self._wait(now)
@@ -66,7 +66,7 @@ class Ring(Race):
             return []
         if self._waits:
             self._waits = False
-            return [Stake()]
+            return [ClaimNow()]
         return self._begin(now)
 
     def _wait(self, now: float) -> None:
@@ -84,10 +84,10 @@ class Ring(Race):
         alive = self._liveness.alive(now)
         return alive[(alive.index(self.me) + 1) % len(alive)]
 
-    def _pass(self, message: Elect | Elected, now: float) -> list[Effect]:
+    def _pass(self, message: RingElection | RingElected, now: float) -> list[Effect]:
         if message.hops >= 2 * self.fleet.size:
             return []  # its owner is gone, and nobody else would stop it
         to = self._next(now)
         if to == self.me:
             return []
-        return [Emit(to, type(message)(message.name, message.candidate, message.hops + 1))]
+        return [Send(to, type(message)(message.name, message.candidate, message.hops + 1))]

@@ -13,18 +13,18 @@ from dataclasses import replace
 from tenure._backends.peers.fleet import Fleet
 from tenure._backends.peers.quorum import Poll
 from tenure._backends.peers.wire import (
-    Asked,
     Claim,
-    Deny,
-    Free,
-    Freed,
-    Held,
-    List,
-    Listed,
+    InspectReply,
+    ListReply,
+    ListRequest,
     Question,
+    Refusal,
+    ReleaseReply,
+    ReleaseRequest,
     Reply,
-    Seen,
-    Vouch,
+    ResignReply,
+    StandingPromise,
+    Vote,
 )
 from tenure._lease import Grant, HeldBy, Lost, NoAnswer, Vacant
 
@@ -91,7 +91,7 @@ class ClaimRound(Round):
 
     def take(self, member: int, reply: Reply) -> None:
         """Count a vote."""
-        if isinstance(reply, (Vouch, Deny)):
+        if isinstance(reply, (Vote, Refusal)):
             self.missing.discard(member)
             self.poll.take(member, reply)
 
@@ -120,7 +120,7 @@ class ClaimRound(Round):
         short = self.fleet.needed - (len(alive) - len(bound))
         return bound[short - 1] if 0 < short <= len(bound) else 0.0
 
-    def winner(self) -> Held | None:
+    def winner(self) -> StandingPromise | None:
         """Return who leads, as far as the refusals tell it for certain."""
         held = self.poll.held
         if held is None or self.fleet.quorum == "none":
@@ -129,12 +129,12 @@ class ClaimRound(Round):
         return held if len(same) >= self.fleet.needed else None
 
 
-class FreeRound(Round):
+class ReleaseRound(Round):
     """Who has let go of us."""
 
-    question: Free
+    question: ReleaseRequest
 
-    def __init__(self, fleet: Fleet, question: Free, asks: Sequence[int], ends_at: float) -> None:
+    def __init__(self, fleet: Fleet, question: ReleaseRequest, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self.freed = 1  # we ourselves
 
@@ -145,7 +145,7 @@ class FreeRound(Round):
 
     def take(self, member: int, reply: Reply) -> None:
         """Count who has."""
-        if isinstance(reply, Freed) and member in self.missing:
+        if isinstance(reply, ReleaseReply) and member in self.missing:
             self.missing.discard(member)
             self.freed += 1
 
@@ -154,17 +154,17 @@ class FreeRound(Round):
         return self.freed >= self.fleet.needed and not self.missing.intersection(awaited)
 
 
-class LookRound(Round):
+class InspectRound(Round):
     """Who leads, in the eyes of all."""
 
     def __init__(self, fleet: Fleet, question: Question, name: str, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self._name = name
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, InspectReply] = {}
 
     def take(self, member: int, reply: Reply) -> None:
         """Count a view."""
-        if isinstance(reply, Seen):
+        if isinstance(reply, InspectReply):
             self.missing.discard(member)
             self._seen[member] = reply
 
@@ -199,9 +199,9 @@ class LookRound(Round):
             "same claim; the others might"
         )
 
-    def _vouching(self) -> list[Held]:
+    def _vouching(self) -> list[StandingPromise]:
         """Return the promises for the claim that most vouch for, the newest of equals."""
-        groups: dict[tuple[int, int], list[Held]] = {}
+        groups: dict[tuple[int, int], list[StandingPromise]] = {}
         for seen in self._seen.values():
             if seen.held is not None:
                 groups.setdefault(_claim(seen.held), []).append(seen.held)
@@ -209,7 +209,7 @@ class LookRound(Round):
             return groups[max(groups)] if groups else []
         return max(groups.items(), key=lambda group: (len(group[1]), group[0]))[1] if groups else []
 
-    def _held(self, vouching: list[Held]) -> HeldBy:
+    def _held(self, vouching: list[StandingPromise]) -> HeldBy:
         # It ends when fewer than needed still vouch for it.
         ends = sorted((held.remaining for held in vouching), reverse=True)
         remaining = ends[min(self.fleet.needed, len(ends)) - 1]
@@ -222,7 +222,7 @@ class LookRound(Round):
 class ListRound(Round):
     """Which names there are; members tell a few at a time."""
 
-    def __init__(self, fleet: Fleet, question: List, asks: Sequence[int], ends_at: float) -> None:
+    def __init__(self, fleet: Fleet, question: ListRequest, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self.names: set[str] = set()
         self._after: dict[int, str] = {}
@@ -230,7 +230,7 @@ class ListRound(Round):
 
     def take(self, member: int, reply: Reply) -> None:
         """Gather a page; an empty one is the last."""
-        if not isinstance(reply, Listed) or member not in self.missing:
+        if not isinstance(reply, ListReply) or member not in self.missing:
             return
         self.names.update(reply.names)
         if reply.names:
@@ -241,14 +241,14 @@ class ListRound(Round):
 
     def question_to(self, member: int) -> Question:
         """Ask for the next page."""
-        return List(self.question.round, self._after.get(member, ""))
+        return ListRequest(self.question.round, self._after.get(member, ""))
 
     def next_question(self, member: int) -> Question | None:
         """Ask for the next page, if there is one."""
         return self.question_to(member) if member in self.missing else None
 
 
-class AskRound(Round):
+class ResignRound(Round):
     """Who vouches for a leader, and has noted that it is asked to step down."""
 
     def __init__(self, fleet: Fleet, question: Question, asks: Sequence[int], ends_at: float) -> None:
@@ -257,15 +257,15 @@ class AskRound(Round):
 
     def take(self, member: int, reply: Reply) -> None:
         """Count who has noted it."""
-        if isinstance(reply, Asked):
+        if isinstance(reply, ResignReply):
             self.missing.discard(member)
             self.answers[member] = reply.led
 
 
-def held_by(name: str, held: Held, *, certain: bool = True) -> HeldBy:
+def held_by(name: str, held: StandingPromise, *, certain: bool = True) -> HeldBy:
     """Tell a promise in the words of a store; how much of it remains only if it is *certain* that it makes a leader."""
     return HeldBy(name, held.holder, held.token, held.remaining if certain else None, held.metadata)
 
 
-def _claim(held: Held) -> tuple[int, int]:
+def _claim(held: StandingPromise) -> tuple[int, int]:
     return held.token, held.member

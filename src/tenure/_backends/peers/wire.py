@@ -1,13 +1,13 @@
-"""What members say to one another: plain values, and their form as bytes.
+"""The messages between members: plain values, and their encoding as bytes.
 
 House rules:
 
-- A message is complete in itself. It may be lost, come late, come twice, and overtake another.
-- ``decode(encode(message)) == message``. Whatever else is decoded gives a message that is fit to be handled, or
+- A message is complete in itself. It may be lost, late or duplicated, and it may overtake another.
+- ``decode(encode(message)) == message``. Any other input decodes to a message that is fit to be handled, or raises
   :class:`Malformed`: every field has its type and its limit.
-- What answers a question carries the question's ``round``, and means nothing to anybody who doesn't wait for it.
+- A reply carries its request's ``round``. A member that doesn't wait for that round ignores it.
 
-Fields are written in the order of the classes below, as a JSON array that begins with the message's tag.
+A message is a JSON array: its tag, then its fields in the order of the classes below.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Metadata
 
 FRAME_MAX = 65_536
-"""Bytes of a frame, all in all; a longer one is refused before it is read."""
+"""Bytes of a whole frame; a longer one is refused before it is read."""
 
 BODY_MAX = FRAME_MAX - 256
-"""Bytes of a message; the rest is for what a transport puts around it."""
+"""Bytes of a message; the rest of a frame is for the transport's header."""
 
 TEXT_MAX = 1_024
 """Characters of a name or a holder."""
@@ -39,14 +39,14 @@ TTL_MAX = 86_400.0 * 366
 
 
 class Malformed(ValueError):
-    """Say that some bytes are no message."""
+    """Some bytes are no valid message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A promise that still stands: to which member, for which claim, and for how many seconds more.
+class StandingPromise:
+    """A promise that still holds: to which member, for which claim, and for how many seconds more.
 
-    *won* if it is known that others have vouched, too, and it made a leader: for who renews has led.
+    *won* is set once the claim was renewed: only a leader renews, so a majority had voted for it.
     """
 
     member: int
@@ -57,27 +57,29 @@ class Held:
     won: bool = False
 
 
-# --- who is there ------------------------------------------------------------------------------------------------
+# --- liveness, start-up ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """I live; ``newest`` is the highest token that I know of."""
+class Heartbeat:
+    """The sender is alive; ``newest`` is the highest token that it knows."""
 
     newest: int
 
 
 @dataclass(frozen=True, slots=True)
-class Learn:
-    """I have just started and know nothing of what I promised before: tell me whether you lead anything."""
+class StartupRequest:
+    """The sender has just started and has lost its promises: it asks whether the receiver leads anything."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """To ``Learn``: whether I lead nothing and claim nothing, the highest token that I know of, and the highest that
-    there can be: ``bound`` counts those that may have been given since where I don't hear of it."""
+class StartupReply:
+    """Reply to ``StartupRequest``: ``clear`` if the sender leads and claims nothing; the newest token it knows.
+
+    ``bound`` is an upper limit of all tokens, those included that were given since without the sender's knowledge.
+    """
 
     round: int
     clear: bool
@@ -90,7 +92,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Vouch for me as the leader of *name*, for *ttl* seconds from now; ``renewal`` if I lead it already."""
+    """The sender asks for a vote as the leader of *name*, for *ttl* seconds; ``renewal`` if it leads already."""
 
     round: int
     name: str
@@ -102,25 +104,25 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Vouch:
-    """Yes to ``Claim``: I vouch for nobody else meanwhile. ``resign_asked``: somebody wants you to step down."""
+class Vote:
+    """Yes to ``Claim``: no other claim gets this vote meanwhile. ``resign_asked``: the leader is asked to resign."""
 
     round: int
     resign_asked: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Deny:
+class Refusal:
     """No to ``Claim``: the name is held, or the token is not newer than ``newest``."""
 
     round: int
     newest: int
-    held: Held | None
+    held: StandingPromise | None
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """I claim *name* no more under this token: whoever vouched for it is free. *won*: I have led under it."""
+class ReleaseRequest:
+    """The sender gives up its claim to *name* under this token: votes for it are free. *won*: the sender has led."""
 
     round: int
     name: str
@@ -130,8 +132,8 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """To ``Free``: done."""
+class ReleaseReply:
+    """Reply to ``ReleaseRequest``: done."""
 
     round: int
 
@@ -140,93 +142,93 @@ class Freed:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Whom do you vouch for?"""
+class InspectRequest:
+    """Ask which claim to *name* has the receiver's vote."""
 
     round: int
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """To ``Look``: the highest token I vouched for or heard of under this name, and the promise that stands, if any."""
+class InspectReply:
+    """Reply to ``InspectRequest``: the highest token known for this name, and the promise that holds, if any."""
 
     round: int
     newest: int
-    held: Held | None
+    held: StandingPromise | None
 
 
 @dataclass(frozen=True, slots=True)
-class List:
-    """Which names after *after* do you know?"""
+class ListRequest:
+    """Ask which names after *after* the receiver knows."""
 
     round: int
     after: str
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """To ``List``: the next few of them, sorted; none at the end."""
+class ListReply:
+    """Reply to ``ListRequest``: the next names, sorted; an empty page is the last."""
 
     round: int
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask whoever leads *name* to step down."""
+class ResignRequest:
+    """Ask the leader of *name* to step down."""
 
     round: int
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """To ``Ask``: whether I vouch for a leader, who will read it in my next answer."""
+class ResignReply:
+    """Reply to ``ResignRequest``: whether a leader has the sender's vote; it reads the request in the next ``Vote``."""
 
     round: int
     led: bool
 
 
-# --- who should claim: the strategies ----------------------------------------------------------------------------
+# --- strategies: which member claims -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Election:
-    """Bully: I hold an election for *name*; if you rank higher and want it, take over."""
+class BullyElection:
+    """Bully's ELECTION: the sender holds an election for *name*; a higher member that wants the name takes over."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Okay:
-    """Bully: I rank higher and take over."""
+class BullyOk:
+    """Bully's answer: the sender ranks higher and takes over."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Elect:
-    """Ring: *candidate* is the highest so far; ``hops`` is how often this was passed on."""
-
-    name: str
-    candidate: int
-    hops: int
-
-
-@dataclass(frozen=True, slots=True)
-class Elected:
-    """Ring: *candidate* has come round, and claims the name."""
+class RingElection:
+    """Chang–Roberts election message: the highest *candidate* so far, passed on ``hops`` times."""
 
     name: str
     candidate: int
     hops: int
 
 
-Strategic = Election | Okay | Elect | Elected
-Question = Claim | Free | Look | List | Ask
-Reply = Vouch | Deny | Freed | Seen | Listed | Asked
-Message = Beat | Learn | Told | Question | Reply | Strategic
+@dataclass(frozen=True, slots=True)
+class RingElected:
+    """Chang–Roberts elected message: *candidate* was the highest in the ring, and claims the name."""
+
+    name: str
+    candidate: int
+    hops: int
+
+
+ElectionMessage = BullyElection | BullyOk | RingElection | RingElected
+Question = Claim | ReleaseRequest | InspectRequest | ListRequest | ResignRequest
+Reply = Vote | Refusal | ReleaseReply | InspectReply | ListReply | ResignReply
+Message = Heartbeat | StartupRequest | StartupReply | Question | Reply | ElectionMessage
 
 
 # --- fields ------------------------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ Message = Beat | Learn | Told | Question | Reply | Strategic
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < NUMBER_MAX:
-        raise Malformed("not a number of ours")
+        raise Malformed("not a number in range")
     return value
 
 
@@ -269,18 +271,20 @@ def _texts(value: Any) -> tuple[str, ...]:
 def _metadata(value: Any) -> Metadata:
     if type(value) is not dict or any(type(each) is not str for each in value.values()):
         raise Malformed("not metadata")
-    if metadata_size(value) > METADATA_MAX:  # or it would be repeated in an answer that is longer than the question
+    if metadata_size(value) > METADATA_MAX:  # a reply repeats it, and must fit into a frame too
         raise Malformed("too much metadata")
     return FrozenDict(value) if value else NO_METADATA
 
 
-def _held(value: Any) -> Held | None:
+def _held(value: Any) -> StandingPromise | None:
     if value is None:
         return None
     if type(value) is not list or len(value) != 6:
         raise Malformed("not a promise")
     member, holder, token, remaining, metadata, won = value
-    return Held(_number(member), _text(holder), _number(token), _seconds(remaining), _metadata(metadata), _flag(won))
+    return StandingPromise(
+        _number(member), _text(holder), _number(token), _seconds(remaining), _metadata(metadata), _flag(won)
+    )
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -290,19 +294,35 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "str": _text,
     "tuple[str, ...]": _texts,
     "Metadata": _metadata,
-    "Held | None": _held,
+    "StandingPromise | None": _held,
 }
 
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        *(Beat, Learn, Told, Claim, Vouch, Deny, Free, Freed, Look, Seen, List, Listed, Ask, Asked),
-        *(Election, Okay, Elect, Elected),
-    )
+    # The tags are the wire format: members of other versions read them, so they stay when a class is renamed.
+    "beat": Heartbeat,
+    "learn": StartupRequest,
+    "told": StartupReply,
+    "claim": Claim,
+    "vouch": Vote,
+    "deny": Refusal,
+    "free": ReleaseRequest,
+    "freed": ReleaseReply,
+    "look": InspectRequest,
+    "seen": InspectReply,
+    "list": ListRequest,
+    "listed": ListReply,
+    "ask": ResignRequest,
+    "asked": ResignReply,
+    "election": BullyElection,
+    "okay": BullyOk,
+    "elect": RingElection,
+    "elected": RingElected,
 }
+_TAGS: dict[type[Any], str] = {kind: tag for tag, kind in _KINDS.items()}
 _SHAPES: dict[str, tuple[Callable[[Any], Any], ...]] = {
     tag: tuple(
-        _maybe_text if (kind, each.name) == (List, "after") else _READERS[str(each.type)] for each in fields(kind)
+        _maybe_text if (kind, each.name) == (ListRequest, "after") else _READERS[str(each.type)]
+        for each in fields(kind)
     )
     for tag, kind in _KINDS.items()
 }
@@ -312,14 +332,14 @@ _SHAPES: dict[str, tuple[Callable[[Any], Any], ...]] = {
 
 
 def encode(message: Message) -> bytes:
-    """Return the form of *message* as bytes.
+    """Return *message* as bytes.
 
     Raises:
         Malformed: It is longer than a frame may be.
     """
-    told: list[Any] = [type(message).__name__.lower()]
-    told += [_plain(getattr(message, name)) for name in _NAMES[type(message)]]
-    body = _TO_JSON.encode(told).encode("ascii")
+    array: list[Any] = [_TAGS[type(message)]]
+    array += [_plain(getattr(message, name)) for name in _NAMES[type(message)]]
+    body = _TO_JSON.encode(array).encode("ascii")
     if len(body) > BODY_MAX:
         raise Malformed(f"the message has {len(body)} bytes, more than {BODY_MAX}")
     return body
@@ -327,7 +347,7 @@ def encode(message: Message) -> bytes:
 
 def _plain(value: Any) -> Any:
     match value:
-        case Held(member, holder, token, remaining, metadata, won):
+        case StandingPromise(member, holder, token, remaining, metadata, won):
             return [member, holder, token, remaining, dict(metadata), won]
         case FrozenDict():
             return dict(value)
@@ -335,23 +355,23 @@ def _plain(value: Any) -> Any:
 
 
 def decode(body: bytes) -> Message:
-    """Return the message that *body* stands for.
+    """Return the message that *body* encodes.
 
     Raises:
-        Malformed: It stands for none.
+        Malformed: It is no valid message.
     """
     if len(body) > BODY_MAX:
         raise Malformed("too long")
     try:
-        told = _FROM_JSON.decode(body.decode())
+        array = _FROM_JSON.decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise Malformed("not JSON") from error
-    if type(told) is not list or not told or type(told[0]) is not str:
+    if type(array) is not list or not array or type(array[0]) is not str:
         raise Malformed("not an array with a tag")
-    shape = _SHAPES.get(told[0])
-    if shape is None or len(shape) != len(told) - 1:
-        raise Malformed("no message of ours")
-    message: Message = _KINDS[told[0]](*(read(value) for read, value in zip(shape, told[1:], strict=True)))
+    shape = _SHAPES.get(array[0])
+    if shape is None or len(shape) != len(array) - 1:
+        raise Malformed("an unknown tag, or another number of fields")
+    message: Message = _KINDS[array[0]](*(read(value) for read, value in zip(shape, array[1:], strict=True)))
     return message
 
 
@@ -360,7 +380,7 @@ def _no_constant(written: str) -> float:
 
 
 _NAMES = {kind: tuple(each.name for each in fields(kind)) for kind in _KINDS.values()}
-_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # kept, as it takes as long to make one as to use it
+_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # made once: making one takes as long as using it
 _FROM_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
@@ -370,7 +390,7 @@ def metadata_size(metadata: Metadata) -> int:
 
 
 def page(names: Sequence[str]) -> tuple[str, ...]:
-    """Return as many of *names*, from the first on, as surely fit into one message."""
+    """Return as many of *names*, from the first on, as fit into one message for certain."""
     room, taken = BODY_MAX // 2, 0
     for count, name in enumerate(names):
         taken += len(json.dumps(name)) + 1

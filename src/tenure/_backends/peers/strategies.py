@@ -17,38 +17,38 @@ from dataclasses import dataclass
 
 from tenure._backends.peers.fleet import Fleet
 from tenure._backends.peers.liveness import Liveness
-from tenure._backends.peers.wire import Strategic
+from tenure._backends.peers.wire import ElectionMessage
 from tenure._jitter import Rng
 
 # --- what comes in -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class Campaign:
     """A candidate of ours wants the name, and as far as we know nobody leads."""
 
 
 @dataclass(frozen=True, slots=True)
-class StandBack:
+class Withdraw:
     """Nobody here wants the name any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """Another member's message about this election; *wanted* if a candidate of ours waits for the name to be free."""
 
     sender: int
-    message: Strategic
+    message: ElectionMessage
     wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class LeaderKnown:
     """Somebody leads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class ClaimFailed:
     """Our claim was not won, and we don't know who leads, if anybody. Another is in vain for *wait* seconds."""
 
     wait: float = 0.0
@@ -59,34 +59,34 @@ class Tick:
     """``wake_at`` has come."""
 
 
-Input = Stand | StandBack | Heard | Settled | Beaten | Tick
+Input = Campaign | Withdraw | Received | LeaderKnown | ClaimFailed | Tick
 
 
 # --- what goes out -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class Send:
     """Send *message* to the member *to*."""
 
     to: int
-    message: Strategic
+    message: ElectionMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Stake:
+class ClaimNow:
     """It is our turn: ask everybody to vouch for us."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rouse:
+class WakeCandidate:
     """An election goes on: wake the candidate here, if there is one and it waits."""
 
 
-Effect = Emit | Stake | Rouse
+Effect = Send | ClaimNow | WakeCandidate
 
 
-class Race(ABC):
+class ElectionStrategy(ABC):
     """One member's part in the election for one name, as a pure state machine.
 
     Args:
@@ -111,19 +111,19 @@ class Race(ABC):
     def handle(self, event: Input, now: float) -> list[Effect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
         match event:
-            case Stand():
+            case Campaign():
                 if self.stands:
                     return []
                 self.stands = True
                 return self._begin(now)
-            case StandBack() | Settled():
+            case Withdraw() | LeaderKnown():
                 self.stands = False
                 self.wake_at = math.inf
                 self._end()
                 return []
-            case Heard(sender, message, wanted):
-                return self._join(sender, message, now) if wanted else self._hear(sender, message, now)
-            case Beaten(wait):
+            case Received(sender, message, wanted):
+                return self._join(sender, message, now) if wanted else self._receive(sender, message, now)
+            case ClaimFailed(wait):
                 if self.stands:
                     self._end()
                     self.wake_at = now + wait + self._pause()
@@ -134,11 +134,11 @@ class Race(ABC):
                 self.wake_at = math.inf
                 return self._wake(now)
 
-    def _join(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+    def _join(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         """Take part from this message on, as if our candidate had asked just before; if it leads to nothing, don't."""
         stood, self.stands = self.stands, True
-        effects = self._hear(sender, message, now)
-        if not stood and self.wake_at == math.inf and Stake() not in effects:
+        effects = self._receive(sender, message, now)
+        if not stood and self.wake_at == math.inf and ClaimNow() not in effects:
             self.stands = False
         return effects
 
@@ -155,7 +155,7 @@ class Race(ABC):
         """Forget how far the election had come."""
 
     @abstractmethod
-    def _hear(self, sender: int, message: Strategic, now: float) -> list[Effect]:
+    def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         """Take in what another member said."""
 
     @abstractmethod
