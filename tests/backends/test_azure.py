@@ -42,7 +42,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding
 from tenure.testing import until
-from tenure.testing._conformance.leases.faults import Hall
+from tenure.testing._conformance.leases.faults import Candidates
 from tests.servers import Azurite, shared, url_of
 from tests.servers.gate import HttpGate
 
@@ -434,22 +434,22 @@ async def test_candidates_outlast_a_container_that_is_deleted() -> None:
     async with HttpGate(server.blob.port) as gate:
         url = f"azurite://127.0.0.1:{gate.port}?queue_port={server.queue.port}&container=deleted"
         backends = [azure_storage.open(Url.parse(url)) for _ in range(2)]
-        hall = Hall("office", azure_storage.TRAITS.ttl_min)
+        candidates = Candidates("office", azure_storage.TRAITS.ttl_min)
         try:
             for backend in backends:
-                await hall.candidate(backend.leases)
-            await until(lambda: hall.told(TermBegan))
+                await candidates.candidate(backend.leases)
+            await until(lambda: candidates.told(TermBegan))
             gate.refusal = still_being_deleted
             async with BlobServiceClient.from_connection_string(server.connection_string) as user:
                 await user.delete_container("deleted")
-            await until(lambda: hall.told(TermEnding))
-            failures = len(hall.told(CampaignFailed))
-            await until(lambda: len(hall.told(CampaignFailed)) > failures + 1)
-            assert len(hall.told(TermBegan)) == 1
+            await until(lambda: candidates.told(TermEnding))
+            failures = len(candidates.told(CampaignFailed))
+            await until(lambda: len(candidates.told(CampaignFailed)) > failures + 1)
+            assert len(candidates.told(TermBegan)) == 1
             gate.heal()
-            await until(lambda: len(hall.told(TermBegan)) == 2)
+            await until(lambda: len(candidates.told(TermBegan)) == 2)
         finally:
-            await hall.close()
+            await candidates.close()
             for backend in backends:
                 await backend.close()
 

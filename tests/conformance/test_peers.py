@@ -94,12 +94,12 @@ class RingHarness(PeersHarness):
 
 
 class PeersSuite(LeaseStoreSuite):
-    async def test_who_asks_again_gets_the_same_grant(self, house: LeaseHarness, name: str) -> None:
+    async def test_acquiring_again_gives_the_same_grant(self, harness: LeaseHarness, name: str) -> None:
         # Asked again through the same member only: who leads is a member, so another one is another claimant.
-        store, other = await house.open(), await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
-        assert await store.acquire(name, "ann#1", house.ttl) == Granted(grant)
-        assert isinstance(await other.acquire(name, "ann#1", house.ttl), HeldBy)
+        store, other = await harness.open(), await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
+        assert await store.acquire(name, "ann#1", harness.ttl) == Granted(grant)
+        assert isinstance(await other.acquire(name, "ann#1", harness.ttl), HeldBy)
 
 
 class TestLowestLeases(PeersSuite):

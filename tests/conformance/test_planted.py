@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -14,9 +11,7 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, N
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
 from tenure.testing.conformance import LeaseFaultSuite, LeaseStoreSuite, Lossy
-from tests.conformance.test_memory import MemoryHarness
-
-Suite = type[LeaseStoreSuite] | type[LeaseFaultSuite]
+from tests.conformance.planted import failing_tests, leases_with
 
 
 class NoExpiry(MemoryLeases):
@@ -89,7 +84,7 @@ class ReleaseForgetsToken(MemoryLeases):
         return answer
 
 
-class ReleaseTellsNobody(MemoryLeases):
+class ReleaseGivesNoHint(MemoryLeases):
     async def release(self, grant: Grant) -> Released | Lost:
         notifier, self._memory.notifier = self._memory.notifier, Notifier()
         try:
@@ -110,13 +105,13 @@ class RenewalTakesOver(MemoryLeases):
         return await super().renew(grants, ttl)
 
 
-class OneThatCanNotBeAskedIsLost(Lossy):
+class AnUnreachableGrantIsLost(Lossy):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         pairs = zip(grants, await super().renew(grants, ttl), strict=True)
         return [Lost(grant) if isinstance(answer, NoAnswer) else answer for grant, answer in pairs]
 
 
-class OneThatCanNotBeAskedCostsAll(Lossy):
+class AnUnreachableGrantCostsAll(Lossy):
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         answers = await super().renew(grants, ttl)
         if any(isinstance(answer, NoAnswer) for answer in answers):
@@ -196,7 +191,7 @@ class AnyTime(MemoryLeases):
         return await super().renew(grants, min(max(0.01, ttl), 100.0) if ttl == ttl else 1.0)
 
 
-class Deaf(MemoryLeases):
+class GivesNoHints(MemoryLeases):
     def hints(self, name: str) -> AsyncIterator[None]:
         super().hints(name)
         return Notifier().listen(name)
@@ -207,50 +202,13 @@ PLANTED = [
 ]
 
 
-def harness_with(plant: type[MemoryLeases] | type[Lossy]) -> type[MemoryHarness]:
-    class Planted(MemoryHarness):
-        async def open(self) -> Lossy:
-            if issubclass(plant, Lossy):
-                return plant(MemoryLeases(self._clock, self._memory))
-            return Lossy(plant(self._clock, self._memory))
-
-    return Planted
-
-
-def calls(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every test of *suite* with each of its parameters, as pytest would."""
-    for name in dir(suite):
-        if name.startswith("test_"):
-            marks = getattr(getattr(suite, name), "pytestmark", [])
-            lists = [[*_arguments(*mark.args[:2])] for mark in marks if mark.name == "parametrize"]
-            for chosen in itertools.product(*lists):
-                yield name, {key: value for one in chosen for key, value in one.items()}
-
-
-def _arguments(names: str | tuple[str, ...], choices: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for choice in choices:
-        yield {names: choice} if isinstance(names, str) else dict(zip(names, choice, strict=True))
-
-
 async def findings(plant: type[MemoryLeases] | type[Lossy]) -> set[str]:
-    """Run the suites against *plant* and return the tests that fail."""
-    failed = set()
-    for suite in (LeaseStoreSuite, LeaseFaultSuite):
-        for name, arguments in calls(suite):
-            house = harness_with(plant)()
-            try:
-                await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-            except pytest.skip.Exception:
-                pass
-            except (Exception, pytest.fail.Exception):
-                failed.add(name)
-            finally:
-                await house.close()
-    return failed
+    """Run the suites of leases against *plant*, and return the tests that fail."""
+    return await failing_tests(leases_with(plant), LeaseStoreSuite, LeaseFaultSuite)
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait less long for hints that never come."""
     from tenure.testing._conformance.leases import hints
 
@@ -261,7 +219,7 @@ async def test_without_a_plant_nothing_is_found() -> None:
     assert await findings(MemoryLeases) == set()
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_short_waits")
 @pytest.mark.parametrize("plant", PLANTED)
 async def test_a_planted_bug_is_found(plant: type[MemoryLeases] | type[Lossy]) -> None:
     assert await findings(plant), f"no test fails on {plant.__name__}"

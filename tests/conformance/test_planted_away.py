@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,12 +12,16 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, V
 from tenure._queue.broker import Broker, Claim
 from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
 from tenure.errors import ConfigError, TenureError, Unavailable
-from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy
+from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, Lossy, QueueHarness
+from tests.conformance.planted import failing_tests
 from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
 
 TESTS = {
-    LeaseFaultSuite: ("test_what_was_away_for_a_while_is_found_again", "test_candidates_outlast_what_is_away"),
-    BrokerFaultSuite: ("test_what_was_away_for_a_while_is_found_again", "test_a_consumer_outlasts_what_is_away"),
+    LeaseFaultSuite: ("test_the_store_is_used_again_when_it_is_back", "test_candidates_go_on_when_the_store_is_back"),
+    BrokerFaultSuite: (
+        "test_the_store_is_used_again_when_it_is_back",
+        "test_a_consumer_goes_on_when_the_store_is_back",
+    ),
 }
 
 state = {"away": False, "was away": False}  # of the one store that a test has
@@ -122,7 +125,7 @@ async def away() -> AsyncIterator[None]:
 async def findings(plant: Plant) -> set[str]:
     """Run what looks for it against *plant*; return the tests that fail."""
 
-    class LeaseHouse(MemoryHarness):
+    class PlantedLeases(MemoryHarness):
         faults = frozenset({"away"})
 
         async def open(self) -> Lossy:
@@ -132,7 +135,7 @@ async def findings(plant: Plant) -> set[str]:
         def away(self):  # type: ignore[no-untyped-def]
             return away()
 
-    class QueueHouse(MemoryQueueHarness):
+    class PlantedQueues(MemoryQueueHarness):
         faults = frozenset({"away"})
 
         async def open(self) -> Broker:
@@ -143,22 +146,17 @@ async def findings(plant: Plant) -> set[str]:
             return away()
 
     is_store = issubclass(plant, Leases)
-    suite: type[LeaseFaultSuite] | type[BrokerFaultSuite] = LeaseFaultSuite if is_store else BrokerFaultSuite
-    failed = set()
-    for name in TESTS[suite]:
-        house: MemoryHarness | MemoryQueueHarness = LeaseHouse() if is_store else QueueHouse()
+    suite = LeaseFaultSuite if is_store else BrokerFaultSuite
+
+    def make_harness() -> LeaseHarness | QueueHarness:
         state["was away"] = False
-        try:
-            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}")
-        except (Exception, pytest.fail.Exception):
-            failed.add(name)
-        finally:
-            await house.close()
-    return failed
+        return PlantedLeases() if is_store else PlantedQueues()
+
+    return await failing_tests(make_harness, suite, is_meant=lambda name: name in TESTS[suite])
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     from tenure.testing._conformance.leases import faults as lease_faults
     from tenure.testing._conformance.queues import faults as queue_faults
 
@@ -173,7 +171,7 @@ async def test_without_a_plant_nothing_is_found(store: Plant) -> None:
 
 @pytest.mark.parametrize("plant", [LeasesGoAwayToo, LeasesAreLost, LocksAreLost])
 async def test_what_says_no_for_do_not_know_is_found(plant: Plant) -> None:
-    assert "test_what_was_away_for_a_while_is_found_again" in await findings(plant)
+    assert "test_the_store_is_used_again_when_it_is_back" in await findings(plant)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, TypeVar
 
@@ -25,8 +24,8 @@ from tenure._queue.message import (
 )
 from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Lossy, LossyBroker, Scale
 from tests.conformance.counting import lines_run
+from tests.conformance.planted import failing_tests
 from tests.conformance.test_cost import CountedMemory, CountedMemoryQueues
-from tests.conformance.test_planted import calls
 
 T = TypeVar("T")
 
@@ -218,18 +217,9 @@ async def findings(plant: type[MemoryBroker | MemoryLeases]) -> set[str]:
         async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
             return await lines_run(ask, __file__)
 
-    suite = BrokerCostSuite if issubclass(plant, MemoryBroker) else LeaseCostSuite
-    for name, arguments in calls(suite):  # type: ignore[arg-type]
-        house = Queues() if issubclass(plant, MemoryBroker) else Leases()
-        try:
-            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-        except pytest.skip.Exception:
-            pass
-        except AssertionError:
-            return {name}
-        finally:
-            await house.close()
-    return set()
+    if issubclass(plant, MemoryBroker):
+        return await failing_tests(Queues, BrokerCostSuite, failures=(AssertionError,), first_only=True)
+    return await failing_tests(Leases, LeaseCostSuite, failures=(AssertionError,), first_only=True)
 
 
 @pytest.mark.parametrize("store", [MemoryBroker, MemoryLeases])

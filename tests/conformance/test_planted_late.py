@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._backends.memory.queue import Row, Shelf
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
-from tenure._queue.broker import Broker
 from tenure._queue.message import Delivery, SessionLock
-from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, Lossy, LossyBroker
-from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
-from tests.conformance.test_planted import calls
+from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness
+from tests.conformance.planted import calls, failing_tests, leases_with, queues_with
 from tests.conformance.test_planted_queue import LooksAtSequenceOnly
 
 # --- leases ---
@@ -72,22 +68,18 @@ class LateReleaseEndsTheNextTerm(MemoryLeases):
 
 
 LEASES: list[tuple[type[MemoryLeases], str]] = [
-    (LateRenewalShortens, "test_what_extends_a_lease_late_does_not_shorten_it"),
-    (AskingAgainShortens, "test_what_extends_a_lease_late_does_not_shorten_it"),
+    (LateRenewalShortens, "test_a_late_extension_does_not_shorten_a_lease"),
+    (AskingAgainShortens, "test_a_late_extension_does_not_shorten_a_lease"),
     (LateRenewalTakesTheNextTerm, "test_a_late_renewal_does_not_touch_the_next_term"),
     (LateAcquisitionTakesTheNextTerm, "test_a_late_acquisition_is_refused_beside_another_leader"),
-    (LateAcquisitionBringsTheOldTokenBack, "test_a_late_acquisition_of_a_free_name_goes_by_itself"),
+    (LateAcquisitionBringsTheOldTokenBack, "test_a_late_acquisition_of_a_free_name_expires"),
     (LateReleaseEndsTheNextTerm, "test_a_late_release_does_not_end_the_next_term"),
 ]
 
 
 @pytest.mark.parametrize(("plant", "test"), LEASES)
 async def test_what_a_late_question_does_to_a_lease_is_found(plant: type[MemoryLeases], test: str) -> None:
-    class Planted(MemoryHarness):
-        async def open(self) -> Lossy:
-            return Lossy(plant(self._clock, self._memory))
-
-    assert test in await late_findings(LeaseFaultSuite, Planted)
+    assert test in await late_findings(LeaseFaultSuite, leases_with(plant))
 
 
 # --- locks ---
@@ -119,36 +111,20 @@ class LateClaimsDie(MemoryBroker):
 LOCKS: list[tuple[type[MemoryBroker], str]] = [
     (LateRenewalShortensLocks, "test_a_late_renewal_does_not_shorten_a_lock"),
     (LooksAtSequenceOnly, "test_a_late_verdict_touches_no_newer_lock"),
-    (LateClaimsDie, "test_a_late_claim_comes_again"),
+    (LateClaimsDie, "test_the_messages_of_a_late_claim_come_again"),
 ]
 
 
 @pytest.mark.parametrize(("plant", "test"), LOCKS)
 async def test_what_a_late_question_does_to_a_message_is_found(plant: type[MemoryBroker], test: str) -> None:
-    class Planted(MemoryQueueHarness):
-        async def open(self) -> Broker:
-            return LossyBroker.around(plant(self._clock, self._memory))
-
-    assert test in await late_findings(BrokerFaultSuite, Planted)
+    assert test in await late_findings(BrokerFaultSuite, queues_with(plant))
 
 
 async def test_every_late_question_is_found_wrong_by_a_plant() -> None:
-    suites: list[Any] = [LeaseFaultSuite, BrokerFaultSuite]
-    late = {name for suite in suites for name, _ in calls(suite) if "_late" in name}
+    late = {name for suite in (LeaseFaultSuite, BrokerFaultSuite) for name, _ in calls(suite) if "_late" in name}
     assert late == {test for _, test in (*LEASES, *LOCKS)}
 
 
-async def late_findings(suite: Any, harness: Any) -> set[str]:
-    """Run the tests of *suite* about late questions, and return those that fail."""
-    failed = set()
-    for name, arguments in calls(suite):
-        if "_late" not in name:
-            continue
-        house = harness()
-        try:
-            await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-        except (Exception, pytest.fail.Exception):
-            failed.add(name)
-        finally:
-            await house.close()
-    return failed
+async def late_findings(suite: type, make_harness: Callable[[], LeaseHarness | QueueHarness]) -> set[str]:
+    """Run the tests of *suite* about requests that are carried out late, and return those that fail."""
+    return await failing_tests(make_harness, suite, is_meant=lambda name: "_late" in name)

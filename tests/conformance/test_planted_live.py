@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Row
-from tenure._queue.broker import EVERYTHING, Broker, LiveSelection
+from tenure._queue.broker import EVERYTHING, LiveSelection
 from tenure._queue.message import LiveMessage
-from tenure.testing.conformance import LiveSuite, LossyBroker
-from tests.conformance.test_memory import MemoryQueueHarness
-from tests.conformance.test_planted import calls
+from tenure.testing.conformance import LiveSuite
+from tests.conformance.planted import failing_tests, queues_with
 
 
 class PeekCounts(MemoryBroker):
@@ -45,7 +43,7 @@ class PeekIgnoresTime(MemoryBroker):
         return shown
 
 
-class PeekShowsThePreferredFirst(MemoryBroker):
+class PeekShowsHighPriorityFirst(MemoryBroker):
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         shown = await super().peek(queue, which, 10_000)
         return sorted(shown, key=lambda one: (-one.priority, one.sequence))[:limit]
@@ -61,7 +59,7 @@ class PeekForgetsTheLimit(MemoryBroker):
         return await super().peek(queue, which, 10_000)
 
 
-class PurgesWhatIsLocked(MemoryBroker):
+class PurgesLockedMessages(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         with self._memory.lock:
             return self._remove(queue, which, self._live(queue, which, None))
@@ -78,12 +76,12 @@ class DryRunsPurge(MemoryBroker):
         return await super().purge_live(queue, which)
 
 
-class PurgesWhatWasClaimedMeanwhile(MemoryBroker):
+class PurgesMessagesClaimedMeanwhile(MemoryBroker):
     def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
         return super()._remove(name, replace(which, states=None), rows)
 
 
-class CountsWhatItHasFound(MemoryBroker):
+class CountsAllItFound(MemoryBroker):
     def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
         super()._remove(name, which, rows)
         return len(rows)
@@ -140,7 +138,7 @@ class LeavesSessionsHeldUp(MemoryBroker):
         return count
 
 
-class TellsNobodyOfAPurge(MemoryBroker):
+class PurgeGivesNoHint(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         self._ring, ring = lambda name: None, self._ring  # type: ignore[method-assign]
         try:
@@ -153,26 +151,8 @@ PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type
 
 
 async def findings(plant: type[MemoryBroker]) -> set[str]:
-    """Run the suite against *plant*, and return the tests that fail."""
-
-    class Planted(MemoryQueueHarness):
-        patience = 0.2
-
-        async def open(self) -> Broker:
-            return LossyBroker.around(plant(self._clock, self._memory))
-
-    failed = set()
-    for name, arguments in calls(LiveSuite):  # type: ignore[arg-type]
-        house = Planted()
-        try:
-            await getattr(LiveSuite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-        except pytest.skip.Exception:
-            pass
-        except (Exception, pytest.fail.Exception):
-            failed.add(name)
-        finally:
-            await house.close()
-    return failed
+    """Run the suite of live messages against *plant*, and return the tests that fail."""
+    return await failing_tests(queues_with(plant, wait=0.2), LiveSuite)
 
 
 async def test_without_a_plant_nothing_is_found() -> None:

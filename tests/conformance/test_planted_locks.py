@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 
 from tenure._backends.memory.queue import NEVER, MemoryBroker, Row, Session, Shelf
 from tenure._queue import consumer, handlers, message, session_consumer
-from tenure._queue.broker import Broker, Claim, Selection
+from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
 from tenure.testing._conformance.queues import consumers
-from tenure.testing.conformance import ConsumerSuite, LockSuite, LossyBroker
+from tenure.testing.conformance import ConsumerSuite, LockSuite
+from tests.conformance.planted import failing_tests, queues_with
 from tests.conformance.test_memory import MemoryQueueHarness
-from tests.conformance.test_planted import calls
 
 
 class Trusting(MemoryBroker):
@@ -63,19 +62,19 @@ class SettlesForAnybody(MemoryBroker):
         return await super().settle(mine)
 
 
-class ForgetsTheTtlOfWhatIsPutBack(MemoryBroker):
+class ForgetsTheExpiryOfReturnedMessages(MemoryBroker):
     def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
         row.expires_at = NEVER
         return super()._return(shelf, row, verdict, now)
 
 
-class ForgetsTheTtlAfterACrash(MemoryBroker):
+class ForgetsTheExpiryAfterACrash(MemoryBroker):
     def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
         row.expires_at = NEVER
         super()._lock_ends(shelf, row, now)
 
 
-class KeepsTheTtlOfTheDead(MemoryBroker):
+class KeepsTheExpiryOfTheDead(MemoryBroker):
     def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
         super()._bury(shelf, row, reason, description, now)
         row.expires_at = now
@@ -99,7 +98,7 @@ class ShortensLocks(MemoryBroker):
         return super()._renew(one, until, now)
 
 
-class RedrivesInSilence(MemoryBroker):
+class RedriveGivesNoHint(MemoryBroker):
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
@@ -121,24 +120,8 @@ PLANTED = [
 
 
 async def findings(plant: type[MemoryBroker], wait: float) -> set[str]:
-    """Run the suite of locks against *plant*; return the tests that fail."""
-
-    class Planted(MemoryQueueHarness):
-        patience = wait
-
-        async def open(self) -> Broker:
-            return LossyBroker.around(plant(self._clock, self._memory))
-
-    failed = set()
-    for name, arguments in calls(LockSuite):  # type: ignore[arg-type]
-        house = Planted()
-        try:
-            await getattr(LockSuite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-        except (Exception, pytest.fail.Exception):
-            failed.add(name)
-        finally:
-            await house.close()
-    return failed
+    """Run the suite of locks against *plant*, waiting so long for hints; return the tests that fail."""
+    return await failing_tests(queues_with(plant, wait=wait), LockSuite)
 
 
 async def test_without_a_plant_nothing_is_found() -> None:
@@ -173,13 +156,13 @@ async def test_a_bug_planted_in_a_consumer_is_found(plant: str, monkeypatch: pyt
     module, name, bug, where = IN_CONSUMERS[plant]
     monkeypatch.setattr(consumers, "PATIENCE", 1.0)
     monkeypatch.setattr(module, name, bug)
-    suite, house = ConsumerSuite(), MemoryQueueHarness()
+    suite, harness = ConsumerSuite(), MemoryQueueHarness()
     sessions = plant.endswith("sessions")
     try:
         with pytest.raises((Exception, pytest.fail.Exception)):
             if where == "handler":
-                await suite.test_a_handler_that_misbehaves_costs_one_delivery(house, "q", "thread", sessions)
+                await suite.test_a_handler_that_misbehaves_costs_one_delivery(harness, "q", "thread", sessions)
             else:
-                await suite.test_an_error_hook_that_misbehaves_costs_nothing(house, "q", sessions, monkeypatch)
+                await suite.test_an_error_hook_that_misbehaves_costs_nothing(harness, "q", sessions, monkeypatch)
     finally:
-        await house.close()
+        await harness.close()

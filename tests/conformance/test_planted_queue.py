@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Queue, Row, Shelf
-from tenure._queue.broker import Broker, Claim, NoSession, Selection
+from tenure._queue.broker import Claim, NoSession, Selection
 from tenure._queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
@@ -30,9 +29,9 @@ from tenure._queue.message import (
     Stats,
 )
 from tenure._runtime.notifier import Notifier
-from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite, LossyBroker
+from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite
+from tests.conformance.planted import failing_tests, queues_with
 from tests.conformance.test_memory import MemoryQueueHarness
-from tests.conformance.test_planted import calls
 
 
 class LooksAtSequenceOnly(MemoryBroker):
@@ -92,7 +91,7 @@ class CountsWhenSettled(MemoryBroker):
         return deliveries
 
 
-class CountsWhatIsGivenBack(MemoryBroker):
+class CountsReturnedMessages(MemoryBroker):
     def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
         return super()._return(shelf, row, Abandon(), now)
 
@@ -105,13 +104,13 @@ class OneTryTooMany(MemoryBroker):
         return died
 
 
-class TellsOfNoEndedTtl(MemoryBroker):
+class ReportsNoExpiry(MemoryBroker):
     def _tell_dead(self, shelf: Shelf, row: Row) -> None:
         if row.death is not None and row.death.reason != EXPIRED:
             super()._tell_dead(shelf, row)
 
 
-class TellsDeathsAgain(MemoryBroker):
+class ReportsDeathsTwice(MemoryBroker):
     _again: Sequence[Died] = ()
 
     def _died(self, shelf: Shelf) -> Sequence[Died]:
@@ -120,7 +119,7 @@ class TellsDeathsAgain(MemoryBroker):
         return told or again
 
 
-class TellsEachProcessOfDeaths(MemoryBroker):
+class ReportsDeathsToEachProcess(MemoryBroker):
     _told = 0
 
     def _died(self, shelf: Shelf) -> Sequence[Died]:
@@ -211,7 +210,7 @@ class RoughStats(MemoryBroker):
         return Stats(stats.ready + stats.delayed, stats.locked, 0, stats.deferred, stats.dead, stats.oldest_age)
 
 
-class PurgesWhatIsLocked(MemoryBroker):
+class PurgesLockedMessages(MemoryBroker):
     def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
         return super()._dead(name, which, limit, locked=True)
 
@@ -258,7 +257,7 @@ class RedrivesUnderNewIds(MemoryBroker):
         super()._send_anew(queue, row, now)
 
 
-class RedrivesWhatIsNotKnownThere(MemoryBroker):
+class RedrivesOnlyUnknownIds(MemoryBroker):
     def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
         if not queue.sent.knows(row.id, now):
             super()._send_anew(queue, row, now)
@@ -270,7 +269,7 @@ class RedrivesWithoutHistory(MemoryBroker):
         super()._send_anew(queue, row, now)
 
 
-class Deaf(MemoryBroker):
+class GivesNoHints(MemoryBroker):
     def hints(self, queue: str) -> AsyncIterator[None]:
         return Notifier().listen(queue)
 
@@ -278,29 +277,9 @@ class Deaf(MemoryBroker):
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]
 
 
-async def findings(plant: type[MemoryBroker], patience: float) -> set[str]:
-    """Run the suites against *plant*, waiting so long for hints; return the tests that fail."""
-    wait = patience
-
-    class Planted(MemoryQueueHarness):
-        patience = wait
-
-        async def open(self) -> Broker:
-            return LossyBroker.around(plant(self._clock, self._memory))
-
-    failed = set()
-    for suite in (BrokerSuite, BrokerFaultSuite):
-        for name, arguments in calls(suite):  # type: ignore[arg-type]
-            house = Planted()
-            try:
-                await getattr(suite(), name)(house, f"planted-{secrets.token_hex(4)}", **arguments)
-            except pytest.skip.Exception:
-                pass
-            except (Exception, pytest.fail.Exception):
-                failed.add(name)
-            finally:
-                await house.close()
-    return failed
+async def findings(plant: type[MemoryBroker], wait: float) -> set[str]:
+    """Run the suites of brokers against *plant*, waiting so long for hints; return the tests that fail."""
+    return await failing_tests(queues_with(plant, wait=wait), BrokerSuite, BrokerFaultSuite)
 
 
 async def test_without_a_plant_nothing_is_found() -> None:

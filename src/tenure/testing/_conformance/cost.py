@@ -64,19 +64,19 @@ class Meter:
     """Asks, and notes what each question has cost at each depth: the least of it, as the first may have to clear away
     what was left behind while this depth was set up."""
 
-    house: Counting
+    harness: Counting
     scale: Scale
     figures: dict[str, dict[int, int]] = field(default_factory=dict)
     depth: int = 0
 
     @classmethod
-    def of(cls, house: Counting, *, in_steps: bool = False) -> Meter:
-        """Return one for *house*; skip the test if it can't count, or takes no steps and is to."""
-        if house.scale is None:
+    def of(cls, harness: Counting, *, in_steps: bool = False) -> Meter:
+        """Return one for *harness*; skip the test if it can't count, or takes no steps and is to."""
+        if harness.scale is None:
             pytest.skip("this harness can't count what its store does")
-        if in_steps and house.scale.step is None:
+        if in_steps and harness.scale.step is None:
             pytest.skip("this store does at once whatever time brings")
-        return cls(house, house.scale)
+        return cls(harness, harness.scale)
 
     def depths(self) -> Iterator[int]:
         """Yield the two depths, and note costs for each while it is at hand."""
@@ -93,7 +93,7 @@ class Meter:
 
     async def ask(self, question: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what *verb* answers, and note its cost under *question*."""
-        answer, cost = await self.house.work_of(partial(verb, *args, **kwargs))
+        answer, cost = await self.harness.work_of(partial(verb, *args, **kwargs))
         self.note(question, cost)
         return answer
 
@@ -114,6 +114,6 @@ class Meter:
     async def ask_step(self, question: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what *verb* answers; fail if it cost more than one step may."""
         assert self.scale.step is not None
-        answer, cost = await self.house.work_of(partial(verb, *args, **kwargs))
+        answer, cost = await self.harness.work_of(partial(verb, *args, **kwargs))
         assert cost <= self.scale.step, f"{question}: {cost:,} {self.scale.unit}, and a step has {self.scale.step:,}"
         return answer

@@ -16,52 +16,52 @@ AT_ONCE = 20  # questions side by side while something is set up
 class LeaseCostSuite(LeaseSuite):
     """Each test asks beside a few leases, and again beside ten times as many."""
 
-    async def test_beside_many_leases(self, house: LeaseHarness, name: str) -> None:
-        meter = Meter.of(house)
-        store = await house.open()
+    async def test_beside_many_leases(self, harness: LeaseHarness, name: str) -> None:
+        meter = Meter.of(harness)
+        store = await harness.open()
         for depth in meter.small_depths():
-            await lead(store, house, name, depth)
-            await use(meter, store, house, f"{name}-new-{depth}")
+            await lead(store, harness, name, depth)
+            await use(meter, store, harness, f"{name}-new-{depth}")
         meter.require_flat()
 
-    async def test_beside_many_that_have_expired(self, house: LeaseHarness, name: str) -> None:
-        meter = Meter.of(house)
-        store = await house.open()
+    async def test_beside_many_that_have_expired(self, harness: LeaseHarness, name: str) -> None:
+        meter = Meter.of(harness)
+        store = await harness.open()
         for depth in meter.small_depths():
-            await lead(store, house, name, depth)
-            await house.pass_time(house.ttl * LATE)
-            await use(meter, store, house, f"{name}-new-{depth}")
-            await use(meter, store, house, f"{name}-0", about="one of them: ")
+            await lead(store, harness, name, depth)
+            await harness.pass_time(harness.ttl * LATE)
+            await use(meter, store, harness, f"{name}-new-{depth}")
+            await use(meter, store, harness, f"{name}-0", about="one of them: ")
         meter.require_flat()
 
-    async def test_after_many_terms(self, house: LeaseHarness, name: str) -> None:
-        meter = Meter.of(house)
-        store = await house.open()
+    async def test_after_many_terms(self, harness: LeaseHarness, name: str) -> None:
+        meter = Meter.of(harness)
+        store = await harness.open()
         for depth in meter.small_depths():
             for term in range(depth):
-                assert isinstance(await store.release(await claim(store, name, f"ann#{term}", house.ttl)), Released)
-            await use(meter, store, house, name)
+                assert isinstance(await store.release(await claim(store, name, f"ann#{term}", harness.ttl)), Released)
+            await use(meter, store, harness, name)
         meter.require_flat()
 
 
-async def lead(store: LeaseStore, house: LeaseHarness, name: str, depth: int) -> None:
+async def lead(store: LeaseStore, harness: LeaseHarness, name: str, depth: int) -> None:
     """Acquire leases until there are so many."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def acquire(number: int) -> None:
         async with free:
-            await store.acquire(f"{name}-{number}", "crowd#1", house.ttl)
+            await store.acquire(f"{name}-{number}", "crowd#1", harness.ttl)
 
     await asyncio.gather(*map(acquire, range(depth)))
 
 
-async def use(meter: Meter, store: LeaseStore, house: LeaseHarness, name: str, about: str = "") -> None:
+async def use(meter: Meter, store: LeaseStore, harness: LeaseHarness, name: str, about: str = "") -> None:
     """Ask all that is asked about one lease."""
-    answer = await meter.ask(f"{about}acquire", store.acquire, name, "ann#1", house.ttl)
+    answer = await meter.ask(f"{about}acquire", store.acquire, name, "ann#1", harness.ttl)
     assert isinstance(answer, Granted)
     grant = answer.grant
-    assert isinstance(await meter.ask(f"{about}acquire in vain", store.acquire, name, "bob#1", house.ttl), HeldBy)
-    assert list(await meter.ask(f"{about}renew", store.renew, [grant], house.ttl)) == [Granted(grant)]
+    assert isinstance(await meter.ask(f"{about}acquire in vain", store.acquire, name, "bob#1", harness.ttl), HeldBy)
+    assert list(await meter.ask(f"{about}renew", store.renew, [grant], harness.ttl)) == [Granted(grant)]
     assert isinstance(await meter.ask(f"{about}inspect", store.inspect, name), HeldBy)
     assert await meter.ask(f"{about}ask to resign", store.ask_to_resign, name)
     assert isinstance(await meter.ask(f"{about}release", store.release, grant), Released)

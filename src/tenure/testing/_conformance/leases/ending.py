@@ -23,30 +23,30 @@ from tenure.testing._conformance.leases.steps import (
 class EndingTests(LeaseSuite):
     """A lease ends when its time is over or when it is released, for every verb."""
 
-    async def test_a_lease_ends_by_itself_and_not_before(self, house: LeaseHarness, name: str) -> None:
-        ann, bob = await house.open(), await house.open()
-        await claim(ann, name, "ann#1", house.ttl)
-        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
-        await house.pass_time(house.ttl * 0.8)
-        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
-        await house.pass_time(house.ttl * (LATE - 0.8))
-        assert (await win(house, bob, name, "bob#1")).holder == "bob#1"
+    async def test_a_lease_ends_by_itself_and_not_before(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        await claim(ann, name, "ann#1", harness.ttl)
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
+        await harness.pass_time(harness.ttl * 0.8)
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
+        await harness.pass_time(harness.ttl * (LATE - 0.8))
+        assert (await win(harness, bob, name, "bob#1")).holder == "bob#1"
 
     @pytest.mark.parametrize("verb", ["renew", "release", "inspect", "ask_to_resign", "acquire"])
-    async def test_at_its_very_end_a_lease_is_over_for_every_verb(
-        self, house: LeaseHarness, name: str, verb: str
+    async def test_at_its_exact_end_a_lease_is_over_for_every_verb(
+        self, harness: LeaseHarness, name: str, verb: str
     ) -> None:
-        if not house.is_exact:
+        if not harness.is_exact:
             pytest.skip("time goes on by itself here")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        await house.pass_time(house.ttl * (1 - LAST))
-        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await harness.pass_time(harness.ttl * (1 - LAST))
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
         assert await holder(bob, name) == "ann#1"
-        await house.pass_time(house.ttl * LAST)
+        await harness.pass_time(harness.ttl * LAST)
         match verb:
             case "renew":
-                assert list(await ann.renew([grant], house.ttl)) == [Lost(grant)]
+                assert list(await ann.renew([grant], harness.ttl)) == [Lost(grant)]
             case "release":
                 assert await ann.release(grant) == Lost(grant)
             case "inspect":
@@ -54,102 +54,102 @@ class EndingTests(LeaseSuite):
             case "ask_to_resign":
                 assert await bob.ask_to_resign(name) is False
             case _:
-                assert (await claim(ann, name, "ann#1", house.ttl)).token > grant.token
+                assert (await claim(ann, name, "ann#1", harness.ttl)).token > grant.token
                 return
-        assert (await claim(bob, name, "bob#1", house.ttl)).token > grant.token
+        assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
 
-    async def test_what_has_ended_is_lost(self, house: LeaseHarness, name: str) -> None:
-        if house.traits.expiry != "store clock":
+    async def test_an_expired_grant_is_lost(self, harness: LeaseHarness, name: str) -> None:
+        if harness.traits.expiry != "store clock":
             pytest.skip("whether it has ended is known to its watchers only")
-        store = await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
-        await house.pass_time(house.ttl * LATE)
-        assert await store.renew([grant], house.ttl) == [Lost(grant)]
+        store = await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
+        await harness.pass_time(harness.ttl * LATE)
+        assert await store.renew([grant], harness.ttl) == [Lost(grant)]
         assert await store.release(grant) == Lost(grant)
         assert await store.inspect(name) == Vacant(name, grant.token)
         assert await store.ask_to_resign(name) is False
 
-    async def test_release_frees_the_name_at_once(self, house: LeaseHarness, name: str) -> None:
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
+    async def test_release_frees_the_name_at_once(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
         assert await ann.release(grant) == Released(grant)
         assert await bob.inspect(name) == Vacant(name, grant.token)
-        assert (await claim(bob, name, "bob#1", house.ttl)).token > grant.token
+        assert (await claim(bob, name, "bob#1", harness.ttl)).token > grant.token
 
-    async def test_a_vacancy_is_never_said_to_be_longer_than_it_is(self, house: LeaseHarness, name: str) -> None:
-        store, began = await house.open(), monotonic()
+    async def test_a_vacancy_is_never_overstated(self, harness: LeaseHarness, name: str) -> None:
+        store, began = await harness.open(), monotonic()
         assert vacant_for(await store.inspect(name)) is None
-        grant = await claim(store, name, "ann#1", house.ttl)
+        grant = await claim(store, name, "ann#1", harness.ttl)
         assert await store.release(grant) == Released(grant)
         first = vacant_for(await store.inspect(name))
         if first is None:
             pytest.skip("since when a name is vacant is not known to this store")
         assert 0.0 <= first <= monotonic() - began + ROUNDED
-        await house.pass_time(house.ttl)
+        await harness.pass_time(harness.ttl)
         second = vacant_for(await store.inspect(name))
         assert second is not None
-        assert house.ttl - ROUNDED <= second - first <= house.ttl + monotonic() - began + ROUNDED
+        assert harness.ttl - ROUNDED <= second - first <= harness.ttl + monotonic() - began + ROUNDED
         began = monotonic()
-        await claim(store, name, "bob#1", house.ttl)  # and crashes
-        await house.pass_time(house.ttl * LATE)
+        await claim(store, name, "bob#1", harness.ttl)  # and crashes
+        await harness.pass_time(harness.ttl * LATE)
         crashed = vacant_for(await store.inspect(name))
-        assert crashed is None or crashed <= house.ttl * (LATE - 1) + monotonic() - began + ROUNDED
+        assert crashed is None or crashed <= harness.ttl * (LATE - 1) + monotonic() - began + ROUNDED
 
-    async def test_what_was_released_is_lost(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
+    async def test_a_released_grant_is_lost(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
         await store.release(grant)
         assert await store.release(grant) == Lost(grant)
-        assert await store.renew([grant], house.ttl) == [Lost(grant)]
+        assert await store.renew([grant], harness.ttl) == [Lost(grant)]
 
-    async def test_late_verbs_of_an_old_grant_do_not_touch_a_new_one(self, house: LeaseHarness, name: str) -> None:
-        ann, bob = await house.open(), await house.open()
-        old = await claim(ann, name, "ann#1", house.ttl)
-        await house.pass_time(house.ttl * LATE)
-        new = await win(house, bob, name, "bob#1")
-        assert await ann.renew([old], house.ttl) == [Lost(old)]
+    async def test_late_verbs_of_an_old_grant_do_not_touch_a_new_one(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        old = await claim(ann, name, "ann#1", harness.ttl)
+        await harness.pass_time(harness.ttl * LATE)
+        new = await win(harness, bob, name, "bob#1")
+        assert await ann.renew([old], harness.ttl) == [Lost(old)]
         assert await ann.release(old) == Lost(old)
         assert await holder(ann, name) == "bob#1"
-        assert await bob.renew([new], house.ttl) == [Granted(new)]
+        assert await bob.renew([new], harness.ttl) == [Granted(new)]
 
     async def test_an_old_grant_of_the_same_holder_does_not_touch_its_new_one(
-        self, house: LeaseHarness, name: str
+        self, harness: LeaseHarness, name: str
     ) -> None:
-        store = await house.open()
-        old = await claim(store, name, "ann#1", house.ttl)
+        store = await harness.open()
+        old = await claim(store, name, "ann#1", harness.ttl)
         await store.release(old)
-        new = await claim(store, name, "ann#1", house.ttl)
+        new = await claim(store, name, "ann#1", harness.ttl)
         assert await store.release(old) == Lost(old)
-        assert list(await store.renew([old, new], house.ttl)) == [Lost(old), Granted(new)]
+        assert list(await store.renew([old, new], harness.ttl)) == [Lost(old), Granted(new)]
 
     async def test_an_old_grant_of_the_same_holder_does_not_extend_its_new_one(
-        self, house: LeaseHarness, name: str
+        self, harness: LeaseHarness, name: str
     ) -> None:
-        if house.traits.expiry != "store clock":
+        if harness.traits.expiry != "store clock":
             pytest.skip("when it has ended is known to its watchers only")
-        ann, bob = await house.open(), await house.open()
-        other = await claim(ann, f"{name}-other", "ann#1", house.ttl)
-        old = await claim(ann, name, "ann#1", house.ttl)
+        ann, bob = await harness.open(), await harness.open()
+        other = await claim(ann, f"{name}-other", "ann#1", harness.ttl)
+        old = await claim(ann, name, "ann#1", harness.ttl)
         await ann.release(old)
-        new = await claim(ann, name, "ann#1", house.ttl)
-        await house.pass_time(house.ttl * 0.6)
-        assert list(await ann.renew([other, old], house.ttl)) == [Granted(other), Lost(old)]
-        await house.pass_time(house.ttl * (LATE - 0.6))
-        assert (await claim(bob, name, "bob#1", house.ttl)).token > new.token
+        new = await claim(ann, name, "ann#1", harness.ttl)
+        await harness.pass_time(harness.ttl * 0.6)
+        assert list(await ann.renew([other, old], harness.ttl)) == [Granted(other), Lost(old)]
+        await harness.pass_time(harness.ttl * (LATE - 0.6))
+        assert (await claim(bob, name, "bob#1", harness.ttl)).token > new.token
         assert await holder(bob, other.name) == "ann#1"
 
-    async def test_no_verb_of_an_old_grant_touches_what_came_after_it(self, house: LeaseHarness, name: str) -> None:
+    async def test_no_verb_of_an_old_grant_changes_a_later_lease(self, harness: LeaseHarness, name: str) -> None:
         """Every verb, asked when the lease was released or has ended, and when another has it by then."""
-        ann, bob = await house.open(), await house.open()
-        verbs, ttl = ("renew", "release", "acquire"), house.ttl
-        is_judged = house.traits.expiry == "store clock"
+        ann, bob = await harness.open(), await harness.open()
+        verbs, ttl = ("renew", "release", "acquire"), harness.ttl
+        is_judged = harness.traits.expiry == "store clock"
         ended = {verb: await claim(ann, f"{name}-ended-{verb}", "ann#1", ttl) for verb in verbs}
         taken = {verb: await claim(ann, f"{name}-taken-{verb}", "ann#1", ttl) for verb in verbs}
-        await house.pass_time(ttl * LATE)
+        await harness.pass_time(ttl * LATE)
         successors = dict(
             zip(
                 verbs,
-                await asyncio.gather(*(win(house, bob, old.name, "bob#1") for old in taken.values())),
+                await asyncio.gather(*(win(harness, bob, old.name, "bob#1") for old in taken.values())),
                 strict=True,
             )
         )
@@ -157,8 +157,8 @@ class EndingTests(LeaseSuite):
         passed = {verb: await claim(ann, f"{name}-passed-{verb}", "ann#1", ttl) for verb in verbs}
         for old in (*free.values(), *passed.values()):
             assert await ann.release(old) == Released(old)
-        heirs = {verb: await claim(bob, old.name, "bob#1", ttl) for verb, old in passed.items()}
-        for olds, news in ((taken, successors), (passed, heirs)):
+        next_grants = {verb: await claim(bob, old.name, "bob#1", ttl) for verb, old in passed.items()}
+        for olds, news in ((taken, successors), (passed, next_grants)):
             assert list(await ann.renew([olds["renew"]], ttl)) == [Lost(olds["renew"])]
             assert await ann.release(olds["release"]) == Lost(olds["release"])
             refused = await ann.acquire(olds["acquire"].name, "ann#1", ttl)

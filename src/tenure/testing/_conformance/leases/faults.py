@@ -30,103 +30,101 @@ class LeaseFaultSuite(LeaseSuite):
 
     # --- the answer is lost, after the command was carried out ---
 
-    async def test_acquire_is_asked_again(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "lose_answer")
-        ann, bob = await house.open(), await house.open()
+    async def test_acquire_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob = await harness.open(), await harness.open()
         for _ in range(2):
-            async with house.lose_answer(ann):
+            async with harness.lose_answer(ann):
                 with pytest.raises(Unavailable):
-                    await ann.acquire(name, "ann#1", house.ttl)
+                    await ann.acquire(name, "ann#1", harness.ttl)
         seen = await bob.inspect(name)
         assert isinstance(seen, HeldBy)
-        assert (await claim(ann, name, "ann#1", house.ttl)).token == seen.token
+        assert (await claim(ann, name, "ann#1", harness.ttl)).token == seen.token
 
-    async def test_a_lost_acquisition_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "lose_answer")
-        ann, bob = await house.open(), await house.open()
-        async with house.lose_answer(ann):
+    async def test_a_lost_acquisition_expires(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob = await harness.open(), await harness.open()
+        async with harness.lose_answer(ann):
             with pytest.raises(Unavailable):
-                await ann.acquire(name, "ann#1", house.ttl)
-        seen = await bob.acquire(name, "bob#1", house.ttl)
+                await ann.acquire(name, "ann#1", harness.ttl)
+        seen = await bob.acquire(name, "bob#1", harness.ttl)
         assert isinstance(seen, HeldBy)
-        await house.pass_time(house.ttl * LATE)
-        assert (await win(house, bob, name, "bob#1")).token > seen.token
+        await harness.pass_time(harness.ttl * LATE)
+        assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
-    async def test_renew_is_asked_again(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "lose_answer")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        await house.pass_time(house.ttl * 0.6)
-        async with house.lose_answer(ann):
+    async def test_renew_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        await harness.pass_time(harness.ttl * 0.6)
+        async with harness.lose_answer(ann):
             with pytest.raises(Unavailable):
-                await ann.renew([grant], house.ttl)
-        await house.pass_time(house.ttl * 0.6)
-        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)  # the renewal did count
-        assert await ann.renew([grant], house.ttl) == [Granted(grant)]
+                await ann.renew([grant], harness.ttl)
+        await harness.pass_time(harness.ttl * 0.6)
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)  # the renewal did count
+        assert await ann.renew([grant], harness.ttl) == [Granted(grant)]
 
-    async def test_release_is_asked_again(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "lose_answer")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        async with house.lose_answer(ann):
+    async def test_release_can_be_repeated(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "lose_answer")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.lose_answer(ann):
             with pytest.raises(Unavailable):
                 await ann.release(grant)
         assert await bob.inspect(name) == Vacant(name, grant.token)
-        new = await claim(bob, name, "bob#1", house.ttl)
+        new = await claim(bob, name, "bob#1", harness.ttl)
         assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
-        assert await bob.renew([new], house.ttl) == [Granted(new)]
+        assert await bob.renew([new], harness.ttl) == [Granted(new)]
 
     # --- no way through ---
 
-    async def test_what_can_not_be_asked_is_told_in_time(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "cut")
-        store = await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
-        async with house.cut(store):
+    async def test_an_unreachable_store_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "cut")
+        store = await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
+        async with harness.cut(store):
             for ask in (
-                lambda: store.acquire(f"{name}-other", "ann#1", house.ttl),
-                lambda: store.renew([grant], house.ttl),
+                lambda: store.acquire(f"{name}-other", "ann#1", harness.ttl),
+                lambda: store.renew([grant], harness.ttl),
                 lambda: store.release(grant),
             ):
                 asked_at = time.monotonic()
                 with pytest.raises(Unavailable):
                     await ask()
-                assert time.monotonic() - asked_at < house.patience
-        assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
-        await claim(store, f"{name}-other", "ann#1", house.ttl)
+                assert time.monotonic() - asked_at < harness.patience
+        assert list(await store.renew([grant], harness.ttl)) == [Granted(grant)]
+        await claim(store, f"{name}-other", "ann#1", harness.ttl)
 
-    async def test_a_cut_does_not_prolong_a_lease(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "cut")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        async with house.cut(ann):
+    async def test_a_cut_does_not_prolong_a_lease(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "cut")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.cut(ann):
             with pytest.raises(Unavailable):
-                await ann.renew([grant], house.ttl)
-        await house.pass_time(house.ttl * LATE)
-        assert (await win(house, bob, name, "bob#1")).token > grant.token
-        assert await ann.renew([grant], house.ttl) == [Lost(grant)]
+                await ann.renew([grant], harness.ttl)
+        await harness.pass_time(harness.ttl * LATE)
+        assert (await win(harness, bob, name, "bob#1")).token > grant.token
+        assert await ann.renew([grant], harness.ttl) == [Lost(grant)]
 
-    async def test_one_of_many_that_can_not_be_asked_costs_the_others_nothing(
-        self, house: LeaseHarness, name: str
-    ) -> None:
-        needs(house, "cut_one")
-        ann, bob = await house.open(), await house.open()
+    async def test_one_unreachable_grant_costs_the_others_nothing(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "cut_one")
+        ann, bob = await harness.open(), await harness.open()
         cut = f"{name}-cut"
-        others = [other for number in range(30) if house.lie_apart(cut, other := f"{name}-{number}")]
-        grants = [await claim(ann, one, "ann#1", house.ttl) for one in (others[0], cut, others[1])]
-        await house.pass_time(house.ttl * 0.6)
-        async with house.cut_one(ann, grants[1].name):
+        others = [other for number in range(30) if harness.lie_apart(cut, other := f"{name}-{number}")]
+        grants = [await claim(ann, one, "ann#1", harness.ttl) for one in (others[0], cut, others[1])]
+        await harness.pass_time(harness.ttl * 0.6)
+        async with harness.cut_one(ann, grants[1].name):
             for asked in (grants, grants[::-1]):
-                answers = list(await ann.renew(asked, house.ttl))
+                answers = list(await ann.renew(asked, harness.ttl))
                 assert isinstance(answers.pop(1), NoAnswer)
                 assert answers == [Granted(asked[0]), Granted(asked[2])]
             with pytest.raises(Unavailable):
                 await ann.release(grants[1])
-        await house.pass_time(house.ttl * 0.6)
+        await harness.pass_time(harness.ttl * 0.6)
         assert await holder(bob, grants[0].name) == "ann#1"
         assert await holder(bob, grants[2].name) == "ann#1"
-        if house.traits.expiry == "store clock":
-            assert list(await ann.renew(grants, house.ttl)) == [
+        if harness.traits.expiry == "store clock":
+            assert list(await ann.renew(grants, harness.ttl)) == [
                 Granted(grants[0]),
                 Lost(grants[1]),
                 Granted(grants[2]),
@@ -135,51 +133,49 @@ class LeaseFaultSuite(LeaseSuite):
     # --- given up, and carried out late ---
 
     @pytest.mark.parametrize("verb", ["renew", "acquire"])
-    async def test_what_extends_a_lease_late_does_not_shorten_it(
-        self, house: LeaseHarness, name: str, verb: str
-    ) -> None:
-        needs(house, "late")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
-        async with house.late(ann) as give_up:
-            shorter = house.ttl / 2
+    async def test_a_late_extension_does_not_shorten_a_lease(self, harness: LeaseHarness, name: str, verb: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+        async with harness.late(ann) as give_up:
+            shorter = harness.ttl / 2
             await give_up(ann.renew([grant], shorter) if verb == "renew" else ann.acquire(name, "ann#1", shorter))
-            await house.pass_time(house.ttl * 0.6)
-            assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
-        await house.pass_time(house.ttl * 0.8)
-        refused = await bob.acquire(name, "bob#1", house.ttl)
+            await harness.pass_time(harness.ttl * 0.6)
+            assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+        await harness.pass_time(harness.ttl * 0.8)
+        refused = await bob.acquire(name, "bob#1", harness.ttl)
         assert isinstance(refused, HeldBy)
         assert (refused.holder, refused.token) == ("ann#1", grant.token)
-        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
 
-    async def test_a_late_renewal_does_not_touch_the_next_term(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "late")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
-        async with house.late(ann) as give_up:
-            await give_up(ann.renew([grant], house.ttl))
+    async def test_a_late_renewal_does_not_touch_the_next_term(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+        async with harness.late(ann) as give_up:
+            await give_up(ann.renew([grant], harness.ttl))
             assert await ann.release(grant) == Released(grant)
-            new = await claim(bob, name, "bob#1", house.ttl)
-        await _stands(bob, new, house)
+            new = await claim(bob, name, "bob#1", harness.ttl)
+        await _stands(bob, new, harness)
 
-    async def test_a_late_acquisition_is_refused_beside_another_leader(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "late")
-        ann, bob = await house.open(), await house.open()
-        await ann.release(await claim(ann, name, "ann#1", house.ttl))
-        async with house.late(ann) as give_up:
-            await give_up(ann.acquire(name, "ann#1", house.ttl))
-            new = await claim(bob, name, "bob#1", house.ttl)
-        await _stands(bob, new, house)
+    async def test_a_late_acquisition_is_refused_beside_another_leader(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        await ann.release(await claim(ann, name, "ann#1", harness.ttl))
+        async with harness.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", harness.ttl))
+            new = await claim(bob, name, "bob#1", harness.ttl)
+        await _stands(bob, new, harness)
 
-    async def test_a_late_acquisition_of_a_free_name_goes_by_itself(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "late")
-        ann, bob = await house.open(), await house.open()
-        await ann.release(await claim(ann, name, "ann#1", house.ttl))
-        old = await claim(bob, name, "bob#1", house.ttl)
-        async with house.late(ann) as give_up:
-            await give_up(ann.acquire(name, "ann#1", house.ttl))
+    async def test_a_late_acquisition_of_a_free_name_expires(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        await ann.release(await claim(ann, name, "ann#1", harness.ttl))
+        old = await claim(bob, name, "bob#1", harness.ttl)
+        async with harness.late(ann) as give_up:
+            await give_up(ann.acquire(name, "ann#1", harness.ttl))
             await bob.release(old)
         seen = await bob.inspect(name)
         if isinstance(seen, HeldBy):
@@ -187,79 +183,84 @@ class LeaseFaultSuite(LeaseSuite):
             assert seen.token > old.token
         else:  # it was not carried out, or called off
             assert seen.token >= old.token
-        await house.pass_time(house.ttl * LATE)
-        assert (await win(house, bob, name, "bob#1")).token > seen.token
+        await harness.pass_time(harness.ttl * LATE)
+        assert (await win(harness, bob, name, "bob#1")).token > seen.token
 
-    async def test_a_late_release_does_not_end_the_next_term(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "late")
-        ann, bob = await house.open(), await house.open()
-        old = await claim(ann, name, "ann#1", house.ttl)
-        async with house.late(ann) as give_up:
+    async def test_a_late_release_does_not_end_the_next_term(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "late")
+        ann, bob = await harness.open(), await harness.open()
+        old = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.late(ann) as give_up:
             await give_up(ann.release(old))
-            await house.pass_time(house.ttl * LATE)
-            new = await win(house, ann, name, "ann#1")
+            await harness.pass_time(harness.ttl * LATE)
+            new = await win(harness, ann, name, "ann#1")
             assert new.token > old.token
-        assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
-        await _stands(ann, new, house)
+        assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
+        await _stands(ann, new, harness)
 
     # --- the schema is away for a while ---
 
-    async def test_what_was_away_for_a_while_is_found_again(self, house: LeaseHarness, name: str) -> None:
+    async def test_the_store_is_used_again_when_it_is_back(self, harness: LeaseHarness, name: str) -> None:
         """By the very clients that missed it; a candidate asks again after any failure, if something has worked."""
-        needs(house, "away")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        async with house.away():
+        needs(harness, "away")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.away():
             for ask in (
-                lambda: ann.renew([grant], house.ttl),
-                lambda: bob.acquire(name, "bob#1", house.ttl),
+                lambda: ann.renew([grant], harness.ttl),
+                lambda: bob.acquire(name, "bob#1", harness.ttl),
                 lambda: bob.inspect(name),
             ):
                 with pytest.raises(TenureError):
                     await ask()
-        assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
+        assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
         assert await holder(bob, name) == "ann#1"
-        refused = await bob.acquire(name, "bob#1", house.ttl)
+        refused = await bob.acquire(name, "bob#1", harness.ttl)
         assert isinstance(refused, HeldBy)
         assert refused.token == grant.token
 
-    async def test_candidates_outlast_what_is_away(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "away")
-        hall = Hall(name, house.traits.ttl_min)
+    async def test_candidates_go_on_when_the_store_is_back(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "away")
+        candidates = Candidates(name, harness.traits.ttl_min)
         try:
-            leader = await hall.candidate(await house.open())
-            await until(lambda: hall.told(TermBegan))
-            other = await hall.candidate(await house.open())
-            async with house.away():
-                await until(lambda: hall.told(TermEnding) or (hall.told(RenewalMissed) and hall.told(CampaignFailed)))
-            assert not hall.told(TermEnding)
-            renewals = len(hall.told(Extended))
-            await until(lambda: len(hall.told(Extended)) > renewals, within=BACK_WITHIN)
-            assert len(hall.told(TermBegan)) == 1
+            leader = await candidates.candidate(await harness.open())
+            await until(lambda: candidates.told(TermBegan))
+            other = await candidates.candidate(await harness.open())
+            async with harness.away():
+                await until(
+                    lambda: (
+                        candidates.told(TermEnding)
+                        or (candidates.told(RenewalMissed) and candidates.told(CampaignFailed))
+                    )
+                )
+            assert not candidates.told(TermEnding)
+            renewals = len(candidates.told(Extended))
+            await until(lambda: len(candidates.told(Extended)) > renewals, within=BACK_WITHIN)
+            assert len(candidates.told(TermBegan)) == 1
             leader.cancel()
-            await until(lambda: len(hall.told(TermBegan)) == 2)
+            await until(lambda: len(candidates.told(TermBegan)) == 2)
             assert not other.done()
         finally:
-            await hall.close()
+            await candidates.close()
 
     # --- a restart ---
 
-    async def test_tokens_and_leases_survive_a_restart(self, house: LeaseHarness, name: str) -> None:
-        needs(house, "restart")
-        if not house.traits.survives_restart:
+    async def test_tokens_and_leases_survive_a_restart(self, harness: LeaseHarness, name: str) -> None:
+        needs(harness, "restart")
+        if not harness.traits.survives_restart:
             pytest.skip("this store forgets when it is restarted")
-        store = await house.open()
-        held = await claim(store, f"{name}-held", "ann#1", house.ttl)
-        free = await claim(store, f"{name}-free", "ann#1", house.ttl)
+        store = await harness.open()
+        held = await claim(store, f"{name}-held", "ann#1", harness.ttl)
+        free = await claim(store, f"{name}-free", "ann#1", harness.ttl)
         await store.release(free)
-        await house.restart()
-        store = await house.open()
+        await harness.restart()
+        store = await harness.open()
         assert await holder(store, held.name) == "ann#1"
-        assert isinstance(await store.acquire(held.name, "bob#1", house.ttl), HeldBy)
-        assert list(await store.renew([held], house.ttl)) == [Granted(held)]
-        assert (await claim(store, free.name, "bob#1", house.ttl)).token > free.token
+        assert isinstance(await store.acquire(held.name, "bob#1", harness.ttl), HeldBy)
+        assert list(await store.renew([held], harness.ttl)) == [Granted(held)]
+        assert (await claim(store, free.name, "bob#1", harness.ttl)).token > free.token
         await store.release(held)
-        assert (await claim(store, held.name, "bob#1", house.ttl)).token > held.token
+        assert (await claim(store, held.name, "bob#1", harness.ttl)).token > held.token
 
 
 class _Hintless(Lossy):
@@ -270,7 +271,7 @@ class _Hintless(Lossy):
         return replace(self.store.traits, hints=False)
 
 
-class Hall:
+class Candidates:
     """Candidates for one name, each with a store of its own, all on the loop that is running."""
 
     def __init__(self, name: str, ttl_min: float) -> None:
@@ -308,14 +309,14 @@ async def _for_ever(term: Term) -> None:
     await asyncio.Event().wait()
 
 
-async def _stands(store: LeaseStore, grant: Grant, house: LeaseHarness) -> None:
+async def _stands(store: LeaseStore, grant: Grant, harness: LeaseHarness) -> None:
     seen = await store.inspect(grant.name)
     assert isinstance(seen, HeldBy)
     assert (seen.holder, seen.token) == (grant.holder, grant.token)
-    assert list(await store.renew([grant], house.ttl)) == [Granted(grant)]
+    assert list(await store.renew([grant], harness.ttl)) == [Granted(grant)]
 
 
-def needs(house: LeaseHarness, fault: Fault) -> None:
+def needs(harness: LeaseHarness, fault: Fault) -> None:
     """Skip the test if this fault can't be made here."""
-    if fault not in house.faults:
+    if fault not in harness.faults:
         pytest.skip(f"this harness can't make the fault {fault!r}")

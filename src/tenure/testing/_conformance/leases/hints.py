@@ -22,70 +22,70 @@ from tenure.testing._conformance.leases.steps import (
 class HintTests(LeaseSuite):
     """A leader reads that it was asked to resign, and hints tell of every change."""
 
-    async def test_the_holder_reads_that_it_was_asked_to_resign(self, house: LeaseHarness, name: str) -> None:
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
+    async def test_the_holder_reads_that_it_was_asked_to_resign(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
         assert await bob.ask_to_resign(name) is True
         assert await bob.ask_to_resign(name) is True
-        assert await ann.renew([grant], house.ttl) == [Granted(grant, resign_asked=True)]
-        assert await ann.acquire(name, "ann#1", house.ttl) == Granted(grant, resign_asked=True)
+        assert await ann.renew([grant], harness.ttl) == [Granted(grant, resign_asked=True)]
+        assert await ann.acquire(name, "ann#1", harness.ttl) == Granted(grant, resign_asked=True)
         assert await holder(bob, name) == "ann#1"
 
-    async def test_nobody_is_asked_to_resign_when_nobody_leads(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
+    async def test_a_vacant_name_has_no_holder_to_resign(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
         assert await store.ask_to_resign(name) is False
-        await store.release(await claim(store, name, "ann#1", house.ttl))
+        await store.release(await claim(store, name, "ann#1", harness.ttl))
         assert await store.ask_to_resign(name) is False
         assert await store.inspect(name) != Vacant(name, 0)
 
-    async def test_the_next_term_was_not_asked_to_resign(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
+    async def test_the_next_term_was_not_asked_to_resign(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
         await store.ask_to_resign(name)
         await store.release(grant)
-        next_grant = await claim(store, name, "ann#2", house.ttl)
-        assert await store.renew([next_grant], house.ttl) == [Granted(next_grant)]
+        next_grant = await claim(store, name, "ann#2", harness.ttl)
+        assert await store.renew([next_grant], harness.ttl) == [Granted(next_grant)]
         await store.ask_to_resign(name)
-        await house.pass_time(house.ttl * LATE)
-        last_grant = await win(house, store, name, "ann#3")
-        assert await store.renew([last_grant], house.ttl) == [Granted(last_grant)]
+        await harness.pass_time(harness.ttl * LATE)
+        last_grant = await win(harness, store, name, "ann#3")
+        assert await store.renew([last_grant], harness.ttl) == [Granted(last_grant)]
 
-    async def test_hints_tell_of_every_change(self, house: LeaseHarness, name: str) -> None:
-        self.needs_hints(house)
-        ann, bob = await house.open(), await house.open()
+    async def test_every_change_gives_a_hint(self, harness: LeaseHarness, name: str) -> None:
+        self.needs_hints(harness)
+        ann, bob = await harness.open(), await harness.open()
         hints = [ann.hints(name), bob.hints(name)]
-        grant = await claim(ann, name, "ann#1", house.ttl)
+        grant = await claim(ann, name, "ann#1", harness.ttl)
         for each in hints:
             await hint(each, lambda: holds(bob, name, "ann#1"))
         await bob.ask_to_resign(name)
         for each in hints:
-            await hint(each, lambda: reads_resign_asked(ann, grant, house.ttl))
+            await hint(each, lambda: reads_resign_asked(ann, grant, harness.ttl))
         await ann.release(grant)
         for each in hints:
             await hint(each, lambda: holds(bob, name, None))
 
-    async def test_a_hint_wakes_everybody_who_waits(self, house: LeaseHarness, name: str) -> None:
-        self.needs_hints(house)
-        stores = [await house.open() for _ in range(4)]
-        grant = await claim(stores[0], name, "ann#1", house.ttl)
+    async def test_a_hint_wakes_every_listener(self, harness: LeaseHarness, name: str) -> None:
+        self.needs_hints(harness)
+        stores = [await harness.open() for _ in range(4)]
+        grant = await claim(stores[0], name, "ann#1", harness.ttl)
         waiting = [asyncio.ensure_future(hint(s.hints(name), lambda: holds(stores[0], name, None))) for s in stores]
         await asyncio.sleep(0)
         await stores[0].release(grant)
         await asyncio.gather(*waiting)
 
-    async def test_a_cancelled_wait_for_a_hint_can_be_taken_up_again(self, house: LeaseHarness, name: str) -> None:
-        self.needs_hints(house)
-        ann, bob = await house.open(), await house.open()
+    async def test_a_cancelled_wait_for_a_hint_can_be_taken_up_again(self, harness: LeaseHarness, name: str) -> None:
+        self.needs_hints(harness)
+        ann, bob = await harness.open(), await harness.open()
         hints = bob.hints(name)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(exhaust(hints), 0.05)
-        await claim(ann, name, "ann#1", house.ttl)
+        await claim(ann, name, "ann#1", harness.ttl)
         await hint(hints, lambda: holds(bob, name, "ann#1"))
 
     @staticmethod
-    def needs_hints(house: LeaseHarness) -> None:
+    def needs_hints(harness: LeaseHarness) -> None:
         """Skip the test if this store tells of nothing."""
-        if not house.traits.hints:
+        if not harness.traits.hints:
             pytest.skip("this store gives no hints")
 
 

@@ -16,29 +16,29 @@ from tenure.testing._conformance.leases.steps import (
 class RenewalTests(LeaseSuite):
     """A renewal extends the lease of the exact grant, and keeps its token."""
 
-    async def test_renewal_keeps_the_token(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
-        grant = await claim(store, name, "ann#1", house.ttl)
+    async def test_renewal_keeps_the_token(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        grant = await claim(store, name, "ann#1", harness.ttl)
         for _ in range(3):
-            assert await store.renew([grant], house.ttl) == [Granted(grant)]
+            assert await store.renew([grant], harness.ttl) == [Granted(grant)]
         answer = await store.inspect(name)
         assert isinstance(answer, HeldBy)
         assert answer.token == grant.token
 
-    async def test_renewal_extends(self, house: LeaseHarness, name: str) -> None:
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
+    async def test_renewal_extends(self, harness: LeaseHarness, name: str) -> None:
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
         for _ in range(3):
-            await house.pass_time(house.ttl * 0.6)
-            assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
-            assert await ann.renew([grant], house.ttl) == [Granted(grant)]
-        assert (await win(house, bob, name, "bob#1")).token > grant.token
+            await harness.pass_time(harness.ttl * 0.6)
+            assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
+            assert await ann.renew([grant], harness.ttl) == [Granted(grant)]
+        assert (await win(harness, bob, name, "bob#1")).token > grant.token
 
-    async def test_many_are_renewed_at_once_each_with_its_own_fate(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
-        first, second, third = [await claim(store, f"{name}-{n}", "ann#1", house.ttl) for n in range(3)]
+    async def test_many_are_renewed_at_once_each_with_its_own_answer(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        first, second, third = [await claim(store, f"{name}-{n}", "ann#1", harness.ttl) for n in range(3)]
         await store.release(second)
-        fourth = await claim(store, f"{name}-1", "ann#2", house.ttl)
+        fourth = await claim(store, f"{name}-1", "ann#2", harness.ttl)
         asked = [
             third,
             second,
@@ -50,32 +50,32 @@ class RenewalTests(LeaseSuite):
             first,
         ]
         kept = {third, first, fourth}
-        assert list(await store.renew(asked, house.ttl)) == [
+        assert list(await store.renew(asked, harness.ttl)) == [
             Granted(grant) if grant in kept else Lost(grant) for grant in asked
         ]
 
-    async def test_three_hundred_are_renewed_at_once(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
+    async def test_three_hundred_are_renewed_at_once(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
         names = [f"{name}-{number}" for number in range(300)]
         grants: list[Grant] = []
         for some in (names[first : first + 10] for first in range(0, 300, 10)):
-            grants += await asyncio.gather(*(claim(store, each, "ann#1", house.ttl) for each in some))
+            grants += await asyncio.gather(*(claim(store, each, "ann#1", harness.ttl) for each in some))
             if len(grants) % 100 == 0:  # not only at the end: that may be too late for the first, on a busy machine
-                assert list(await store.renew(grants[::-1], house.ttl)) == [Granted(grant) for grant in grants[::-1]]
+                assert list(await store.renew(grants[::-1], harness.ttl)) == [Granted(grant) for grant in grants[::-1]]
 
-    async def test_nothing_can_be_renewed(self, house: LeaseHarness, name: str) -> None:
-        store = await house.open()
-        assert list(await store.renew([], house.ttl)) == []
+    async def test_renewing_no_grants_is_allowed(self, harness: LeaseHarness, name: str) -> None:
+        store = await harness.open()
+        assert list(await store.renew([], harness.ttl)) == []
 
-    async def test_a_renewal_never_shortens_a_lease(self, house: LeaseHarness, name: str) -> None:
+    async def test_a_renewal_never_shortens_a_lease(self, harness: LeaseHarness, name: str) -> None:
         """As when the candidate's ttl was made shorter meanwhile; renewed alone, with another, or granted again."""
-        ann, bob = await house.open(), await house.open()
-        ttl, short = house.ttl, max(house.traits.ttl_min, house.ttl / 2)
+        ann, bob = await harness.open(), await harness.open()
+        ttl, short = harness.ttl, max(harness.traits.ttl_min, harness.ttl / 2)
         grants = [await claim(ann, f"{name}-{number}", "ann#1", ttl) for number in range(4)]
         assert list(await ann.renew(grants[:1], short)) == [Granted(grants[0])]
         assert list(await ann.renew(grants[1:3], short)) == [Granted(grant) for grant in grants[1:3]]
         assert await ann.acquire(grants[3].name, "ann#1", short) == Granted(grants[3])
-        await house.pass_time(ttl * 0.75)
+        await harness.pass_time(ttl * 0.75)
         for grant in grants:
             assert isinstance(await bob.acquire(grant.name, "bob#1", ttl), HeldBy), grant
         assert list(await ann.renew(grants, short)) == [Granted(grant) for grant in grants]

@@ -19,20 +19,20 @@ LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum
 
 
 class LeaseSuite:
-    """What the suites of leases share: a house for each test, and words to write tests with."""
+    """What the suites of leases share: a harness and a name for each test."""
 
     harness: ClassVar[type[LeaseHarness]]
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
-    @pytest_asyncio.fixture
-    async def house(self) -> AsyncIterator[LeaseHarness]:
+    @pytest_asyncio.fixture(name="harness")
+    async def _open_harness(self) -> AsyncIterator[LeaseHarness]:
         """Open a fresh storage for one test."""
-        house = self.harness()
-        await house.start()
+        harness = self.harness()
+        await harness.start()
         try:
-            yield house
+            yield harness
         finally:
-            await house.close()
+            await harness.close()
 
     @pytest.fixture
     def name(self) -> str:
@@ -48,13 +48,13 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
     return answer.grant
 
 
-async def win(house: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
+async def win(harness: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
     """Acquire what is free or will be; where watchers judge the end of a lease, they must watch for a while first."""
     for _ in range(4):
-        answer = await store.acquire(name, holder, house.ttl)
+        answer = await store.acquire(name, holder, harness.ttl)
         if isinstance(answer, Granted):
             return answer.grant
-        await house.pass_time(house.ttl * LATE)
+        await harness.pass_time(harness.ttl * LATE)
     raise AssertionError(f"{name!r} never came free")
 
 

@@ -12,21 +12,21 @@ from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder
 class LeaseStrainSuite(LeaseSuite):
     """A full store refuses what would make it grow, and nothing else."""
 
-    async def test_a_full_store_goes_on_with_its_leases(self, house: LeaseHarness, name: str) -> None:
-        needs_fault(house, "full")
-        ann, bob = await house.open(), await house.open()
-        grant = await claim(ann, name, "ann#1", house.ttl)
-        async with house.full():
+    async def test_a_full_store_goes_on_with_its_leases(self, harness: LeaseHarness, name: str) -> None:
+        needs_fault(harness, "full")
+        ann, bob = await harness.open(), await harness.open()
+        grant = await claim(ann, name, "ann#1", harness.ttl)
+        async with harness.full():
             for _ in range(3):
-                assert list(await ann.renew([grant], house.ttl)) == [Granted(grant)]
-            assert isinstance(await bob.acquire(name, "bob#1", house.ttl), HeldBy)
+                assert list(await ann.renew([grant], harness.ttl)) == [Granted(grant)]
+            assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
             try:
-                assert isinstance(await bob.acquire(f"{name}-new", "bob#1", house.ttl), Granted)
+                assert isinstance(await bob.acquire(f"{name}-new", "bob#1", harness.ttl), Granted)
             except Unavailable:
                 assert await holder(ann, f"{name}-new") is None  # and nothing was kept of it
             assert await ann.ask_to_resign(name)
             assert await ann.release(grant) == Released(grant)
-            new = await claim(bob, name, "bob#1", house.ttl)  # what was led before can be led again
+            new = await claim(bob, name, "bob#1", harness.ttl)  # what was led before can be led again
             assert new.token > grant.token
-            assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
-        assert list(await bob.renew([new], house.ttl)) == [Granted(new)]
+            assert list(await bob.renew([new], harness.ttl)) == [Granted(new)]
+        assert list(await bob.renew([new], harness.ttl)) == [Granted(new)]

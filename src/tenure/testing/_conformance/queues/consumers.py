@@ -27,7 +27,7 @@ from tenure.testing._misbehaving import ODD_ERRORS, Mute
 PATIENCE = 20.0
 
 
-class Liar:
+class WithoutClass:
     """Claims to be of whatever class, and fails on saying which."""
 
     @property  # type: ignore[misc]
@@ -66,20 +66,20 @@ class ConsumerSuite(QueueSuite):
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     @pytest.mark.parametrize("where", ["loop", "thread"])
     async def test_a_handler_that_misbehaves_costs_one_delivery(
-        self, house: QueueHarness, name: str, where: str, sessions: bool
+        self, harness: QueueHarness, name: str, where: str, sessions: bool
     ) -> None:
         if sessions:
-            needs(house.traits.sessions)
-        town = Town(await house.open(), name, house.lock)
+            needs(harness.traits.sessions)
+        observed = ObservedQueue(await harness.open(), name, harness.lock)
         failures = {**FAILURES, **(ON_LOOPS if where == "loop" else IN_THREADS)}
-        await town.send([*failures, "good"], sessions=sessions)
+        await observed.send([*failures, "good"], sessions=sessions)
         handled: list[str] = []
 
         def work(message: Any) -> object:
             kind = message.body.decode()
             if kind == "good":
                 handled.append(kind)
-                return Liar()
+                return WithoutClass()
             return failures[kind]()
 
         async def work_on_the_loop(message: Message) -> object:
@@ -87,7 +87,7 @@ class ConsumerSuite(QueueSuite):
 
         hooked: list[type[BaseException]] = []
         async with asyncio.timeout(PATIENCE):
-            await town.queue.consume(
+            await observed.queue.consume(
                 work_on_the_loop if where == "loop" else work,
                 concurrency=1,
                 sessions=sessions,
@@ -95,23 +95,23 @@ class ConsumerSuite(QueueSuite):
                 on_error=lambda _, error: hooked.append(type(error)),
             )
         assert handled == ["good"]
-        assert await town.queue.stats() == Stats(dead=len(failures))
+        assert await observed.queue.stats() == Stats(dead=len(failures))
         assert len(hooked) == len(failures)
-        assert len(town.told(MessageDied)) == len(failures)
+        assert len(observed.told(MessageDied)) == len(failures)
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     async def test_an_error_hook_that_misbehaves_costs_nothing(
-        self, house: QueueHarness, name: str, sessions: bool, monkeypatch: pytest.MonkeyPatch
+        self, harness: QueueHarness, name: str, sessions: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if sessions:
-            needs(house.traits.sessions)
+            needs(harness.traits.sessions)
         monkeypatch.setattr(hooks, "HOOK_MAX", 0.02)
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-        town = Town(await house.open(), name, house.lock)
+        observed = ObservedQueue(await harness.open(), name, harness.lock)
         plain = [one for one in FAILURES if one not in ("returned", "spoilt")]
         kinds = [*plain, *(f"async {one}" for one in plain), "async for ever", "async stubborn"]
-        await town.send([*kinds, "good"], sessions=sessions)
+        await observed.send([*kinds, "good"], sessions=sessions)
         handled: list[str] = []
 
         async def work(message: Message) -> None:
@@ -134,20 +134,20 @@ class ConsumerSuite(QueueSuite):
             return late(kind.removeprefix("async ")) if kind.startswith("async ") else FAILURES[kind]()
 
         async with asyncio.timeout(PATIENCE):
-            await town.queue.consume(work, concurrency=1, sessions=sessions, until_empty=True, on_error=hook)
+            await observed.queue.consume(work, concurrency=1, sessions=sessions, until_empty=True, on_error=hook)
         assert handled == ["good"]
-        assert await town.queue.stats() == Stats(dead=len(kinds))
+        assert await observed.queue.stats() == Stats(dead=len(kinds))
         assert len(reported) == len(kinds)
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     @pytest.mark.parametrize("where", ["plain", "async"])
     async def test_an_interrupt_that_meets_an_error_hook_ends_the_consumer(
-        self, house: QueueHarness, name: str, where: str, sessions: bool
+        self, harness: QueueHarness, name: str, where: str, sessions: bool
     ) -> None:
         if sessions:
-            needs(house.traits.sessions)
-        town = Town(await house.open(), name, house.lock)
-        await town.send(["a", "b"], sessions=sessions)
+            needs(harness.traits.sessions)
+        observed = ObservedQueue(await harness.open(), name, harness.lock)
+        await observed.send(["a", "b"], sessions=sessions)
 
         def hook(message: Message, error: BaseException) -> None:
             raise KeyboardInterrupt
@@ -158,39 +158,39 @@ class ConsumerSuite(QueueSuite):
         on_error = hook if where == "plain" else late
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(KeyboardInterrupt):
-                await town.queue.consume(_fail, concurrency=1, sessions=sessions, on_error=on_error)
-        found = await town.queue.stats()
+                await observed.queue.consume(_fail, concurrency=1, sessions=sessions, on_error=on_error)
+        found = await observed.queue.stats()
         assert (found.ready + found.dead, found.locked) == (2, 0)
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
-    async def test_until_empty_waits_for_what_failed(self, house: QueueHarness, name: str, sessions: bool) -> None:
+    async def test_until_empty_waits_for_retries(self, harness: QueueHarness, name: str, sessions: bool) -> None:
         if sessions:
-            needs(house.traits.sessions)
-        town = Town(await house.open(), name, house.lock, max_deliveries=3)
-        await town.send(["one", "two"], sessions=sessions)
+            needs(harness.traits.sessions)
+        observed = ObservedQueue(await harness.open(), name, harness.lock, max_deliveries=3)
+        await observed.send(["one", "two"], sessions=sessions)
 
         async def fail_once(message: Message) -> None:
             if message.delivery_count == 1:
                 raise ValueError("not yet")
 
         async def are_delayed() -> bool:
-            return (await town.queue.stats()).delayed == 2
+            return (await observed.queue.stats()).delayed == 2
 
         async def pass_time() -> None:
-            if house.is_exact:  # then none passes by itself
+            if harness.is_exact:  # then none passes by itself
                 await until(are_delayed, within=PATIENCE)
-                await house.pass_time(1.0)
+                await harness.pass_time(1.0)
 
         policy = RetryPolicy(initial=0.2, jitter=0.0)
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             group.create_task(pass_time())
-            group.create_task(town.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))
-        assert await town.queue.stats() == Stats()
+            group.create_task(observed.queue.consume(fail_once, sessions=sessions, until_empty=True, retry=policy))
+        assert await observed.queue.stats() == Stats()
 
-    async def test_an_ear_that_misbehaves_costs_nothing(self, house: QueueHarness, name: str) -> None:
+    async def test_an_observer_that_misbehaves_costs_nothing(self, harness: QueueHarness, name: str) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        town = Town(await house.open(), name, house.lock)
-        await town.send(["a", "b"])
+        observed = ObservedQueue(await harness.open(), name, harness.lock)
+        await observed.send(["a", "b"])
         heard: list[Event] = []
 
         def ear(event: Event) -> None:
@@ -201,29 +201,29 @@ class ConsumerSuite(QueueSuite):
             def emit(self, record: logging.LogRecord) -> None:
                 raise asyncio.CancelledError
 
-        town.context.on_event = ear
+        observed.context.on_event = ear
         loud, log = Loud(), logging.getLogger("tenure")
         log.addHandler(loud)
         try:
             async with asyncio.timeout(PATIENCE):
-                await town.queue.consume(_fail, concurrency=1, until_empty=True)
+                await observed.queue.consume(_fail, concurrency=1, until_empty=True)
         finally:
             log.removeHandler(loud)
-        assert await town.queue.stats() == Stats(dead=2)
+        assert await observed.queue.stats() == Stats(dead=2)
         assert heard
 
     async def test_a_message_wakes_a_few_of_many_that_wait(
-        self, house: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
+        self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        if not house.traits.hints:
+        if not harness.traits.hints:
             pytest.skip("this broker tells nobody")
         monkeypatch.setattr(context, "POLL", 600.0)  # whoever gets a message here was woken
-        broker, other = await house.open(), await house.open()
+        broker, other = await harness.open(), await harness.open()
         counting = _Counting(broker)
-        town = Town(cast(Broker, counting), name, house.lock)
+        observed = ObservedQueue(cast(Broker, counting), name, harness.lock)
 
         async def get() -> None:
-            [message] = await town.queue.receive(1, wait=PATIENCE)
+            [message] = await observed.queue.receive(1, wait=PATIENCE)
             await message.complete()
 
         async def send_one() -> None:
@@ -267,7 +267,7 @@ class _Counting:
         return getattr(self._broker, name)
 
 
-class Town:
+class ObservedQueue:
     """A queue on a broker, with all of it on the loop that is running."""
 
     def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:

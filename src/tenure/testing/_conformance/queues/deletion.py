@@ -42,131 +42,133 @@ from tenure.testing._conformance.queues.steps import (
 class DeletionTests(QueueSuite):
     """An empty queue can be deleted, any other by force only."""
 
-    async def test_an_empty_queue_can_be_deleted(self, house: QueueHarness, name: str) -> None:
-        broker, other = await house.open(), await house.open()
+    async def test_an_empty_queue_can_be_deleted(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_deliveries": 7, "dead_retention": 9_000.0})
         await broker.delete_when_idle(name, 0.0)
         await send(broker, name, b"a", b"b")
-        old = await receive(broker, name, house)
+        old = await receive(broker, name, harness)
         await settle(broker, old, COMPLETE)
         assert await other.delete(name) == Deleted(Stats())
         assert name not in await broker.names()
         assert await broker.settings(name) == QueueSettings()
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
         assert await broker.stats(name) == Stats()
         assert await other.delete(name) == Deleted(Stats())  # there is none, and that is what was asked for
         await send(broker, name, b"c")  # by one who has not heard of it
         assert await broker.settings(name) == QueueSettings()
-        assert name in await other.names() or not house.traits.exact_stats
-        [new] = await receive(other, name, house)
-        if house.traits.order != "impossible":
+        assert name in await other.names() or not harness.traits.exact_stats
+        [new] = await receive(other, name, harness)
+        if harness.traits.order != "impossible":
             assert new.sequence > max(one.sequence for one in old)
         assert await settle(broker, old, COMPLETE) == [LAPSED] * 2
         assert await settle(other, [new], COMPLETE) == [Settled()]
         assert name not in await other.idle()  # of this one, nobody has said so
 
-    @pytest.mark.parametrize("place", ["ready", "locked", "delayed", "deferred", "dead", "session"])
+    @pytest.mark.parametrize("state", ["ready", "locked", "delayed", "deferred", "dead", "session"])
     async def test_a_queue_that_holds_anything_is_deleted_by_force_only(
-        self, house: QueueHarness, name: str, place: str
+        self, harness: QueueHarness, name: str, state: str
     ) -> None:
         needs(
             {
-                "delayed": house.traits.delay,
-                "deferred": house.traits.deferral,
-                "dead": house.traits.dead_letters,
-                "session": house.traits.sessions,
-            }.get(place, "native")
+                "delayed": harness.traits.delay,
+                "deferred": harness.traits.deferral,
+                "dead": harness.traits.dead_letters,
+                "session": harness.traits.sessions,
+            }.get(state, "native")
         )
-        broker, other = await house.open(), await house.open()
-        old = await put_in(broker, house, name, place)
+        broker, other = await harness.open(), await harness.open()
+        old = await put_into_state(broker, harness, name, state)
         answer = await other.delete(name)
-        counted = "ready" if place == "session" else place
+        counted = "ready" if state == "session" else state
         wanted = Stats(**{counted: 1})
         assert isinstance(answer, NotEmpty)
-        assert replace(answer.stats, oldest_age=0.0) == wanted or not house.traits.exact_stats
-        assert replace(await broker.stats(name), oldest_age=0.0) == wanted or not house.traits.exact_stats
+        assert replace(answer.stats, oldest_age=0.0) == wanted or not harness.traits.exact_stats
+        assert replace(await broker.stats(name), oldest_age=0.0) == wanted or not harness.traits.exact_stats
         assert name in await broker.names()
         answer = await other.delete(name, force=True)
         assert isinstance(answer, Deleted)
-        assert replace(answer.stats, oldest_age=0.0) == wanted or not house.traits.exact_stats
+        assert replace(answer.stats, oldest_age=0.0) == wanted or not harness.traits.exact_stats
         assert name not in await broker.names()
         await send(broker, name, b"new")
         assert await settle(broker, old, COMPLETE) == [LAPSED] * len(old)
-        await house.pass_time(house.lock * 2 * LATE)
-        assert bodies(await receive(broker, name, house)) == [b"new"]
-        if house.traits.dead_letters != "impossible":
+        await harness.pass_time(harness.lock * 2 * LATE)
+        assert bodies(await receive(broker, name, harness)) == [b"new"]
+        if harness.traits.dead_letters != "impossible":
             assert await broker.peek_dead(name, EVERYTHING, 10) == []
 
-    async def test_what_is_remembered_of_a_queue_goes_with_it(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dedupe)
-        broker = await house.open()
+    async def test_deletion_removes_ids_and_session_states(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dedupe)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"a", id="a")])
-        await settle(broker, await receive(broker, name, house), Complete(remember=house.lock * 10))
-        if house.traits.sessions != "impossible":
-            held = await broker.accept(name, "s", house.lock)
+        await settle(broker, await receive(broker, name, harness), Complete(remember=harness.lock * 10))
+        if harness.traits.sessions != "impossible":
+            held = await broker.accept(name, "s", harness.lock)
             assert isinstance(held, SessionLock)
             await broker.write_state(held, b"state")
             assert await broker.delete(name) == Deleted(Stats())
             assert await broker.write_state(held, b"late") == LAPSED
             assert await broker.release(held) == LAPSED
-            held = await broker.accept(name, "s", house.lock)
+            held = await broker.accept(name, "s", harness.lock)
             assert isinstance(held, SessionLock)
             assert held.state is None
         assert await broker.delete(name) == Deleted(Stats())
         assert list(await broker.handled(name, ["a"])) == [False]
         await broker.send(name, [Outgoing(b"b", id="a")])
-        assert bodies(await receive(broker, name, house)) == [b"b"]
+        assert bodies(await receive(broker, name, harness)) == [b"b"]
         assert list(await broker.handled(name, ["a"])) == [False]  # also when there is a queue again
 
-    async def test_a_deep_queue_can_be_deleted_by_force(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.exact_stats:
+    async def test_a_deep_queue_can_be_deleted_by_force(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.exact_stats:
             pytest.skip("this broker's statistics are not exact")
-        broker = await house.open()
+        broker = await harness.open()
         many = [Outgoing(b"x", session="s" if number % 3 else None) for number in range(2_500)]
         await broker.send(name, many)
-        await receive(broker, name, house, limit=300)
+        await receive(broker, name, harness, limit=300)
         await send(broker, f"{name}-2", b"another's")
         answer = await broker.delete(name, force=True)
         assert (answer.stats.ready, answer.stats.locked) == (2_200, 300)
         assert await broker.stats(name) == Stats()
-        assert bodies(await receive(broker, f"{name}-2", house)) == [b"another's"]
+        assert bodies(await receive(broker, f"{name}-2", harness)) == [b"another's"]
 
-    async def test_nothing_is_lost_that_is_sent_while_a_queue_is_deleted(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.exact_stats:
+    async def test_nothing_is_lost_that_is_sent_while_a_queue_is_deleted(
+        self, harness: QueueHarness, name: str
+    ) -> None:
+        if not harness.traits.exact_stats:
             pytest.skip("this broker can't look and delete in one step")
-        broker, other = await house.open(), await house.open()
+        broker, other = await harness.open(), await harness.open()
         for number in range(15):
             body = b"%d" % number
             await asyncio.gather(send(broker, name, body), other.delete(name))
-            got = await receive(broker, name, house)
+            got = await receive(broker, name, harness)
             assert bodies(got) == [body]
             await settle(broker, got, COMPLETE)
 
-    async def test_an_idle_queue_is_listed_when_nobody_has_used_it(self, house: QueueHarness, name: str) -> None:
-        broker, other = await house.open(), await house.open()
+    async def test_an_idle_queue_is_listed_after_its_time(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
         for one in (broker, other):  # so that each has heard what time it is there
             await send(one, f"{name}-2", b"a")
-        await broker.delete_when_idle(name, house.lock)
-        await house.pass_time(house.lock * 0.6)
-        await broker.delete_when_idle(name, house.lock)
-        await house.pass_time(house.lock * 0.6)
+        await broker.delete_when_idle(name, harness.lock)
+        await harness.pass_time(harness.lock * 0.6)
+        await broker.delete_when_idle(name, harness.lock)
+        await harness.pass_time(harness.lock * 0.6)
         assert name not in await other.idle()
-        await house.pass_time(house.lock * 0.6)
+        await harness.pass_time(harness.lock * 0.6)
         assert name in await other.idle()
         assert await other.delete(name) == Deleted(Stats())
         assert name not in await other.idle()
 
 
-async def put_in(broker: Broker, house: QueueHarness, name: str, place: str) -> list[Delivery]:
-    """Send a message, and bring it into *place*; return the deliveries that took it there."""
-    if place == "session":
+async def put_into_state(broker: Broker, harness: QueueHarness, name: str, state: str) -> list[Delivery]:
+    """Send a message, and bring it into *state*; return the deliveries that took it there."""
+    if state == "session":
         await broker.send(name, [Outgoing(b"old", session="s")])
         return []
-    await broker.send(name, [Outgoing(b"old", delay=house.lock if place == "delayed" else 0.0)])
-    if place in ("ready", "delayed"):
+    await broker.send(name, [Outgoing(b"old", delay=harness.lock if state == "delayed" else 0.0)])
+    if state in ("ready", "delayed"):
         return []
-    got = await receive(broker, name, house)
+    got = await receive(broker, name, harness)
     verdicts: dict[str, Verdict] = {"deferred": Defer(), "dead": DeadLetter("broken")}
-    if place in verdicts:
-        await settle(broker, got, verdicts[place])
+    if state in verdicts:
+        await settle(broker, got, verdicts[state])
     return got

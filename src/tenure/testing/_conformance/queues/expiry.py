@@ -51,32 +51,34 @@ from tenure.testing._conformance.queues.steps import (
 class ExpiryTests(QueueSuite):
     """A message that isn't received in time is dead, and its death is told once."""
 
-    async def test_what_is_not_received_in_time_is_dead(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"short", id="short", ttl=house.lock), Outgoing(b"long", ttl=house.lock * 9)])
-        await house.pass_time(house.lock * LATE)
-        if house.traits.exact_stats:
+    async def test_a_message_not_received_in_time_is_dead(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        await broker.send(
+            name, [Outgoing(b"short", id="short", ttl=harness.lock), Outgoing(b"long", ttl=harness.lock * 9)]
+        )
+        await harness.pass_time(harness.lock * LATE)
+        if harness.traits.exact_stats:
             stats = await broker.stats(name)
             assert (stats.ready, stats.dead) == (1, 1)
-        assert bodies(await receive(broker, name, house)) == [b"long"]
+        assert bodies(await receive(broker, name, harness)) == [b"long"]
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.id, dead.body, dead.reason, dead.delivery_count) == ("short", b"short", EXPIRED, 0)
 
     @pytest.mark.parametrize("session", [None, "s"])
-    async def test_what_expires_at_once_with_many_is_not_received_either(
-        self, house: QueueHarness, name: str, session: str | None
+    async def test_a_message_that_expires_among_many_is_not_received(
+        self, harness: QueueHarness, name: str, session: str | None
     ) -> None:
-        needs(house.traits.sessions if session else "native")
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"short", ttl=house.lock / 2, session=session)] * house.backlog)
-        await house.pass_time(house.lock * LATE)
-        await broker.send(name, [Outgoing(b"long", ttl=house.lock * 9, session=session)])
+        needs(harness.traits.sessions if session else "native")
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"short", ttl=harness.lock / 2, session=session)] * harness.backlog)
+        await harness.pass_time(harness.lock * LATE)
+        await broker.send(name, [Outgoing(b"long", ttl=harness.lock * 9, session=session)])
         received: list[bytes] = []
 
         async def receive_all() -> bool:
             if session is None:
-                received.extend(bodies(await receive(broker, name, house, limit=5)))
-            elif isinstance(held := await broker.accept(name, None, house.lock), SessionLock):
+                received.extend(bodies(await receive(broker, name, harness, limit=5)))
+            elif isinstance(held := await broker.accept(name, None, harness.lock), SessionLock):
                 received.extend(bodies(await receive_session(broker, held, limit=5)))
                 if not received:
                     await broker.release(held)
@@ -84,17 +86,19 @@ class ExpiryTests(QueueSuite):
 
         await until(receive_all)
         assert received == [b"long"]
-        if house.traits.exact_stats:
-            assert await broker.stats(name) == Stats(locked=1, dead=house.backlog)
+        if harness.traits.exact_stats:
+            assert await broker.stats(name) == Stats(locked=1, dead=harness.backlog)
 
-    async def test_an_expired_backlog_in_front_is_not_the_end_of_a_queue(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"short", ttl=house.lock / 2)] * house.backlog)
-        await house.pass_time(house.lock * LATE)
+    async def test_an_expired_backlog_in_front_is_not_the_end_of_a_queue(
+        self, harness: QueueHarness, name: str
+    ) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"short", ttl=harness.lock / 2)] * harness.backlog)
+        await harness.pass_time(harness.lock * LATE)
         await send(broker, name, b"0", b"1", b"2")
-        settings = QueueSettings(lock=house.lock)
+        settings = QueueSettings(lock=harness.lock)
         queue = Queue(
-            QueueContext(name, broker, RenewalThread.here(), SystemClock(), settings, "", given={"lock": house.lock})
+            QueueContext(name, broker, RenewalThread.here(), SystemClock(), settings, "", given={"lock": harness.lock})
         )
         handled: list[bytes] = []
 
@@ -104,34 +108,37 @@ class ExpiryTests(QueueSuite):
         async with asyncio.timeout(60):
             await queue.consume(handle, until_empty=True, concurrency=1, sigterm=False)
         assert sorted(handled) == [b"0", b"1", b"2"]
-        if house.traits.exact_stats:
-            assert await broker.stats(name) == Stats(dead=house.backlog)
+        if harness.traits.exact_stats:
+            assert await broker.stats(name) == Stats(dead=harness.backlog)
 
-    async def test_a_received_message_does_not_expire(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"a", ttl=house.lock * 1.2), Outgoing(b"b", ttl=house.lock * 1.2)])
-        got = await receive(broker, name, house)
-        await house.pass_time(house.lock * 0.7)
-        await broker.renew(got, house.lock)
-        await house.pass_time(house.lock * 0.7)
+    async def test_a_received_message_does_not_expire(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"a", ttl=harness.lock * 1.2), Outgoing(b"b", ttl=harness.lock * 1.2)])
+        got = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * 0.7)
+        await broker.renew(got, harness.lock)
+        await harness.pass_time(harness.lock * 0.7)
         done, abandoned = sorted(got, key=lambda one: one.body)
         assert await settle(broker, [done], COMPLETE) == [Settled()]
         assert await settle(broker, [abandoned], Abandon()) == [Settled(dead=True)]
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.body, dead.reason) == (b"b", EXPIRED)
 
-    async def test_who_claims_is_told_once_of_what_time_has_buried(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.names_dead:
+    async def test_a_claim_reports_each_death_by_time_once(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.names_dead:
             pytest.skip("this broker doesn't name them")
-        broker = await house.open()
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
         await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
-        _, stands = sorted(await receive(broker, name, house), key=lambda one: one.body)
-        await broker.send(name, [Outgoing(b"expires", id="b", ttl=house.lock / 2)])
+        _, stands = sorted(await receive(broker, name, harness), key=lambda one: one.body)
+        await broker.send(name, [Outgoing(b"expires", id="b", ttl=harness.lock / 2)])
         await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # and its answer has told of that
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         await broker.stats(name)  # whoever sees to it that they die
-        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        told = [
+            *(await broker.receive(name, 10, harness.lock)).died,
+            *(await broker.receive(name, 10, harness.lock)).died,
+        ]
         sequences = {dead.id: dead.sequence for dead in await broker.peek_dead(name, EVERYTHING, 10)}
         assert sorted(told, key=lambda one: one.id) == [
             Died(sequences["a"], "a", 1, MAX_DELIVERIES),
@@ -139,23 +146,23 @@ class ExpiryTests(QueueSuite):
         ]
 
     @pytest.mark.parametrize("session", [None, "s"], ids=["messages", "session"])
-    async def test_each_death_by_time_is_told_to_one_of_two_consumers(
-        self, house: QueueHarness, name: str, session: str | None
+    async def test_a_death_by_time_is_reported_to_one_of_two_consumers(
+        self, harness: QueueHarness, name: str, session: str | None
     ) -> None:
-        if not house.traits.names_dead:
+        if not harness.traits.names_dead:
             pytest.skip("this broker doesn't name them")
-        needs(house.traits.sessions if session else "native")
-        brokers = [await house.open(), await house.open()]
+        needs(harness.traits.sessions if session else "native")
+        brokers = [await harness.open(), await harness.open()]
         quiet, busy = name, f"{name}-busy"
         for queue in (quiet, busy):
-            await doom(brokers[0], queue, house, session)
+            await send_messages_that_die(brokers[0], queue, harness, session)
         await brokers[1].send(busy, [Outgoing(b"lives", session=session)])
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         for queue, lives in ((quiet, []), (busy, [b"lives"])):
             died: list[tuple[str, int, str]] = []
             handled: list[bytes] = []
             for _ in range(3):
-                for claim in await asyncio.gather(*(polled(broker, queue, house, session) for broker in brokers)):
+                for claim in await asyncio.gather(*(poll(broker, queue, harness, session) for broker in brokers)):
                     died += [(one.id, one.delivery_count, one.reason) for one in claim.died]
                     handled += bodies(claim.deliveries)
             assert handled == lives
@@ -166,52 +173,58 @@ class ExpiryTests(QueueSuite):
             ]
 
     @pytest.mark.parametrize("verdict", [GIVE_BACK, Abandon(), None], ids=["given back", "abandoned", "lock ended"])
-    async def test_a_death_after_a_ttl_that_ended_under_the_lock_is_told_once(
-        self, house: QueueHarness, name: str, verdict: Verdict | None
+    async def test_an_expiry_under_a_lock_is_reported_once(
+        self, harness: QueueHarness, name: str, verdict: Verdict | None
     ) -> None:
-        if not house.traits.names_dead:
+        if not harness.traits.names_dead:
             pytest.skip("this broker doesn't name them")
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2)])
-        [got] = await receive(broker, name, house)
-        await house.pass_time(house.lock * (0.6 if verdict else LATE))
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"late", id="late", ttl=harness.lock / 2)])
+        [got] = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * (0.6 if verdict else LATE))
         [answer] = await settle(broker, [got], verdict) if verdict else [Settled()]
         assert isinstance(answer, Settled)
-        died = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        died = [
+            *(await broker.receive(name, 10, harness.lock)).died,
+            *(await broker.receive(name, 10, harness.lock)).died,
+        ]
         assert (answer.dead, [one.id for one in died]) in ((True, []), (False, ["late"]))
 
-    async def test_a_death_of_a_session_that_is_let_go_is_told(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.names_dead:
+    async def test_an_expiry_in_a_released_session_is_reported(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.names_dead:
             pytest.skip("this broker doesn't name them")
-        needs(house.traits.sessions)
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"late", id="late", ttl=house.lock / 2, session="s")])
-        held = await accept(broker, name, house)
+        needs(harness.traits.sessions)
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"late", id="late", ttl=harness.lock / 2, session="s")])
+        held = await accept(broker, name, harness)
         [got] = await receive_session(broker, held)
-        await house.pass_time(house.lock * 0.6)
+        await harness.pass_time(harness.lock * 0.6)
         assert await broker.release(held) == Settled()
-        told = [*(await broker.receive(name, 10, house.lock)).died, *(await broker.receive(name, 10, house.lock)).died]
+        told = [
+            *(await broker.receive(name, 10, harness.lock)).died,
+            *(await broker.receive(name, 10, harness.lock)).died,
+        ]
         assert told == [Died(got.sequence, "late", 0, EXPIRED)]
 
 
-async def doom(broker: Broker, name: str, house: QueueHarness, session: str | None) -> None:
+async def send_messages_that_die(broker: Broker, name: str, harness: QueueHarness, session: str | None) -> None:
     """Send some messages whose only delivery ends with its lock, as in a crash, and some whose ttl ends before that."""
-    await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
+    await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
     await broker.send(name, [Outgoing(b"crashes", id=f"crashes-{number}", session=session) for number in range(3)])
     if session is None:
-        assert len(await receive(broker, name, house)) == 3
+        assert len(await receive(broker, name, harness)) == 3
     else:
-        assert len(await receive_session(broker, await accept(broker, name, house))) == 3
-    short = [Outgoing(b"late", id=f"late-{number}", ttl=house.lock / 2, session=session) for number in range(3)]
+        assert len(await receive_session(broker, await accept(broker, name, harness))) == 3
+    short = [Outgoing(b"late", id=f"late-{number}", ttl=harness.lock / 2, session=session) for number in range(3)]
     await broker.send(name, short)
 
 
-async def polled(broker: Broker, name: str, house: QueueHarness, session: str | None) -> Claim:
+async def poll(broker: Broker, name: str, harness: QueueHarness, session: str | None) -> Claim:
     """Claim and complete what there is, in sessions if *session* is one; return what came."""
-    held = None if session is None else await broker.accept(name, None, house.lock)
+    held = None if session is None else await broker.accept(name, None, harness.lock)
     if isinstance(held, NoSession):
         return Claim((), held.due_in, held.died)
-    claim = await (broker.receive(name, 10, house.lock) if held is None else broker.receive_session(held, 10))
+    claim = await (broker.receive(name, 10, harness.lock) if held is None else broker.receive_session(held, 10))
     assert isinstance(claim, Claim), claim
     await settle(broker, claim.deliveries, COMPLETE)
     if held is not None:

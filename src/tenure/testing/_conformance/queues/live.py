@@ -30,7 +30,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
-    bury,
+    dead_letter,
     needs,
     receive,
     receive_session,
@@ -46,34 +46,34 @@ class LiveSuite(QueueSuite):
 
     # --- looking ---
 
-    async def test_what_is_looked_at_tells_all_and_is_not_touched(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_peek_shows_every_field_and_changes_nothing(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         told = Outgoing(b"\0\xff", id="x", headers={"a": "é", "n": 1}, reply_to="answers", correlation_id="c")
-        if house.traits.sessions == "impossible":
+        if harness.traits.sessions == "impossible":
             await broker.send(name, [told])
         else:
             await broker.send(name, [replace(told, session="s")])
         [one] = await broker.peek(name, EVERY_LIVE, 10)
         for _ in range(3):
-            assert list(await (await house.open()).peek(name, EVERY_LIVE, 10)) == [one]
+            assert list(await (await harness.open()).peek(name, EVERY_LIVE, 10)) == [one]
             assert (one.queue, one.id, one.body, dict(one.headers)) == (name, "x", b"\0\xff", {"a": "é", "n": 1})
             assert (one.state, one.delivery_count, one.locked_until, one.due_at) == ("ready", 0, None, None)
             assert (one.priority, one.reply_to, one.correlation_id) == (0, "answers", "c")
-        if house.traits.sessions == "impossible":
-            [got] = await receive(broker, name, house)
+        if harness.traits.sessions == "impossible":
+            [got] = await receive(broker, name, harness)
         else:
             assert one.session == "s"
-            [got] = await receive_session(broker, await accept(broker, name, house))
+            [got] = await receive_session(broker, await accept(broker, name, harness))
         assert (got.sequence, got.delivery_count) == (one.sequence, 1)
         assert abs(got.enqueued_at - one.enqueued_at) < 1e-3
         assert (await settle(broker, [got], COMPLETE)) == [Settled()]
         assert list(await broker.peek(name, EVERY_LIVE, 10)) == []
         assert list(await broker.peek(f"{name}-unused", EVERY_LIVE, 10)) == []
 
-    async def test_each_state_is_shown_with_its_moments(self, house: QueueHarness, name: str) -> None:
-        whole(house)
-        broker = await house.open()
-        held = await in_each_state(broker, house, name)
+    async def test_each_state_is_shown_with_its_times(self, harness: QueueHarness, name: str) -> None:
+        needs_full_peek(harness)
+        broker = await harness.open()
+        held = await in_each_state(broker, harness, name)
         shown = {one.body: one for one in await broker.peek(name, EVERY_LIVE, 10)}
         assert {body: one.state for body, one in shown.items()} == {
             b"locked": "locked",
@@ -88,45 +88,45 @@ class LiveSuite(QueueSuite):
         assert until is not None
         assert abs(until - held.locked_until) < 1.0
         assert due is not None
-        assert abs(due - shown[b"delayed"].enqueued_at - house.lock) < 1.0
+        assert abs(due - shown[b"delayed"].enqueued_at - harness.lock) < 1.0
         assert [one.due_at for one in shown.values() if one.state != "delayed"] == [None] * 3
         assert [one.locked_until for one in shown.values() if one.state != "locked"] == [None] * 3
         for state in STATES:
             found = await broker.peek(name, LiveSelection(states=frozenset([state])), 10)
             assert bodies(found) == [state.encode()]
 
-    async def test_what_time_has_done_is_seen(self, house: QueueHarness, name: str) -> None:
-        whole(house)
-        broker = await house.open()
+    async def test_peek_shows_expired_locks_and_delays(self, harness: QueueHarness, name: str) -> None:
+        needs_full_peek(harness)
+        broker = await harness.open()
         await broker.declare(name, {"max_deliveries": 2})
         await send(broker, name, b"crashed")
-        assert len(await receive(broker, name, house)) == 1
-        await broker.send(name, [Outgoing(b"late", delay=house.lock / 2), Outgoing(b"short", ttl=house.lock / 2)])
-        await house.pass_time(house.lock * LATE)
+        assert len(await receive(broker, name, harness)) == 1
+        await broker.send(name, [Outgoing(b"late", delay=harness.lock / 2), Outgoing(b"short", ttl=harness.lock / 2)])
+        await harness.pass_time(harness.lock * LATE)
         shown = [(one.body, one.state, one.delivery_count) for one in await broker.peek(name, EVERY_LIVE, 10)]
         assert shown == [(b"crashed", "ready", 1), (b"late", "ready", 0)]
 
-    async def test_peek_shows_what_is_meant_the_oldest_first(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_peek_shows_the_selected_messages_oldest_first(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         has_priorities, has_sessions = (
-            support != "impossible" for support in (house.traits.priorities, house.traits.sessions)
+            support != "impossible" for support in (harness.traits.priorities, harness.traits.sessions)
         )
         for number in range(9):
             one = Outgoing(b"%d" % number, id=f"id-{number}", priority=number if has_priorities else 0)
             await broker.send(name, [replace(one, session="s")] if number % 3 == 2 and has_sessions else [one])
         everything = await broker.peek(name, EVERY_LIVE, 100)
-        assert in_order_sent(house, everything) == [b"%d" % number for number in range(9)]
+        assert in_order_sent(harness, everything) == [b"%d" % number for number in range(9)]
         by_body = {one.body: one for one in everything}
         few = await broker.peek(name, EVERY_LIVE, 4)
         assert len(few) == 4
-        if house.traits.order != "impossible":
+        if harness.traits.order != "impossible":
             assert bodies(few) == [b"0", b"1", b"2", b"3"]
             rest = await broker.peek(name, LiveSelection(after=few[-1].sequence), 100)
             assert bodies(rest) == [b"4", b"5", b"6", b"7", b"8"]
         three = frozenset([by_body[b"1"].sequence, by_body[b"5"].sequence, 10**12])
-        assert in_order_sent(house, await broker.peek(name, LiveSelection(sequences=three), 9)) == [b"1", b"5"]
+        assert in_order_sent(harness, await broker.peek(name, LiveSelection(sequences=three), 9)) == [b"1", b"5"]
         some = LiveSelection(ids=frozenset(["id-2", "id-7", "id-99"]))
-        assert in_order_sent(house, await broker.peek(name, some, 9)) == [b"2", b"7"]
+        assert in_order_sent(harness, await broker.peek(name, some, 9)) == [b"2", b"7"]
         assert bodies(await broker.peek(name, replace(some, sequences=three), 9)) == []
         first = min(one.enqueued_at for one in everything)
         assert bodies(await broker.peek(name, LiveSelection(sent_before=first), 9)) == []
@@ -134,24 +134,24 @@ class LiveSuite(QueueSuite):
         if has_sessions:
             assert bodies(await broker.peek(name, LiveSelection(session="s"), 9)) == [b"2", b"5", b"8"]
 
-    async def test_ids_that_were_made_up_are_found(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_generated_ids_are_found(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         ids = await send(broker, name, b"a", b"b", b"c")
         assert bodies(await broker.peek(name, LiveSelection(ids=frozenset([ids[1]])), 9)) == [b"b"]
         assert await broker.purge_live(name, LiveSelection(ids=frozenset([ids[1]]))) == 1
         assert sorted(bodies(await broker.peek(name, EVERY_LIVE, 9))) == [b"a", b"c"]
 
-    async def test_large_bodies_are_all_shown(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        size = min(2**20, house.traits.body_max)
+    async def test_large_bodies_are_all_shown(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        size = min(2**20, harness.traits.body_max)
         for number in range(6):
             await send(broker, name, bytes([number]) * size)
         assert sorted(one.body[:1] for one in await broker.peek(name, EVERY_LIVE, 10)) == [bytes([n]) for n in range(6)]
 
-    async def test_a_state_that_can_not_be_seen_is_refused(self, house: QueueHarness, name: str) -> None:
-        if house.traits.peek == "native":
+    async def test_a_state_that_is_not_shown_is_refused(self, harness: QueueHarness, name: str) -> None:
+        if harness.traits.peek == "native":
             pytest.skip("this broker shows every state")
-        broker = await house.open()
+        broker = await harness.open()
         await send(broker, name, b"stays")
         with pytest.raises(ConfigError):
             await broker.peek(name, LiveSelection(states=frozenset(["delayed"])), 10)
@@ -161,11 +161,11 @@ class LiveSuite(QueueSuite):
 
     # --- purging ---
 
-    async def test_purge_leaves_what_is_locked_and_dead(self, house: QueueHarness, name: str) -> None:
-        broker, other = await house.open(), await house.open()
-        await bury(broker, house, name, b"dead")
+    async def test_purge_leaves_locked_messages_and_dead_letters(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
+        await dead_letter(broker, harness, name, b"dead")
         await send(broker, name, b"a", b"b")
-        held = await receive(broker, name, house)
+        held = await receive(broker, name, harness)
         await send(broker, name, b"c", b"d", b"e")
         await send(broker, f"{name}-2", b"another queue's")
         assert await other.purge_live(name, EVERY_LIVE, dry_run=True) == 3
@@ -173,19 +173,19 @@ class LiveSuite(QueueSuite):
         assert await other.purge_live(name, EVERY_LIVE) == 0
         stats = await broker.stats(name)
         assert (stats.ready, stats.locked, stats.dead) == (0, 2, 1)
-        assert await receive(other, name, house) == []
+        assert await receive(other, name, harness) == []
         assert await settle(broker, held[:1], GIVE_BACK) == [Settled()]
         assert await settle(broker, held[1:], COMPLETE) == [Settled()]
-        [again] = await receive(other, name, house)
+        [again] = await receive(other, name, harness)
         assert (again.body, again.delivery_count) == (held[0].body, 1)
         assert (await broker.stats(f"{name}-2")).ready == 1
         assert await broker.purge_live(f"{name}-unused", EVERY_LIVE) == 0
 
     @pytest.mark.parametrize("state", WAITING)
-    async def test_purge_takes_the_state_that_is_meant(self, house: QueueHarness, name: str, state: State) -> None:
-        whole(house)
-        broker = await house.open()
-        held = await in_each_state(broker, house, name)
+    async def test_purge_takes_the_selected_state(self, harness: QueueHarness, name: str, state: State) -> None:
+        needs_full_peek(harness)
+        broker = await harness.open()
+        held = await in_each_state(broker, harness, name)
         meant = LiveSelection(states=frozenset([state]))
         assert await broker.purge_live(name, meant, dry_run=True) == 1
         assert await broker.purge_live(name, meant) == 1
@@ -195,20 +195,20 @@ class LiveSuite(QueueSuite):
         assert await broker.stats(name) == Stats(locked=1)
         assert await settle(broker, [held], COMPLETE) == [Settled()]
 
-    async def test_purge_takes_what_is_meant(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_purge_takes_the_selected_messages(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"%d" % number, id=f"id-{number}") for number in range(6)])
         shown = {one.body: one for one in await broker.peek(name, EVERY_LIVE, 10)}
         assert await broker.purge_live(name, LiveSelection(ids=frozenset(["id-1", "id-9"]))) == 1
         assert await broker.purge_live(name, LiveSelection(sequences=frozenset([shown[b"4"].sequence, 10**12]))) == 1
         assert await broker.purge_live(name, LiveSelection(sent_before=shown[b"0"].enqueued_at - 10)) == 0
-        assert sorted(bodies(await receive(broker, name, house))) == [b"0", b"2", b"3", b"5"]
+        assert sorted(bodies(await receive(broker, name, harness))) == [b"0", b"2", b"3", b"5"]
 
-    async def test_purge_takes_what_was_sent_before(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_purge_takes_messages_sent_before_a_time(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"old")
         [old] = await broker.peek(name, EVERY_LIVE, 10)
-        await house.pass_time(3.0 if house.traits.order == "impossible" else house.lock)
+        await harness.pass_time(3.0 if harness.traits.order == "impossible" else harness.lock)
         await send(broker, name, b"new")
         which = LiveSelection(sent_before=old.enqueued_at + 0.01)
         assert await broker.purge_live(name, replace(which, sent_before=old.enqueued_at)) == 0
@@ -216,9 +216,9 @@ class LiveSuite(QueueSuite):
         assert await broker.purge_live(name, which) == 1
         assert bodies(await broker.peek(name, EVERY_LIVE, 10)) == [b"new"]
 
-    async def test_purge_takes_the_session_that_is_meant(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_purge_takes_the_selected_session(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         for number in range(6):
             await broker.send(name, [Outgoing(b"%d" % number, session=(None, "s", "t")[number % 3])])
         which = LiveSelection(session="s")
@@ -227,54 +227,54 @@ class LiveSuite(QueueSuite):
         assert await broker.purge_live(name, which) == 2
         assert sorted(bodies(await broker.peek(name, EVERY_LIVE, 10))) == [b"0", b"2", b"3", b"5"]
 
-    async def test_what_was_not_meant_comes_as_if_nothing_had_been(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
+    async def test_messages_not_selected_are_unchanged(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 2})
         await broker.send(name, [Outgoing(b"stays", id="stays"), Outgoing(b"goes", id="goes")])
         for _ in range(3):
             assert await broker.purge_live(name, LiveSelection(ids=frozenset(["nobody"]))) == 0
         assert await broker.purge_live(name, LiveSelection(ids=frozenset(["goes"]))) == 1
-        [got] = await receive(broker, name, house)
+        [got] = await receive(broker, name, harness)
         assert (got.body, got.delivery_count) == (b"stays", 1)
 
-    async def test_what_was_purged_does_not_die(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"x", ttl=house.lock / 2) for _ in range(3)])
+    async def test_a_purged_message_does_not_die(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"x", ttl=harness.lock / 2) for _ in range(3)])
         assert await broker.purge_live(name, EVERY_LIVE) == 3
-        await house.pass_time(house.lock * LATE)
-        assert (await broker.receive(name, 10, house.lock)).deliveries == ()
+        await harness.pass_time(harness.lock * LATE)
+        assert (await broker.receive(name, 10, harness.lock)).deliveries == ()
         assert await broker.stats(name) == Stats()
 
-    async def test_ids_stay_remembered_through_a_purge(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dedupe)
-        broker = await house.open()
+    async def test_ids_are_remembered_after_a_purge(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dedupe)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"1", id="x")])
         assert await broker.purge_live(name, EVERY_LIVE) == 1
         await broker.send(name, [Outgoing(b"2", id="x")])
         assert await broker.stats(name) == Stats()
 
-    async def test_a_purged_retry_holds_up_its_session_no_more(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_a_purged_retry_no_longer_blocks_its_session(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"fails", session="s"), Outgoing(b"next", session="s")])
-        held = await accept(broker, name, house)
+        held = await accept(broker, name, harness)
         await settle(broker, await receive_session(broker, held, 1), Abandon(1_000.0))
         await broker.release(held)
-        hint = aiter((await house.open()).hints(name))
+        hint = aiter((await harness.open()).hints(name))
         waiting = asyncio.ensure_future(anext(hint))
         await asyncio.sleep(0)
         assert await broker.purge_live(name, LiveSelection(states=frozenset(["delayed"]))) == 1
-        assert bodies(await receive_session(broker, await accept(broker, name, house))) == [b"next"]
-        if house.traits.hints:
-            await asyncio.wait_for(waiting, house.patience)
+        assert bodies(await receive_session(broker, await accept(broker, name, harness))) == [b"next"]
+        if harness.traits.hints:
+            await asyncio.wait_for(waiting, harness.patience)
         else:
             waiting.cancel()
 
-    async def test_a_purged_session_is_not_offered(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_a_purged_session_is_not_offered(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"%d" % number, session=f"s{number % 2}") for number in range(6)])
-        held = await accept(broker, name, house)
+        held = await accept(broker, name, harness)
         [first] = await receive_session(broker, held, 1)
         await broker.write_state(held, b"kept")
         assert await broker.purge_live(name, EVERY_LIVE) == 5
@@ -282,28 +282,28 @@ class LiveSuite(QueueSuite):
         assert await receive_session(broker, held) == []
         await broker.release(held)
         assert await broker.stats(name) == Stats()
-        assert not await offered(broker, house, name)
+        assert not await offered(broker, harness, name)
         await broker.send(name, [Outgoing(b"new", session=held.session)])
-        anew = await accept(broker, name, house)
+        anew = await accept(broker, name, harness)
         assert (anew.session, anew.state) == (held.session, b"kept")
 
-    async def test_many_are_purged_beside_those_who_send_and_receive(self, house: QueueHarness, name: str) -> None:
+    async def test_many_are_purged_while_others_send_and_receive(self, harness: QueueHarness, name: str) -> None:
         """Each message goes one way, however its purge and its claim fall between each other."""
-        clients = [await house.open() for _ in range(4)]
-        size = house.backlog
+        clients = [await harness.open() for _ in range(4)]
+        size = harness.backlog
         for first in range(0, size, 500):
             await send(clients[0], name, *[b"old"] * min(500, size - first))
         purging = [asyncio.ensure_future(one.purge_live(name, EVERY_LIVE)) for one in clients[:2]]
         taken: list[Delivery] = []
         sent = 0
         while not all(purge.done() for purge in purging):
-            taken += await receive(clients[2], name, house, limit=7)
+            taken += await receive(clients[2], name, harness, limit=7)
             sent += len(await send(clients[3], name, b"new", b"new"))
             await asyncio.sleep(0)
         purged = sum([await purge for purge in purging])
         assert all(type(one) is Settled for one in await settle(clients[2], taken, COMPLETE))
         left = 0
-        while got := await receive(clients[3], name, house, limit=500):
+        while got := await receive(clients[3], name, harness, limit=500):
             left += len(got)
             assert all(type(one) is Settled for one in await settle(clients[3], got, COMPLETE))
         assert purged
@@ -315,28 +315,28 @@ class LiveSuite(QueueSuite):
 # --- words to write tests with ---
 
 
-def whole(house: QueueHarness) -> None:
+def needs_full_peek(harness: QueueHarness) -> None:
     """Skip the test if the broker shows some of its live messages only."""
-    if house.traits.peek != "native":
+    if harness.traits.peek != "native":
         pytest.skip("this broker shows only what is ready")
 
 
-def in_order_sent(house: QueueHarness, shown: Sequence[LiveMessage]) -> list[bytes]:
+def in_order_sent(harness: QueueHarness, shown: Sequence[LiveMessage]) -> list[bytes]:
     """Return what is in the messages *shown*, in their order, or sorted if the broker keeps none."""
     assert [one.sequence for one in shown] == sorted(one.sequence for one in shown)
-    return sorted(bodies(shown)) if house.traits.order == "impossible" else bodies(shown)
+    return sorted(bodies(shown)) if harness.traits.order == "impossible" else bodies(shown)
 
 
-async def in_each_state(broker: Broker, house: QueueHarness, name: str) -> Delivery:
+async def in_each_state(broker: Broker, harness: QueueHarness, name: str) -> Delivery:
     """Send a message into each state, which is its body; return the delivery of the locked one."""
     await send(broker, name, b"locked", b"deferred")
-    held, aside = await receive(broker, name, house)
+    held, aside = await receive(broker, name, harness)
     assert await settle(broker, [aside], Defer()) == [Settled()]
     await send(broker, name, b"ready")
-    await broker.send(name, [Outgoing(b"delayed", delay=house.lock)])
+    await broker.send(name, [Outgoing(b"delayed", delay=harness.lock)])
     return held
 
 
-async def offered(broker: Broker, house: QueueHarness, name: str) -> bool:
+async def offered(broker: Broker, harness: QueueHarness, name: str) -> bool:
     """Tell whether a session can be accepted."""
-    return isinstance(await broker.accept(name, None, house.lock), SessionLock)
+    return isinstance(await broker.accept(name, None, harness.lock), SessionLock)

@@ -36,7 +36,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
-    bury,
+    dead_letter,
     needs,
     receive,
     receive_session,
@@ -57,53 +57,53 @@ class LockSuite(QueueSuite):
 
     @pytest.mark.parametrize("after", ["ended", "taken"])
     async def test_nothing_is_done_under_an_old_lock_of_a_message(
-        self, house: QueueHarness, name: str, after: After
+        self, harness: QueueHarness, name: str, after: After
     ) -> None:
-        needs(house.traits.fencing)
-        broker, other = await house.open(), await house.open()
+        needs(harness.traits.fencing)
+        broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")
-        [old] = await receive(broker, name, house)
-        await house.pass_time(house.lock * LATE)
-        new = await receive(other, name, house) if after == "taken" else []
-        await _all_lapse(house, broker, old)
+        [old] = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * LATE)
+        new = await receive(other, name, harness) if after == "taken" else []
+        await _all_lapse(harness, broker, old)
         if not new:
-            new = await receive(other, name, house)
+            new = await receive(other, name, harness)
         assert [(one.body, one.delivery_count) for one in new] == [(b"a", 2)]
-        await _is_held(other, new[0], house)
+        await _is_held(other, new[0], harness)
         assert (await broker.stats(name)).ready == 0
         assert await settle(other, new, COMPLETE) == [Settled()]
 
     @pytest.mark.parametrize("after", ["ended", "taken"])
     async def test_nothing_is_done_under_an_old_lock_of_a_dead_letter(
-        self, house: QueueHarness, name: str, after: After
+        self, harness: QueueHarness, name: str, after: After
     ) -> None:
-        needs(house.traits.fencing)
-        broker, other, dead = await house.open(), await house.open(), dead_letters_of(name)
-        await bury(broker, house, name, b"a")
-        [old] = await receive(broker, dead, house)
-        await house.pass_time(house.lock * LATE)
-        new = await receive(other, dead, house) if after == "taken" else []
-        await _all_lapse(house, broker, old)
+        needs(harness.traits.fencing)
+        broker, other, dead = await harness.open(), await harness.open(), dead_letters_of(name)
+        await dead_letter(broker, harness, name, b"a")
+        [old] = await receive(broker, dead, harness)
+        await harness.pass_time(harness.lock * LATE)
+        new = await receive(other, dead, harness) if after == "taken" else []
+        await _all_lapse(harness, broker, old)
         if not new:
-            new = await receive(other, dead, house)
+            new = await receive(other, dead, harness)
         assert bodies(new) == [b"a"]
-        await _is_held(other, new[0], house)
+        await _is_held(other, new[0], harness)
         assert new[0].death is not None
         assert new[0].death.reason == "because"
         assert await settle(other, new, COMPLETE) == [Settled()]
 
     @pytest.mark.parametrize("after", ["ended", "taken"])
     async def test_nothing_is_done_under_an_old_lock_of_a_session(
-        self, house: QueueHarness, name: str, after: After
+        self, harness: QueueHarness, name: str, after: After
     ) -> None:
-        needs(house.traits.sessions)
-        broker, other = await house.open(), await house.open()
+        needs(harness.traits.sessions)
+        broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"%d" % number, session="s") for number in range(3)])
-        old = await accept(broker, name, house)
+        old = await accept(broker, name, harness)
         [mine] = await receive_session(broker, old, 1)
         assert await broker.write_state(old, b"old") == Settled()
-        await house.pass_time(house.lock * LATE)
-        taken = await _take_over(other, name, house) if after == "taken" else None
+        await harness.pass_time(harness.lock * LATE)
+        taken = await _take_over(other, name, harness) if after == "taken" else None
         asks: Sequence[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("receive_session", lambda: broker.receive_session(old, 10)),
             ("write_state", lambda: broker.write_state(old, b"stolen")),
@@ -112,96 +112,94 @@ class LockSuite(QueueSuite):
         ]
         for what, ask in asks:
             assert await ask() == LAPSED, what
-        assert list(await broker.renew([old], house.lock)) == [LAPSED]
-        await _all_lapse(house, broker, mine)
-        new, first = taken or await _take_over(other, name, house)
+        assert list(await broker.renew([old], harness.lock)) == [LAPSED]
+        await _all_lapse(harness, broker, mine)
+        new, first = taken or await _take_over(other, name, harness)
         assert new.state == b"old"
-        assert await broker.accept(name, "s", house.lock) != new
-        assert isinstance((await other.renew([new], house.lock))[0], Renewed)
+        assert await broker.accept(name, "s", harness.lock) != new
+        assert isinstance((await other.renew([new], harness.lock))[0], Renewed)
         assert await settle(other, [first], COMPLETE) == [Settled()]
         assert bodies(await receive_session(other, new)) == [b"1", b"2"]
         assert await other.read_state(new) == b"old"
         assert await other.release(new) == Settled()
 
     async def test_a_claim_under_the_old_lock_of_a_session_takes_nothing_from_the_next(
-        self, house: QueueHarness, name: str
+        self, harness: QueueHarness, name: str
     ) -> None:
         """As it is asked while the successor has received nothing yet: all of it still lies there to be taken."""
-        needs(house.traits.sessions)
-        broker, other = await house.open(), await house.open()
+        needs(harness.traits.sessions)
+        broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"0", session="s"), Outgoing(b"1", session="s")])
-        old = await accept(broker, name, house)
+        old = await accept(broker, name, harness)
         assert await broker.release(old) == Settled()
-        new = await accept(other, name, house)
+        new = await accept(other, name, harness)
         assert await broker.receive_session(old, 10) == LAPSED
-        assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
+        assert list(await broker.renew([old], harness.lock * 9)) == [LAPSED]
         assert await broker.release(old) == LAPSED
         assert [one.delivery_count for one in await receive_session(other, new)] == [1, 1]
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
 
     @pytest.mark.parametrize("kind", ["message", "dead letter"])
-    async def test_an_old_lock_makes_that_of_the_next_no_longer(
-        self, house: QueueHarness, name: str, kind: str
-    ) -> None:
-        needs(house.traits.fencing)
-        needs(house.traits.renewal)
-        broker, other = await house.open(), await house.open()
+    async def test_an_old_lock_does_not_extend_the_next_one(self, harness: QueueHarness, name: str, kind: str) -> None:
+        needs(harness.traits.fencing)
+        needs(harness.traits.renewal)
+        broker, other = await harness.open(), await harness.open()
         where = dead_letters_of(name) if kind == "dead letter" else name
-        await (bury(broker, house, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
-        [old] = await receive(broker, where, house)
-        await house.pass_time(house.lock * LATE)
-        [new] = await receive(other, where, house)
-        assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
-        await house.pass_time(house.lock * LATE)
-        [again] = await receive(broker, where, house)
+        await (dead_letter(broker, harness, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
+        [old] = await receive(broker, where, harness)
+        await harness.pass_time(harness.lock * LATE)
+        [new] = await receive(other, where, harness)
+        assert list(await broker.renew([old], harness.lock * 9)) == [LAPSED]
+        await harness.pass_time(harness.lock * LATE)
+        [again] = await receive(broker, where, harness)
         assert again.token != new.token
 
     @pytest.mark.parametrize("kind", ["message", "session", "dead letter"])
-    async def test_at_its_very_end_a_lock_is_over_for_every_verb(
-        self, house: QueueHarness, name: str, kind: str
+    async def test_at_its_exact_end_a_lock_is_over_for_every_verb(
+        self, harness: QueueHarness, name: str, kind: str
     ) -> None:
-        if not house.is_exact:
+        if not harness.is_exact:
             pytest.skip("time goes on by itself here")
-        needs(house.traits.fencing)
-        broker, other = await house.open(), await house.open()
+        needs(harness.traits.fencing)
+        broker, other = await harness.open(), await harness.open()
         where = dead_letters_of(name) if kind == "dead letter" else name
         session: SessionLock | None = None
         if kind == "session":
-            needs(house.traits.sessions)
+            needs(harness.traits.sessions)
             await broker.send(name, [Outgoing(b"a", session="s")])
-            session = await accept(broker, name, house)
+            session = await accept(broker, name, harness)
             [old] = await receive_session(broker, session)
         else:
-            await (bury(broker, house, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
-            [old] = await receive(broker, where, house)
-        await house.pass_time(house.lock * (1 - LAST))
-        assert await receive(other, where, house) == []
-        assert session is None or isinstance(await other.accept(name, "s", house.lock), NoSession)
-        await house.pass_time(house.lock * LAST)
-        await _all_lapse(house, broker, old)
+            await (dead_letter(broker, harness, name, b"a") if kind == "dead letter" else send(broker, name, b"a"))
+            [old] = await receive(broker, where, harness)
+        await harness.pass_time(harness.lock * (1 - LAST))
+        assert await receive(other, where, harness) == []
+        assert session is None or isinstance(await other.accept(name, "s", harness.lock), NoSession)
+        await harness.pass_time(harness.lock * LAST)
+        await _all_lapse(harness, broker, old)
         if session is not None:
             assert await broker.receive_session(session, 1) == LAPSED
             assert await broker.write_state(session, b"late") == LAPSED
             assert await broker.read_state(session) == LAPSED
-            assert list(await broker.renew([session], house.lock)) == [LAPSED]
+            assert list(await broker.renew([session], harness.lock)) == [LAPSED]
             assert await broker.release(session) == LAPSED
-            assert (await accept(other, name, house)).state is None
+            assert (await accept(other, name, harness)).state is None
         else:
-            assert bodies(await receive(other, where, house)) == [b"a"]
+            assert bodies(await receive(other, where, harness)) == [b"a"]
 
     # --- a shorter renewal ---
 
     @pytest.mark.parametrize("kind", ["message", "one of a claim", "session", "dead letter"])
-    async def test_a_renewal_never_shortens_a_lock(self, house: QueueHarness, name: str, kind: str) -> None:
+    async def test_a_renewal_never_shortens_a_lock(self, harness: QueueHarness, name: str, kind: str) -> None:
         """As when the queue's lock was declared shorter meanwhile."""
-        needs(house.traits.renewal)
-        broker, other = await house.open(), await house.open()
-        long = house.lock * 3
+        needs(harness.traits.renewal)
+        broker, other = await harness.open(), await harness.open()
+        long = harness.lock * 3
         held: Delivery | SessionLock
         where = dead_letters_of(name) if kind == "dead letter" else name
         if kind == "session":
-            needs(house.traits.sessions)
+            needs(harness.traits.sessions)
             await broker.send(name, [Outgoing(b"a", session="s")])
             accepted = await broker.accept(name, None, long)
             assert isinstance(accepted, SessionLock)
@@ -209,123 +207,125 @@ class LockSuite(QueueSuite):
             held = accepted
         else:
             if kind == "dead letter":
-                await bury(broker, house, name, b"a")
+                await dead_letter(broker, harness, name, b"a")
             else:
                 await send(broker, name, *[b"a", b"b"][: 2 if kind == "one of a claim" else 1])
             message = held = (await broker.receive(where, 10, long)).deliveries[0]
         before = held.locked_until
         for _ in range(2):
-            [answer] = await broker.renew([held], house.lock)
+            [answer] = await broker.renew([held], harness.lock)
             assert isinstance(answer, Renewed)
             assert answer.locked_until >= before - ROUNDED
-        await house.pass_time(house.lock * LATE)
-        assert await receive(other, where, house) == []
+        await harness.pass_time(harness.lock * LATE)
+        assert await receive(other, where, harness) == []
         if kind == "session":
-            assert isinstance(await other.accept(name, "s", house.lock), NoSession)
+            assert isinstance(await other.accept(name, "s", harness.lock), NoSession)
         assert await settle(broker, [message], COMPLETE) == [Settled()]
 
     # --- what one lock says of another ---
 
-    async def test_messages_of_one_claim_end_each_at_its_own_time(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.renewal)
-        needs(house.traits.fencing)
-        broker, other = await house.open(), await house.open()
+    async def test_messages_of_one_claim_end_each_at_its_own_time(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.renewal)
+        needs(harness.traits.fencing)
+        broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a", b"b", b"c")
-        got = {one.body: one for one in await receive(broker, name, house)}
+        got = {one.body: one for one in await receive(broker, name, harness)}
         for body in (b"c", b"a"):
-            await house.pass_time(house.lock * 0.3)
-            assert isinstance((await broker.renew([got[body]], house.lock))[0], Renewed)
+            await harness.pass_time(harness.lock * 0.3)
+            assert isinstance((await broker.renew([got[body]], harness.lock))[0], Renewed)
         for body, share in ((b"b", LATE - 0.6), (b"c", 0.3)):  # and not a, which was renewed last
-            await house.pass_time(house.lock * share)
+            await harness.pass_time(harness.lock * share)
             assert await settle(broker, [got[body]], COMPLETE) == [LAPSED]
-            [again] = await receive(other, name, house)
+            [again] = await receive(other, name, harness)
             assert again.body == body
             assert await settle(other, [again], COMPLETE) == [Settled()]
         assert await settle(broker, [got[b"a"]], COMPLETE) == [Settled()]
 
     async def test_a_deferred_message_stays_so_when_another_of_its_claim_is_renewed(
-        self, house: QueueHarness, name: str
+        self, harness: QueueHarness, name: str
     ) -> None:
-        needs(house.traits.deferral)
-        needs(house.traits.renewal)
-        broker, other = await house.open(), await house.open()
+        needs(harness.traits.deferral)
+        needs(harness.traits.renewal)
+        broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a", b"b", b"c")
-        put_aside = await receive(broker, name, house)
+        put_aside = await receive(broker, name, harness)
         await settle(broker, put_aside, Defer())
-        claim = await broker.receive_deferred(name, [one.sequence for one in put_aside], house.lock)
+        claim = await broker.receive_deferred(name, [one.sequence for one in put_aside], harness.lock)
         first, second, third = claim.deliveries
-        await house.pass_time(house.lock * 0.6)
-        assert isinstance((await broker.renew([second], house.lock))[0], Renewed)
-        await house.pass_time(house.lock * 0.6)
+        await harness.pass_time(harness.lock * 0.6)
+        assert isinstance((await broker.renew([second], harness.lock))[0], Renewed)
+        await harness.pass_time(harness.lock * 0.6)
         assert await settle(broker, [first, third], COMPLETE) == [LAPSED, LAPSED]
-        assert await receive(other, name, house) == []  # they come by their sequence only
-        again = await other.receive_deferred(name, [first.sequence, second.sequence, third.sequence], house.lock)
+        assert await receive(other, name, harness) == []  # they come by their sequence only
+        again = await other.receive_deferred(name, [first.sequence, second.sequence, third.sequence], harness.lock)
         assert [one.sequence for one in again.deliveries] == [first.sequence, third.sequence]
         assert await settle(broker, [second], GIVE_BACK) == [Settled()]
-        assert await receive(other, name, house) == []
-        [back] = (await other.receive_deferred(name, [second.sequence], house.lock)).deliveries
+        assert await receive(other, name, harness) == []
+        [back] = (await other.receive_deferred(name, [second.sequence], harness.lock)).deliveries
         assert back.body == b"b"
 
     async def test_a_deferred_message_that_dies_is_a_dead_letter_like_any_other(
-        self, house: QueueHarness, name: str
+        self, harness: QueueHarness, name: str
     ) -> None:
-        needs(house.traits.deferral)
-        broker, other, dead = await house.open(), await house.open(), dead_letters_of(name)
+        needs(harness.traits.deferral)
+        broker, other, dead = await harness.open(), await harness.open(), dead_letters_of(name)
         await broker.declare(name, {"max_deliveries": 2})
         await send(broker, name, b"rejected", b"abandoned", b"crashed")
-        put_aside = await receive(broker, name, house)
+        put_aside = await receive(broker, name, harness)
         await settle(broker, put_aside, Defer())
         numbers = [one.sequence for one in put_aside]
-        held = {one.body: one for one in (await broker.receive_deferred(name, numbers, house.lock)).deliveries}
+        held = {one.body: one for one in (await broker.receive_deferred(name, numbers, harness.lock)).deliveries}
         assert await settle(broker, [held[b"rejected"]], DeadLetter("because")) == [Settled()]
         assert await settle(broker, [held[b"abandoned"]], Abandon()) == [Settled(dead=True)]
-        await house.pass_time(house.lock * LATE)
-        assert await receive(other, name, house) == []
+        await harness.pass_time(harness.lock * LATE)
+        assert await receive(other, name, harness) == []
         for _ in range(2):
-            letters = await receive(other, dead, house)
+            letters = await receive(other, dead, harness)
             assert sorted(bodies(letters)) == [b"abandoned", b"crashed", b"rejected"]
             assert await settle(other, letters, GIVE_BACK) == [Settled()] * 3
-        assert (await other.receive_deferred(name, numbers, house.lock)).deliveries in ((), [])
+        assert (await other.receive_deferred(name, numbers, harness.lock)).deliveries in ((), [])
         assert await other.redrive(name, EVERYTHING, None) == 3
-        again = await receive(other, name, house)
+        again = await receive(other, name, harness)
         assert sorted(bodies(again)) == [b"abandoned", b"crashed", b"rejected"]
         assert await settle(other, again[:2], Abandon()) == [Settled()] * 2
-        await house.pass_time(house.lock * LATE)
-        assert len(await receive(other, name, house)) == 3  # what was deferred before its death is so no more
+        await harness.pass_time(harness.lock * LATE)
+        assert len(await receive(other, name, harness)) == 3  # what was deferred before its death is so no more
 
-    async def test_a_deferred_message_of_a_session_has_a_lock_of_its_own(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.deferral)
-        needs(house.traits.renewal)
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_a_deferred_message_of_a_session_has_a_lock_of_its_own(
+        self, harness: QueueHarness, name: str
+    ) -> None:
+        needs(harness.traits.deferral)
+        needs(harness.traits.renewal)
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"a", session="s")])
-        session = await accept(broker, name, house)
+        session = await accept(broker, name, harness)
         [got] = await receive_session(broker, session)
         await settle(broker, [got], Defer())
         assert await broker.release(session) == Settled()
-        [held] = (await broker.receive_deferred(name, [got.sequence], house.lock)).deliveries
-        await house.pass_time(house.lock * 0.6)
-        assert isinstance((await broker.renew([held], house.lock))[0], Renewed)
-        await house.pass_time(house.lock * 0.6)
+        [held] = (await broker.receive_deferred(name, [got.sequence], harness.lock)).deliveries
+        await harness.pass_time(harness.lock * 0.6)
+        assert isinstance((await broker.renew([held], harness.lock))[0], Renewed)
+        await harness.pass_time(harness.lock * 0.6)
         assert await settle(broker, [held], COMPLETE) == [Settled()]
 
     @pytest.mark.parametrize("way", ["redriven", "given back", "abandoned", "released"])
-    async def test_what_is_put_back_is_told_of(self, house: QueueHarness, name: str, way: str) -> None:
-        if not house.traits.hints:
+    async def test_a_message_put_back_gives_a_hint(self, harness: QueueHarness, name: str, way: str) -> None:
+        if not harness.traits.hints:
             pytest.skip("this broker tells nobody")
-        broker, other = await house.open(), await house.open()
+        broker, other = await harness.open(), await harness.open()
         held: Sequence[Delivery] = ()
         session: SessionLock | None = None
         if way == "redriven":
-            await bury(broker, house, name, b"a")
+            await dead_letter(broker, harness, name, b"a")
             await until(lambda: _is_dead(broker, name, 1))
         elif way == "released":
-            needs(house.traits.sessions)
+            needs(harness.traits.sessions)
             await broker.send(name, [Outgoing(b"a", session="s")])
-            session = await accept(broker, name, house)
+            session = await accept(broker, name, harness)
         else:
             await send(broker, name, b"a")
-            held = await receive(broker, name, house)
+            held = await receive(broker, name, harness)
         hints = other.hints(name)
         told = Counter[str]()
 
@@ -345,85 +345,87 @@ class LockSuite(QueueSuite):
                 case _:
                     verdict = GIVE_BACK if way == "given back" else Abandon()
                     assert await settle(broker, held, verdict) == [Settled()]
-            await until(lambda: told["hints"] > 0, within=house.patience)
+            await until(lambda: told["hints"] > 0, within=harness.patience)
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
 
     # --- a ttl, through every state ---
 
-    async def test_a_ttl_ends_whatever_was_done_before(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        short = house.lock * 0.5
+    async def test_a_message_expires_from_every_state(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        short = harness.lock * 0.5
         ways: dict[bytes, Verdict | None] = {
             b"given back": GIVE_BACK,
             b"abandoned": Abandon(),
-            b"abandoned for long": Abandon(house.lock * 9),
+            b"abandoned for long": Abandon(harness.lock * 9),
             b"twice": GIVE_BACK,
             b"given back too late": None,
             b"abandoned too late": None,
             b"crashed": None,
             b"completed too late": None,
         }
-        if house.traits.delay == "impossible":
+        if harness.traits.delay == "impossible":
             del ways[b"abandoned for long"]
         await broker.send(name, [Outgoing(way, ttl=short) for way in ways])
         await broker.send(
-            name, [Outgoing(b"untouched", ttl=short), Outgoing(b"delayed", ttl=short, delay=house.lock * 9)]
+            name, [Outgoing(b"untouched", ttl=short), Outgoing(b"delayed", ttl=short, delay=harness.lock * 9)]
         )
-        held = {one.body: one for one in await receive(broker, name, house, limit=len(ways))}
+        held = {one.body: one for one in await receive(broker, name, harness, limit=len(ways))}
         assert held.keys() <= {*ways, b"untouched"}
         for way, verdict in ways.items():
             if verdict is not None and way in held:
                 assert await settle(broker, [held[way]], verdict) == [Settled()], way
-        await house.pass_time(house.lock * 0.6)
+        await harness.pass_time(harness.lock * 0.6)
         for way, late in ((b"given back too late", GIVE_BACK), (b"abandoned too late", Abandon())):
             if way in held:
                 [answer] = await settle(broker, [held[way]], late)
                 assert isinstance(answer, Settled), way  # dead at once, or when it would be claimed
         if b"completed too late" in held:
             assert await settle(broker, [held[b"completed too late"]], COMPLETE) == [Settled()]
-        assert await receive(broker, name, house) == []
-        await house.pass_time(house.lock * 0.6)  # and now the lock of the one that crashed has ended, too
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
+        await harness.pass_time(harness.lock * 0.6)  # and now the lock of the one that crashed has ended, too
+        assert await receive(broker, name, harness) == []
         died = {one.body: one.reason for one in await broker.peek_dead(name, EVERYTHING, 100)}
-        unseen = set() if house.traits.exact_stats else {b"abandoned for long", b"delayed"}  # there until they are due
+        unseen = (
+            set() if harness.traits.exact_stats else {b"abandoned for long", b"delayed"}
+        )  # there until they are due
         due = {*ways, b"untouched", b"delayed"} - {b"completed too late"}
         assert due - unseen <= died.keys() <= due
         assert set(died.values()) == {EXPIRED}
         assert (await broker.stats(name)).ready == 0
 
-    async def test_a_ttl_goes_on_after_a_crash(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"a", ttl=house.lock * 1.5)])
-        assert bodies(await receive(broker, name, house)) == [b"a"]
-        await house.pass_time(house.lock * LATE)
-        await broker.receive(f"{name}-other", 1, house.lock)
+    async def test_a_message_expires_after_a_crash(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"a", ttl=harness.lock * 1.5)])
+        assert bodies(await receive(broker, name, harness)) == [b"a"]
+        await harness.pass_time(harness.lock * LATE)
+        await broker.receive(f"{name}-other", 1, harness.lock)
         stats = await broker.stats(name)
         assert (stats.ready, stats.dead) == (1, 0)
-        await house.pass_time(house.lock * 0.5)
-        assert await receive(broker, name, house) == []
+        await harness.pass_time(harness.lock * 0.5)
+        assert await receive(broker, name, harness) == []
         [letter] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (letter.reason, letter.delivery_count) == (EXPIRED, 1)
         assert await broker.redrive(name, EVERYTHING, None) == 1
-        await house.pass_time(house.lock * 9)  # put back, it has no ttl
-        assert bodies(await receive(broker, name, house)) == [b"a"]
+        await harness.pass_time(harness.lock * 9)  # put back, it has no ttl
+        assert bodies(await receive(broker, name, harness)) == [b"a"]
 
-    async def test_a_ttl_ends_in_a_session_whatever_was_done_before(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_a_message_of_a_session_expires_from_every_state(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         ways: dict[str, Verdict | None] = {"released": None, "given back": GIVE_BACK, "abandoned": Abandon()}
         for way, verdict in ways.items():
-            await broker.send(name, [Outgoing(way.encode(), session=way, ttl=house.lock * 0.5)])
-            held = await broker.accept(name, way, house.lock)
+            await broker.send(name, [Outgoing(way.encode(), session=way, ttl=harness.lock * 0.5)])
+            held = await broker.accept(name, way, harness.lock)
             assert isinstance(held, SessionLock)
             got = await receive_session(broker, held)
             if verdict is not None:
                 assert await settle(broker, got, verdict) == [Settled()], way
             assert await broker.release(held) == Settled()
-        await house.pass_time(house.lock * 0.6)
+        await harness.pass_time(harness.lock * 0.6)
         for way in ways:
-            held = await broker.accept(name, way, house.lock)
+            held = await broker.accept(name, way, harness.lock)
             assert isinstance(held, SessionLock)
             assert await receive_session(broker, held) == [], way
             await broker.release(held)
@@ -431,32 +433,34 @@ class LockSuite(QueueSuite):
         assert died == dict.fromkeys(ways, EXPIRED)
 
 
-async def _take_over(broker: Broker, name: str, house: QueueHarness) -> tuple[SessionLock, Delivery]:
+async def _take_over(broker: Broker, name: str, harness: QueueHarness) -> tuple[SessionLock, Delivery]:
     """Accept the session that another has lost, and receive the first of its messages again."""
-    new = await accept(broker, name, house)
+    new = await accept(broker, name, harness)
     [first] = await receive_session(broker, new, 1)
     assert (first.body, first.delivery_count) == (b"0", 2)
     return new, first
 
 
-async def _all_lapse(house: QueueHarness, broker: Broker, old: Delivery) -> None:
+async def _all_lapse(harness: QueueHarness, broker: Broker, old: Delivery) -> None:
     """Ask everything that can be asked under a lock that is over; nothing of it must stand."""
-    assert list(await broker.renew([old], house.lock * 9)) == [LAPSED]
+    assert list(await broker.renew([old], harness.lock * 9)) == [LAPSED]
     for verdict in VERDICTS:
-        is_impossible = isinstance(verdict, Defer) and (old.death is not None or house.traits.deferral == "impossible")
+        is_impossible = isinstance(verdict, Defer) and (
+            old.death is not None or harness.traits.deferral == "impossible"
+        )
         if is_impossible or (
-            isinstance(verdict, Complete) and verdict.remember and house.traits.dedupe == "impossible"
+            isinstance(verdict, Complete) and verdict.remember and harness.traits.dedupe == "impossible"
         ):
             continue
         assert list(await broker.settle([Settlement(old, verdict)])) == [LAPSED], verdict
-    if house.traits.dedupe != "impossible":
+    if harness.traits.dedupe != "impossible":
         assert list(await broker.handled(old.queue.removesuffix("$dead"), [old.id])) == [False]
 
 
-async def _is_held(broker: Broker, new: Delivery, house: QueueHarness) -> None:
+async def _is_held(broker: Broker, new: Delivery, harness: QueueHarness) -> None:
     """See that nobody else can have what is held, and that it may be renewed."""
-    assert isinstance((await broker.renew([new], house.lock))[0], Renewed)
-    claim = await broker.receive(new.queue, 10, house.lock)
+    assert isinstance((await broker.renew([new], harness.lock))[0], Renewed)
+    claim = await broker.receive(new.queue, 10, harness.lock)
     assert isinstance(claim, Claim)
     assert claim.deliveries == () or list(claim.deliveries) == []
 

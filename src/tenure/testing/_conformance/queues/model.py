@@ -45,33 +45,33 @@ from tenure.testing._conformance.queues.steps import (
 class ModelTests(QueueSuite):
     """Statistics, and whatever else is shown, agree with a model."""
 
-    async def test_age_is_that_of_the_oldest_ready(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.exact_stats:
+    async def test_age_is_that_of_the_oldest_ready(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.exact_stats:
             pytest.skip("this broker's statistics are not exact")
-        broker = await house.open()
+        broker = await harness.open()
         await send(broker, name, b"a")
-        await house.pass_time(house.lock / 2)
+        await harness.pass_time(harness.lock / 2)
         await send(broker, name, b"b")
-        assert (await broker.stats(name)).oldest_age == pytest.approx(house.lock / 2, rel=0.2)
-        await receive(broker, name, house, limit=1)
-        assert (await broker.stats(name)).oldest_age < house.lock / 4
+        assert (await broker.stats(name)).oldest_age == pytest.approx(harness.lock / 2, rel=0.2)
+        await receive(broker, name, harness, limit=1)
+        assert (await broker.stats(name)).oldest_age < harness.lock / 4
 
     @pytest.mark.parametrize("seed", range(12))
-    async def test_a_random_program_agrees_with_the_model(self, house: QueueHarness, name: str, seed: int) -> None:
-        if not house.traits.exact_stats:
+    async def test_a_random_program_agrees_with_the_model(self, harness: QueueHarness, name: str, seed: int) -> None:
+        if not harness.traits.exact_stats:
             pytest.skip("this broker's statistics are not exact")
-        program = Program(await house.open(), await house.open(), house, name, random.Random(seed))
+        program = Program(await harness.open(), await harness.open(), harness, name, random.Random(seed))
         await program.run(steps=120)
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class ModelMessage:
     """What the model knows of one message."""
 
     number: int
     """In the order sent; it is also the body."""
     priority: int
-    place: str = "ready"
+    state: str = "ready"
     count: int = 0
     until: float = 0.0  # when its lock or delay ends
     delivery: Delivery | None = None
@@ -83,17 +83,17 @@ class Program:
 
     broker: Broker
     other: Broker
-    house: QueueHarness
+    harness: QueueHarness
     name: str
     rng: random.Random
     now: float = 0.0
     number: int = 0
-    messages: dict[int, Kept] = field(default_factory=dict)
+    messages: dict[int, ModelMessage] = field(default_factory=dict)
     old: list[Delivery] = field(default_factory=list)
 
     async def run(self, steps: int) -> None:
         """Take so many steps, and compare after each."""
-        await self.broker.declare(self.name, {"lock": self.house.lock, "max_deliveries": 3})
+        await self.broker.declare(self.name, {"lock": self.harness.lock, "max_deliveries": 3})
         operations = [self.send, self.send, self.receive, self.receive, self.settle, self.settle, self.settle]
         operations += [self.renew, self.pass_time, self.settle_old, self.redrive, self.purge]
         for _ in range(steps):
@@ -103,43 +103,43 @@ class Program:
     def pick(self) -> Broker:
         return self.rng.choice([self.broker, self.other])
 
-    def locked(self) -> list[Kept]:
-        found = [one for one in self.messages.values() if one.place == "locked"]
+    def locked(self) -> list[ModelMessage]:
+        found = [one for one in self.messages.values() if one.state == "locked"]
         self.rng.shuffle(found)
         return found[: self.rng.randint(0, 4)]
 
     async def send(self) -> None:
         """Send a few, some with a delay."""
-        delays = [self.rng.choice([0.0, 0.0, self.house.lock]) for _ in range(self.rng.randint(1, 4))]
-        highest = 0 if self.house.traits.priorities == "impossible" else 2
+        delays = [self.rng.choice([0.0, 0.0, self.harness.lock]) for _ in range(self.rng.randint(1, 4))]
+        highest = 0 if self.harness.traits.priorities == "impossible" else 2
         sent = []
         for delay in delays:
             self.number += 1
             named = f"{self.name}-{self.number}"
             one = Outgoing(b"%d" % self.number, id=named, delay=delay, priority=self.rng.randint(0, highest))
             sent.append(one)
-            place = "delayed" if delay else "ready"
-            self.messages[self.number] = Kept(self.number, one.priority, place, until=self.now + delay)
+            state = "delayed" if delay else "ready"
+            self.messages[self.number] = ModelMessage(self.number, one.priority, state, until=self.now + delay)
         await self.pick().send(self.name, sent)
 
     async def receive(self) -> None:
         """Claim a few: the right ones, in order."""
         limit = self.rng.randint(1, 5)
-        claim = await self.pick().receive(self.name, limit, self.house.lock)
-        ready = [one for one in self.messages.values() if one.place == "ready"]
+        claim = await self.pick().receive(self.name, limit, self.harness.lock)
+        ready = [one for one in self.messages.values() if one.state == "ready"]
         expected = sorted(ready, key=lambda one: (-one.priority, one.number))[:limit]
         assert bodies(claim.deliveries) == [b"%d" % one.number for one in expected]
         for one, delivery in zip(expected, claim.deliveries, strict=True):
-            one.place, one.count, one.delivery = "locked", one.count + 1, delivery
-            one.until = self.now + self.house.lock
+            one.state, one.count, one.delivery = "locked", one.count + 1, delivery
+            one.until = self.now + self.harness.lock
             assert delivery.delivery_count == one.count
             self.old.append(delivery)
 
     async def settle(self) -> None:
         """Pass verdicts on some that are locked."""
         some = self.locked()
-        kinds: list[Verdict] = [COMPLETE, COMPLETE, Abandon(), Abandon(self.house.lock), GIVE_BACK, DeadLetter("why")]
-        if self.house.traits.deferral != "impossible":
+        kinds: list[Verdict] = [COMPLETE, COMPLETE, Abandon(), Abandon(self.harness.lock), GIVE_BACK, DeadLetter("why")]
+        if self.harness.traits.deferral != "impossible":
             kinds.append(Defer())
         verdicts = [self.rng.choice(kinds) for _ in some]
         answers = await self.pick().settle(
@@ -149,21 +149,21 @@ class Program:
             assert answer == Settled(dead=isinstance(verdict, Abandon) and one.count >= 3)
             self.judge(one, verdict)
 
-    def judge(self, one: Kept, verdict: Verdict) -> None:
+    def judge(self, one: ModelMessage, verdict: Verdict) -> None:
         """Do in the model what a verdict does."""
         one.delivery = None
         match verdict:
             case Complete():
                 del self.messages[one.number]
             case Abandon(delay=delay):
-                one.place = "dead" if one.count >= 3 else "delayed" if delay else "ready"
+                one.state = "dead" if one.count >= 3 else "delayed" if delay else "ready"
                 one.until = self.now + delay
             case Defer():
-                one.place = "deferred"
+                one.state = "deferred"
             case DeadLetter():
-                one.place = "dead"
+                one.state = "dead"
             case _:
-                one.place, one.count = "ready", one.count - 1
+                one.state, one.count = "ready", one.count - 1
 
     async def settle_old(self) -> None:
         """Try with deliveries whose lock is over."""
@@ -174,28 +174,28 @@ class Program:
     async def renew(self) -> None:
         """Renew some that are locked, together with one that is not."""
         some = [one for one in self.locked() if one.delivery]
-        answers = await self.pick().renew([one.delivery for one in some if one.delivery], self.house.lock)
+        answers = await self.pick().renew([one.delivery for one in some if one.delivery], self.harness.lock)
         assert [type(answer) for answer in answers] == [Renewed] * len(some)
         for one in some:
-            one.until = self.now + self.house.lock
+            one.until = self.now + self.harness.lock
 
     async def pass_time(self) -> None:
         """Let locks and delays end."""
-        seconds = self.house.lock * self.rng.choice([0.3, 0.6, LATE])
-        await self.house.pass_time(seconds)
+        seconds = self.harness.lock * self.rng.choice([0.3, 0.6, LATE])
+        await self.harness.pass_time(seconds)
         self.now += seconds
         for one in self.messages.values():
-            if one.until <= self.now and one.place in ("locked", "delayed"):
-                one.place = "dead" if one.place == "locked" and one.count >= 3 else "ready"
+            if one.until <= self.now and one.state in ("locked", "delayed"):
+                one.state = "dead" if one.state == "locked" and one.count >= 3 else "ready"
                 one.delivery = None
 
     async def redrive(self) -> None:
         """Put some dead letters back."""
         limit = self.rng.randint(1, 2)
-        dead = sorted(one.number for one in self.messages.values() if one.place == "dead")[:limit]
+        dead = sorted(one.number for one in self.messages.values() if one.state == "dead")[:limit]
         assert await self.pick().redrive(self.name, EVERYTHING, limit) == len(dead)
         for number in dead:
-            self.messages[number].place, self.messages[number].count = "ready", 0
+            self.messages[number].state, self.messages[number].count = "ready", 0
 
     async def purge(self) -> None:
         """Remove some that nobody has."""
@@ -203,7 +203,7 @@ class Program:
         chosen = frozenset(self.rng.sample(states, self.rng.randint(0, 2)))
         picked = self.rng.sample(sorted(self.messages), min(3, len(self.messages)))
         ids = frozenset(f"{self.name}-{number}" for number in picked)
-        gone = [number for number in picked if self.messages[number].place in chosen]
+        gone = [number for number in picked if self.messages[number].state in chosen]
         which = LiveSelection(states=chosen, ids=ids)
         assert await self.pick().purge_live(self.name, which, dry_run=True) == len(gone)
         assert await self.pick().purge_live(self.name, which) == len(gone)
@@ -216,9 +216,9 @@ class Program:
             (int(one.body), one.state, one.delivery_count) for one in await self.pick().peek(self.name, EVERY_LIVE, 999)
         ]
         alive = sorted(self.messages.items())
-        assert shown == [(number, one.place, one.count) for number, one in alive if one.place != "dead"]
+        assert shown == [(number, one.state, one.count) for number, one in alive if one.state != "dead"]
         stats = await self.pick().stats(self.name)
-        places = Counter(one.place for one in self.messages.values())
-        expected = Stats(*(places[place] for place in ("ready", "locked", "delayed", "deferred", "dead")))
+        states = Counter(one.state for one in self.messages.values())
+        expected = Stats(*(states[state] for state in ("ready", "locked", "delayed", "deferred", "dead")))
         assert Stats(stats.ready, stats.locked, stats.delayed, stats.deferred, stats.dead) == expected
         assert (stats.oldest_age > 0) <= (stats.ready > 0)

@@ -30,7 +30,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
-    bury,
+    dead_letter,
     needs,
     receive,
     receive_session,
@@ -42,53 +42,53 @@ from tenure.testing._conformance.queues.steps import (
 class ReceiveTests(QueueSuite):
     """A claim takes what is ready, no more than was asked for, under a token of its own."""
 
-    async def test_an_empty_queue_answers_at_once(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        assert await broker.receive(name, 10, house.lock) == Claim((), None)
+    async def test_an_empty_queue_answers_at_once(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        assert await broker.receive(name, 10, harness.lock) == Claim((), None)
         assert await broker.stats(name) == Stats()
 
-    async def test_an_idle_queue_does_not_ask_to_be_looked_at(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_an_idle_queue_has_nothing_due(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"a", b"b")
-        got = await receive(broker, name, house)
+        got = await receive(broker, name, harness)
         await broker.settle([Settlement(got[0], COMPLETE), Settlement(got[1], DeadLetter("done"))])
         for _ in range(2):  # whoever is told a moment comes back then: a consumer would do nothing else
-            assert await broker.receive(name, 10, house.lock) == Claim((), None)
-        if house.traits.sessions != "impossible":
-            assert await broker.accept(name, None, house.lock) == NoSession(None)
-            held = await broker.accept(name, "s", house.lock)
+            assert await broker.receive(name, 10, harness.lock) == Claim((), None)
+        if harness.traits.sessions != "impossible":
+            assert await broker.accept(name, None, harness.lock) == NoSession(None)
+            held = await broker.accept(name, "s", harness.lock)
             assert isinstance(held, SessionLock)
             claim = await broker.receive_session(held, 10)
             assert isinstance(claim, Claim)
             assert claim.deliveries == ()
-            assert claim.due_in is None or claim.due_in > house.lock / 2  # when its own lock ends
+            assert claim.due_in is None or claim.due_in > harness.lock / 2  # when its own lock ends
             await broker.release(held)
-            assert await broker.accept(name, None, house.lock) == NoSession(None)
+            assert await broker.accept(name, None, harness.lock) == NoSession(None)
 
-    async def test_no_more_than_asked_for(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_no_more_than_asked_for(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, *[b"%d" % number for number in range(25)])
-        assert [len(await receive(broker, name, house, limit=10)) for _ in range(4)] == [10, 10, 5, 0]
+        assert [len(await receive(broker, name, harness, limit=10)) for _ in range(4)] == [10, 10, 5, 0]
 
     @pytest.mark.parametrize("session", [None, "s"])
     async def test_a_claim_ends_with_the_body_that_makes_it_large(
-        self, house: QueueHarness, name: str, session: str | None
+        self, harness: QueueHarness, name: str, session: str | None
     ) -> None:
-        needs(house.traits.sessions if session else "native")
-        if not house.counts_bytes:
+        needs(harness.traits.sessions if session else "native")
+        if not harness.counts_bytes:
             pytest.skip("this broker counts no bytes")
-        broker = await house.open()
+        broker = await harness.open()
         large = bytes(CLAIM_BYTES // 3 + 1)
         sent = [large, large, large, b"small", bytes(CLAIM_BYTES), b"last"]
         for body in sent:
             await broker.send(name, [Outgoing(body, session=session)])
         claims: list[list[int]] = []
-        held = await broker.accept(name, session, house.lock) if session else None
+        held = await broker.accept(name, session, harness.lock) if session else None
         for number in range(3):
             if isinstance(held, SessionLock):
                 claim = await broker.receive_session(held, 100)
             else:
-                claim = await broker.receive(name, 100, house.lock)
+                claim = await broker.receive(name, 100, harness.lock)
             assert isinstance(claim, Claim)
             assert (claim.due_in == 0) == (number < 2)  # there is more at once
             claims.append([len(one.body) for one in claim.deliveries])
@@ -97,30 +97,30 @@ class ReceiveTests(QueueSuite):
         assert claims == [sizes[:3], sizes[3:5], sizes[5:]]
 
     async def test_a_claim_of_dead_letters_ends_with_the_body_that_makes_it_large(
-        self, house: QueueHarness, name: str
+        self, harness: QueueHarness, name: str
     ) -> None:
-        needs(house.traits.dead_letters)
-        if not house.counts_bytes:
+        needs(harness.traits.dead_letters)
+        if not harness.counts_bytes:
             pytest.skip("this broker counts no bytes")
-        broker = await house.open()
+        broker = await harness.open()
         sizes = [*[CLAIM_BYTES // 3 + 1] * 3, 5]
         for size in sizes:
-            await bury(broker, house, name, bytes(size))
+            await dead_letter(broker, harness, name, bytes(size))
         for expected in (sizes[:3], sizes[3:]):
-            got = await receive(broker, dead_letters_of(name), house)
+            got = await receive(broker, dead_letters_of(name), harness)
             assert [len(one.body) for one in got] == expected
             assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
 
-    async def test_behind_a_head_that_waits_large_bodies_are_not_due(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        needs(house.traits.delay)
-        if not house.counts_bytes:
+    async def test_large_bodies_behind_a_delayed_head_are_not_due(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        needs(harness.traits.delay)
+        if not harness.counts_bytes:
             pytest.skip("this broker counts no bytes")
-        broker = await house.open()
+        broker = await harness.open()
         for size in (4, CLAIM_BYTES // 2, CLAIM_BYTES // 2):
             await broker.send(name, [Outgoing(bytes(size), session="s")])
-        held = await accept(broker, name, house)
-        assert await settle(broker, await receive_session(broker, held, limit=1), Abandon(delay=house.lock)) == [
+        held = await accept(broker, name, harness)
+        assert await settle(broker, await receive_session(broker, held, limit=1), Abandon(delay=harness.lock)) == [
             Settled()
         ]
         claim = await broker.receive_session(held, 100)
@@ -128,24 +128,24 @@ class ReceiveTests(QueueSuite):
         assert list(claim.deliveries) == []
         assert claim.due_in is None or claim.due_in > 0  # else it is asked again at once, and again
 
-    async def test_a_claim_has_a_token_of_its_own(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_a_claim_has_a_token_of_its_own(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"a", b"b", b"c")
-        first = await receive(broker, name, house, limit=2)
-        second = await receive(broker, name, house)
+        first = await receive(broker, name, harness, limit=2)
+        second = await receive(broker, name, harness)
         assert first[0].token == first[1].token != second[0].token
         await settle(broker, first, GIVE_BACK)
-        again = await receive(broker, name, house)
+        again = await receive(broker, name, harness)
         assert again[0].token not in (first[0].token, second[0].token)
 
-    async def test_of_twenty_receivers_no_two_get_the_same(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_of_twenty_receivers_no_two_get_the_same(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, *[b"%d" % number for number in range(200)])
-        others = [await house.open() for _ in range(20)]
+        others = [await harness.open() for _ in range(20)]
         seen: Counter[bytes] = Counter()
 
         async def consume(one: Broker) -> None:
-            while got := await receive(one, name, house, limit=3):
+            while got := await receive(one, name, harness, limit=3):
                 seen.update(bodies(got))
                 assert await settle(one, got, COMPLETE) == [Settled()] * len(got)
 
@@ -153,15 +153,15 @@ class ReceiveTests(QueueSuite):
         assert seen == Counter(b"%d" % number for number in range(200))
         assert await broker.stats(name) == Stats()
 
-    async def test_a_message_is_told_of(self, house: QueueHarness, name: str) -> None:
-        if not house.traits.hints:
+    async def test_a_message_gives_a_hint(self, harness: QueueHarness, name: str) -> None:
+        if not harness.traits.hints:
             pytest.skip("this broker tells nobody")
-        broker, other = await house.open(), await house.open()
+        broker, other = await harness.open(), await harness.open()
         heard = broker.hints(name)
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
         await send(other, name, b"a")
-        await asyncio.wait_for(anext(heard), house.patience)
-        got = await receive(broker, name, house)
+        await asyncio.wait_for(anext(heard), harness.patience)
+        got = await receive(broker, name, harness)
         assert len(got) == 1
         await settle(other, got, Abandon())
-        await asyncio.wait_for(anext(heard), house.patience)
+        await asyncio.wait_for(anext(heard), harness.patience)

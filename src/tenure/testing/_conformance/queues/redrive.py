@@ -24,7 +24,7 @@ from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
-    bury,
+    dead_letter,
     needs,
     receive,
     receive_session,
@@ -35,62 +35,62 @@ from tenure.testing._conformance.queues.steps import (
 class RedriveTests(QueueSuite):
     """A redriven message starts anew, in its queue or in another."""
 
-    async def test_redrive_starts_anew(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker = await house.open()
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 1})
-        await broker.send(name, [Outgoing(b"a", id="a", ttl=house.lock * 0.5), Outgoing(b"b", id="b")])
-        await house.pass_time(house.lock * 0.6)
-        await settle(broker, await receive(broker, name, house), Abandon(0.0, ERROR))
+    async def test_redrive_starts_anew(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
+        await broker.send(name, [Outgoing(b"a", id="a", ttl=harness.lock * 0.5), Outgoing(b"b", id="b")])
+        await harness.pass_time(harness.lock * 0.6)
+        await settle(broker, await receive(broker, name, harness), Abandon(0.0, ERROR))
         assert await broker.stats(name) == Stats(dead=2)
         assert await broker.redrive(name, EVERYTHING, None, dry_run=True) == 2
         assert await broker.stats(name) == Stats(dead=2)
         assert await broker.redrive(name, EVERYTHING, None) == 2
         stats = await broker.stats(name)
         assert (stats.ready, stats.dead) == (2, 0)
-        got = await receive(broker, name, house)
+        got = await receive(broker, name, harness)
         assert sorted((one.id, one.delivery_count, one.death) for one in got) == [("a", 1, None), ("b", 1, None)]
         await settle(broker, got, Abandon())
         again = await broker.peek_dead(name, EVERYTHING, 10)
         assert {one.id: len(one.history) for one in again} == {"a": 1, "b": 2}  # what happened before is not forgotten
 
-    async def test_redrive_and_purge_take_what_is_meant(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker = await house.open()
-        await bury(broker, house, name, *[b"%d" % number for number in range(6)])
+    async def test_redrive_and_purge_take_the_selected_dead_letters(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker = await harness.open()
+        await dead_letter(broker, harness, name, *[b"%d" % number for number in range(6)])
         dead = await broker.peek_dead(name, EVERYTHING, 10)
-        await house.pass_time(house.lock)
-        await bury(broker, house, name, b"x", reason="other")
+        await harness.pass_time(harness.lock)
+        await dead_letter(broker, harness, name, b"x", reason="other")
         [other] = await broker.peek_dead(name, Selection(reason="other"), 10)
         assert other.body == b"x"
         assert len(await broker.peek_dead(name, Selection(dead_before=other.dead_at), 10)) == 6
         assert len(await broker.peek_dead(name, Selection(after=dead[1].sequence), 3)) == 3
         assert await broker.redrive(name, Selection(ids=frozenset({dead[2].id, "nobody"})), None) == 1
         assert await broker.redrive(name, Selection(reason="because"), 2) == 2
-        assert sorted(bodies(await receive(broker, name, house))) == sorted(bodies(dead[:3]))
+        assert sorted(bodies(await receive(broker, name, harness))) == sorted(bodies(dead[:3]))
         assert await broker.purge(name, Selection(sequences=frozenset({dead[3].sequence, dead[0].sequence})), None) == 1
-        [locked] = await receive(broker, dead_letters_of(name), house, limit=1)
-        if house.traits.order != "impossible":
+        [locked] = await receive(broker, dead_letters_of(name), harness, limit=1)
+        if harness.traits.order != "impossible":
             assert locked.body == b"4"
         assert await broker.redrive(name, Selection(reason="nothing"), None) == 0
         assert await broker.redrive(name, Selection(sequences=frozenset({locked.sequence})), None) == 0
         assert await broker.purge(name, EVERYTHING, None) == 2  # not the one that somebody looks at
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [locked.body]
         stats = await broker.stats(name)
         assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back, their locks at an end
 
-    async def test_redrive_to_another_queue(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker, other = await house.open(), await house.open()
+    async def test_redrive_to_another_queue(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker, other = await harness.open(), await harness.open()
         there = f"{name}-there"
-        highest = 0 if house.traits.priorities == "impossible" else 5
+        highest = 0 if harness.traits.priorities == "impossible" else 5
         named = Outgoing(b"named", id="x", headers={"n": 2**60 + 1, "e": ""}, reply_to="answers", correlation_id="c")
-        if house.traits.dedupe != "impossible":  # what is remembered there loses no letter
+        if harness.traits.dedupe != "impossible":  # what is remembered there loses no letter
             await broker.send(there, [Outgoing(b"", id="x")])
-            await settle(broker, await receive(broker, there, house), COMPLETE)
+            await settle(broker, await receive(broker, there, harness), COMPLETE)
         await broker.send(name, [named, Outgoing(b"told", headers={"a": 1.5}), Outgoing(b"plain", priority=highest)])
-        before = {one.body: one for one in await receive(broker, name, house)}
+        before = {one.body: one for one in await receive(broker, name, harness)}
         await settle(broker, [before[b"named"], before[b"told"]], DeadLetter("bad", "", ERROR))
         await settle(broker, [before[b"plain"]], DeadLetter("odd"))
         assert await other.redrive(name, Selection(reason="bad"), None, dry_run=True, to=there) == 2
@@ -98,7 +98,7 @@ class RedriveTests(QueueSuite):
         assert await other.redrive(name, EVERYTHING, 5, to=there) == 2
         assert await other.redrive(name, EVERYTHING, None, to=there) == 0
         assert await broker.stats(name) == Stats()
-        got = await receive(broker, there, house)
+        got = await receive(broker, there, harness)
         if highest:
             assert got[0].body == b"plain"
         after = {one.body: one for one in got}
@@ -113,49 +113,49 @@ class RedriveTests(QueueSuite):
         assert len(await settle(broker, [after[b"told"], after[b"plain"]], COMPLETE)) == 2
         assert await broker.stats(there) == Stats(dead=1)
 
-    async def test_redrive_to_another_queue_keeps_the_session(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_redrive_to_another_queue_keeps_the_session(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"%d" % number, session="s") for number in range(3)])
-        held = await accept(broker, name, house)
+        held = await accept(broker, name, harness)
         await settle(broker, await receive_session(broker, held), DeadLetter("bad"))
         await broker.release(held)
         await broker.send(f"{name}-there", [Outgoing(b"before", session="s")])
         assert await broker.redrive(name, EVERYTHING, 2, to=f"{name}-there") == 2
-        got = await receive_session(broker, await accept(broker, f"{name}-there", house))
+        got = await receive_session(broker, await accept(broker, f"{name}-there", harness))
         assert bodies(got) == [b"before", b"0", b"1"]
         assert (await broker.stats(name)).dead == 1
 
-    async def test_redrive_takes_a_dead_letter_that_waits_for_its_delay(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        needs(house.traits.delay)
-        if not house.traits.exact_stats:
+    async def test_redrive_takes_a_dead_letter_that_waits_for_its_delay(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        needs(harness.traits.delay)
+        if not harness.traits.exact_stats:
             pytest.skip("this broker sees no message that is out of sight")
-        broker, other = await house.open(), await house.open()
-        await bury(broker, house, name, b"a")
-        letters = await receive(broker, dead_letters_of(name), house)
-        assert await settle(broker, letters, Abandon(delay=house.lock * 0.5)) == [Settled()]
+        broker, other = await harness.open(), await harness.open()
+        await dead_letter(broker, harness, name, b"a")
+        letters = await receive(broker, dead_letters_of(name), harness)
+        assert await settle(broker, letters, Abandon(delay=harness.lock * 0.5)) == [Settled()]
         assert await broker.redrive(name, EVERYTHING, None) == 1
-        got = await receive(broker, name, house)
-        await house.pass_time(house.lock * 0.6)  # the delay is over, which is nothing to it any more
-        assert await receive(other, dead_letters_of(name), house) == []
-        assert await receive(other, name, house) == []
+        got = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * 0.6)  # the delay is over, which is nothing to it any more
+        assert await receive(other, dead_letters_of(name), harness) == []
+        assert await receive(other, name, harness) == []
         assert await settle(broker, got, COMPLETE) == [Settled()]
         assert await broker.stats(name) == Stats()
 
-    async def test_redrive_puts_messages_back_into_their_session(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        needs(house.traits.sessions)
-        broker = await house.open()
+    async def test_redrive_puts_messages_back_into_their_session(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        needs(harness.traits.sessions)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        held = await accept(broker, name, house)
+        held = await accept(broker, name, harness)
         await settle(broker, await receive_session(broker, held), DeadLetter("because"))
         assert await broker.release(held) == Settled()  # nothing of it is left to be known
         assert await broker.redrive(name, EVERYTHING, None) == 2
         for _ in range(2):
-            held = await accept(broker, name, house)
+            held = await accept(broker, name, harness)
             assert await broker.release(held) == Settled()
-        held = await accept(broker, name, house)
+        held = await accept(broker, name, harness)
         got = await receive_session(broker, held)
         assert [(one.body, one.session, one.delivery_count) for one in got] == [(b"1", "s", 1), (b"2", "s", 1)]
         assert await settle(broker, got, COMPLETE) == [Settled()] * 2

@@ -24,8 +24,8 @@ from tenure.testing._conformance.queues.steps import (
 class SendTests(QueueSuite):
     """A message comes as it was sent, once, in order."""
 
-    async def test_what_is_sent_is_received(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_a_message_is_received_as_it_was_sent(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         sent = Outgoing(
             b"\x00\xff body",
             id="order-17",
@@ -35,7 +35,7 @@ class SendTests(QueueSuite):
             correlation_id="call-1",
         )
         assert list(await broker.send(name, [sent])) == ["order-17"]
-        [got] = await receive(broker, name, house)
+        [got] = await receive(broker, name, harness)
         assert (got.queue, got.id, got.body, got.delivery_count) == (name, "order-17", sent.body, 1)
         assert dict(got.headers) == dict(sent.headers)
         assert type(got.headers["yes"]) is bool
@@ -44,96 +44,96 @@ class SendTests(QueueSuite):
         assert got.locked_until > got.enqueued_at
         assert got.death is None
 
-    async def test_an_empty_body_is_a_body(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
-        size = min(100_000, house.traits.body_max)
+    async def test_an_empty_body_is_a_body(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
+        size = min(100_000, harness.traits.body_max)
         await send(broker, name, b"", b"x" * size)
-        first, second = sorted(await receive(broker, name, house), key=lambda one: len(one.body))
+        first, second = sorted(await receive(broker, name, harness), key=lambda one: len(one.body))
         assert (first.body, dict(first.headers), len(second.body)) == (b"", {}, size)
 
-    async def test_order_is_that_of_sending(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.order)
-        broker = await house.open()
+    async def test_order_is_that_of_sending(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.order)
+        broker = await harness.open()
         await send(broker, name, b"0", b"1")
         await send(broker, name, b"2")
-        assert bodies(await receive(broker, name, house, limit=2)) == [b"0", b"1"]
+        assert bodies(await receive(broker, name, harness, limit=2)) == [b"0", b"1"]
         await send(broker, name, b"3")
-        got = await receive(broker, name, house)
+        got = await receive(broker, name, harness)
         assert bodies(got) == [b"2", b"3"]
         assert got[0].sequence < got[1].sequence
 
-    async def test_made_up_ids_are_new(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_generated_ids_are_new(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         ids = [*await send(broker, name, b"a", b"a"), *await send(broker, f"{name}-2", b"a")]
         assert len(set(ids)) == 3
-        assert sorted(one.id for one in await receive(broker, name, house)) == sorted(ids[:2])
+        assert sorted(one.id for one in await receive(broker, name, harness)) == sorted(ids[:2])
         assert [one for one in ids if not re.fullmatch(r"[\w.-]+", one, re.ASCII)] == []  # no shell asks for quotes
 
-    async def test_higher_priority_comes_first(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.priorities)
-        broker = await house.open()
+    async def test_higher_priority_comes_first(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.priorities)
+        broker = await harness.open()
         await broker.send(name, [Outgoing(b"%d" % number, priority=number % 3) for number in range(6)])
-        assert bodies(await receive(broker, name, house)) == [b"2", b"5", b"1", b"4", b"0", b"3"]
+        assert bodies(await receive(broker, name, harness)) == [b"2", b"5", b"1", b"4", b"0", b"3"]
 
-    async def test_queues_do_not_mix(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_queues_do_not_mix(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         names = [name, name.upper(), f"{name}/0", f"{name}/1", f"{name}-Ünïcödé-名前", f"{name}'\"%_"]
         for number, each in enumerate(names):
             await send(broker, each, each.encode())
             for other in names[number + 1 :]:
-                assert await receive(broker, other, house) == []
+                assert await receive(broker, other, harness) == []
         for each in names:
-            assert bodies(await receive(broker, each, house)) == [each.encode()]
+            assert bodies(await receive(broker, each, harness)) == [each.encode()]
         assert [each for each in await broker.names() if each.lower().startswith(name)] == sorted(names)
 
-    async def test_a_delayed_message_comes_later(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.delay)
-        broker = await house.open()
-        await broker.send(name, [Outgoing(b"later", delay=house.lock), Outgoing(b"now")])
-        claim = await broker.receive(name, 10, house.lock)
+    async def test_a_delayed_message_comes_later(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.delay)
+        broker = await harness.open()
+        await broker.send(name, [Outgoing(b"later", delay=harness.lock), Outgoing(b"now")])
+        claim = await broker.receive(name, 10, harness.lock)
         assert bodies(claim.deliveries) == [b"now"]
-        assert claim.due_in is None or 0 < claim.due_in <= house.lock
+        assert claim.due_in is None or 0 < claim.due_in <= harness.lock
         stats = await broker.stats(name)
-        assert (stats.delayed, stats.ready) == (1 if house.traits.exact_stats else stats.delayed, 0)
+        assert (stats.delayed, stats.ready) == (1 if harness.traits.exact_stats else stats.delayed, 0)
         await settle(broker, claim.deliveries, COMPLETE)
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         assert (await broker.stats(name)).ready == 1
-        assert bodies(await receive(broker, name, house)) == [b"later"]
+        assert bodies(await receive(broker, name, harness)) == [b"later"]
 
-    async def test_at_is_a_moment_of_the_wall_clock(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.delay)
-        broker = await house.open()
+    async def test_at_is_a_time_of_the_wall_clock(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.delay)
+        broker = await harness.open()
         await send(broker, name, b"probe")
-        [probe] = await receive(broker, name, house)
-        await broker.send(name, [Outgoing(b"past", at=1.0), Outgoing(b"later", at=probe.enqueued_at + house.lock)])
-        assert bodies(await receive(broker, name, house)) == [b"past"]
-        await house.pass_time(house.lock * LATE)
-        assert b"later" in bodies(await receive(broker, name, house))
+        [probe] = await receive(broker, name, harness)
+        await broker.send(name, [Outgoing(b"past", at=1.0), Outgoing(b"later", at=probe.enqueued_at + harness.lock)])
+        assert bodies(await receive(broker, name, harness)) == [b"past"]
+        await harness.pass_time(harness.lock * LATE)
+        assert b"later" in bodies(await receive(broker, name, harness))
 
-    async def test_the_same_id_is_kept_once(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dedupe)
-        broker, other = await house.open(), await house.open()
-        await broker.declare(name, {"lock": house.lock, "dedupe_window": house.lock * 3})
+    async def test_an_id_is_kept_once(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dedupe)
+        broker, other = await harness.open(), await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "dedupe_window": harness.lock * 3})
         await broker.send(name, [Outgoing(b"1", id="a"), Outgoing(b"2", id="a"), Outgoing(b"3", id="b")])
         assert list(await other.send(name, [Outgoing(b"4", id="a")])) == ["a"]
-        got = await receive(broker, name, house)
+        got = await receive(broker, name, harness)
         assert bodies(got) == [b"1", b"3"]
         await settle(broker, got, COMPLETE)
         await broker.send(name, [Outgoing(b"5", id="a")])  # also when the first is done
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
         await broker.send(f"{name}-2", [Outgoing(b"6", id="a")])  # but in another queue it is another
-        assert bodies(await receive(broker, f"{name}-2", house)) == [b"6"]
-        await house.pass_time(house.lock * 1.5)
+        assert bodies(await receive(broker, f"{name}-2", harness)) == [b"6"]
+        await harness.pass_time(harness.lock * 1.5)
         await broker.send(name, [Outgoing(b"6", id="a")])  # the window does not begin anew
-        assert await receive(broker, name, house) == []
-        await house.pass_time(house.lock * (3 * LATE - 1.5))
+        assert await receive(broker, name, harness) == []
+        await harness.pass_time(harness.lock * (3 * LATE - 1.5))
         await broker.send(name, [Outgoing(b"7", id="a")])
-        assert bodies(await receive(broker, name, house)) == [b"7"]
+        assert bodies(await receive(broker, name, harness)) == [b"7"]
 
-    async def test_a_window_of_nothing_remembers_nothing(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dedupe)
-        broker = await house.open()
+    async def test_an_empty_dedupe_window_remembers_nothing(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dedupe)
+        broker = await harness.open()
         await broker.declare(name, {"dedupe_window": 0.0})
         for _ in range(2):
             assert list(await broker.send(name, [Outgoing(b"1", id="a"), Outgoing(b"2", id="a")])) == ["a", "a"]
-        assert Counter(bodies(await receive(broker, name, house))) == {b"1": 2, b"2": 2}
+        assert Counter(bodies(await receive(broker, name, harness))) == {b"1": 2, b"2": 2}

@@ -33,8 +33,8 @@ from tenure.testing._conformance.queues.steps import (
 class SettingTests(QueueSuite):
     """A declaration changes what it names, for every client."""
 
-    async def test_a_declaration_changes_only_what_it_names(self, house: QueueHarness, name: str) -> None:
-        broker, other = await house.open(), await house.open()
+    async def test_a_declaration_changes_only_what_it_names(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
         assert await broker.declare(name, {"max_deliveries": 7}) == QueueSettings(max_deliveries=7)
         both = QueueSettings(max_deliveries=7, dedupe_window=5.0)
         assert await other.declare(name, {"dedupe_window": 5.0}) == both
@@ -44,43 +44,43 @@ class SettingTests(QueueSuite):
 
     @pytest.mark.parametrize("is_new", [True, False])
     async def test_settings_declared_at_the_same_time_all_hold(
-        self, house: QueueHarness, name: str, is_new: bool
+        self, harness: QueueHarness, name: str, is_new: bool
     ) -> None:
-        clients = [await house.open() for _ in range(4)]
+        clients = [await harness.open() for _ in range(4)]
         if not is_new:
-            await clients[0].declare(name, {"lock": house.lock})
+            await clients[0].declare(name, {"lock": harness.lock})
         given: list[SettingChanges] = [
-            {"lock": house.lock * 2},
+            {"lock": harness.lock * 2},
             {"max_deliveries": 7},
             {"dedupe_window": 5.0},
             {"body_max": 10},
         ]
-        meeting = Meeting(len(clients))
+        barrier = Barrier(len(clients))
         renewal_thread = cast(RenewalThread, None)  # nothing here is renewed
-        desks = [
+        contexts = [
             QueueContext(
-                name, meeting.around(client), renewal_thread, SystemClock(), QueueSettings(), "", given=changes
+                name, barrier.around(client), renewal_thread, SystemClock(), QueueSettings(), "", given=changes
             )
             for client, changes in zip(clients, given, strict=True)
         ]
-        await asyncio.gather(*(context.ready() for context in desks))
-        wanted = QueueSettings(lock=house.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
+        await asyncio.gather(*(context.ready() for context in contexts))
+        wanted = QueueSettings(lock=harness.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
         assert await clients[0].settings(name) == wanted
 
-    async def test_a_lower_limit_meets_old_messages(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker, other = await house.open(), await house.open()
+    async def test_a_lower_limit_applies_to_old_messages(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")
-        [got] = await receive(broker, name, house)
-        settings = QueueSettings(lock=house.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
-        changes: SettingChanges = {"lock": house.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
+        [got] = await receive(broker, name, harness)
+        settings = QueueSettings(lock=harness.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
+        changes: SettingChanges = {"lock": harness.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
         assert await other.declare(name, changes) == settings
         assert await broker.settings(name) == settings
         assert await broker.settings(f"{name}-2") == QueueSettings()
         assert await settle(broker, [got], Abandon()) == [Settled(dead=True)]
 
 
-class Meeting:
+class Barrier:
     """Brokers that all have learned the settings of a queue before any of them goes on."""
 
     def __init__(self, parties: int) -> None:
@@ -89,7 +89,7 @@ class Meeting:
 
     def around(self, broker: Broker) -> Broker:
         """Return *broker*, as one of them."""
-        return cast(Broker, _Guest(broker, self))
+        return cast(Broker, _AtBarrier(broker, self))
 
     async def wait(self) -> None:
         """Wait for the others."""
@@ -99,10 +99,10 @@ class Meeting:
         await self._all_here.wait()
 
 
-class _Guest:
-    def __init__(self, broker: Broker, meeting: Meeting) -> None:
+class _AtBarrier:
+    def __init__(self, broker: Broker, barrier: Barrier) -> None:
         self._broker = broker
-        self._meeting = meeting
+        self._meeting = barrier
 
     async def settings(self, queue: str) -> QueueSettings:
         found = await self._broker.settings(queue)

@@ -44,49 +44,49 @@ class SettleTests(QueueSuite):
     """A verdict stands once, while its delivery is locked."""
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("late"), GIVE_BACK], ids=repr)
-    async def test_a_late_verdict_lapses(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
-        possible(house, verdict)
-        broker, other = await house.open(), await house.open()
+    async def test_a_late_verdict_lapses(self, harness: QueueHarness, name: str, verdict: Verdict) -> None:
+        needs_verdict(harness, verdict)
+        broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")
-        [old] = await receive(broker, name, house)
-        await house.pass_time(house.lock * LATE)
+        [old] = await receive(broker, name, harness)
+        await harness.pass_time(harness.lock * LATE)
         assert await settle(broker, [old], verdict) == [LAPSED]  # nobody has it yet, and it is ours no more
-        assert await broker.renew([old], house.lock) == [LAPSED]
-        [new] = await receive(other, name, house)
+        assert await broker.renew([old], harness.lock) == [LAPSED]
+        [new] = await receive(other, name, harness)
         assert new.delivery_count == 2
         assert await settle(broker, [old], verdict) == [LAPSED]  # another has it
-        assert await broker.renew([old], house.lock) == [LAPSED]
-        assert isinstance((await other.renew([new], house.lock))[0], Renewed)
+        assert await broker.renew([old], harness.lock) == [LAPSED]
+        assert isinstance((await other.renew([new], harness.lock))[0], Renewed)
         assert await settle(other, [new], COMPLETE) == [Settled()]
         assert await settle(broker, [old], verdict) == [LAPSED]  # it is gone
         assert await broker.stats(name) == Stats()
 
     @pytest.mark.parametrize("verdict", [COMPLETE, Abandon(), Defer(), DeadLetter("done"), GIVE_BACK], ids=repr)
-    async def test_nobody_settles_twice(self, house: QueueHarness, name: str, verdict: Verdict) -> None:
-        possible(house, verdict)
-        broker = await house.open()
+    async def test_a_delivery_is_settled_once(self, harness: QueueHarness, name: str, verdict: Verdict) -> None:
+        needs_verdict(harness, verdict)
+        broker = await harness.open()
         await send(broker, name, b"a")
-        [got] = await receive(broker, name, house)
+        [got] = await receive(broker, name, harness)
         assert await broker.settle([Settlement(got, verdict), Settlement(got, COMPLETE)]) == [Settled(), LAPSED]
         assert await settle(broker, [got], verdict) == [LAPSED]
 
-    async def test_a_forged_token_lapses(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_a_forged_token_lapses(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"a", b"b")
-        first, second = await receive(broker, name, house, limit=1), await receive(broker, name, house, limit=1)
+        first, second = await receive(broker, name, harness, limit=1), await receive(broker, name, harness, limit=1)
         forged = first[0]._replace(token=second[0].token)
         misplaced = first[0]._replace(queue=f"{name}-2")
         assert await settle(broker, [forged, misplaced], COMPLETE) == [LAPSED, LAPSED]
         assert await settle(broker, [*first, *second], COMPLETE) == [Settled(), Settled()]
 
-    async def test_verdicts_are_passed_in_order_each_by_itself(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_verdicts_are_answered_in_order_each_by_itself(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, *[b"%d" % number for number in range(6)])
         await send(broker, f"{name}-2", b"other")
-        got = await receive(broker, name, house)
-        [other] = await receive(broker, f"{name}-2", house)
+        got = await receive(broker, name, harness)
+        [other] = await receive(broker, f"{name}-2", harness)
         await settle(broker, [got[2]], COMPLETE)
-        deferred = house.traits.deferral != "impossible"
+        deferred = harness.traits.deferral != "impossible"
         last = Defer() if deferred else COMPLETE
         verdicts: list[Verdict] = [COMPLETE, Abandon(), COMPLETE, DeadLetter("bad"), GIVE_BACK, last]
         settlements = [Settlement(one, verdict) for one, verdict in zip(got, verdicts, strict=True)]
@@ -95,38 +95,38 @@ class SettleTests(QueueSuite):
         stats = await broker.stats(name)
         assert (stats.ready, stats.dead, stats.deferred) == (2, 1, deferred)
 
-    async def test_a_delivery_counts_when_it_is_claimed(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_a_delivery_counts_when_it_is_claimed(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"a")
         for count in range(1, 4):
-            [got] = await receive(broker, name, house)
+            [got] = await receive(broker, name, harness)
             assert got.delivery_count == count
             if count % 2:
-                await house.pass_time(house.lock * LATE)
+                await harness.pass_time(harness.lock * LATE)
             else:
                 await settle(broker, [got], Abandon())
 
-    async def test_giving_back_does_not_count(self, house: QueueHarness, name: str) -> None:
-        broker = await house.open()
+    async def test_giving_back_does_not_count(self, harness: QueueHarness, name: str) -> None:
+        broker = await harness.open()
         await send(broker, name, b"a", b"b", b"c")
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 2})
         for _ in range(5):
-            got = await receive(broker, name, house)
+            got = await receive(broker, name, harness)
             assert [one.delivery_count for one in got] == [1, 1, 1]
-            assert in_order(house, got) == [b"a", b"b", b"c"]
+            assert in_order(harness, got) == [b"a", b"b", b"c"]
             assert await settle(broker, reversed(got), GIVE_BACK) == [Settled()] * 3
         assert (await broker.stats(name)).dead == 0
 
-    async def test_the_last_delivery_abandoned_is_death(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker = await house.open()
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 3})
+    async def test_a_message_abandoned_at_its_last_delivery_is_dead(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 3})
         await broker.send(name, [Outgoing(b"poison", id="p", headers={"k": "v"}, correlation_id="c")])
         for count in (1, 2, 3):
-            [got] = await receive(broker, name, house)
+            [got] = await receive(broker, name, harness)
             answer = await settle(broker, [got], Abandon(0.0, Failure("E", f"try {count}", "trace")))
             assert answer == [Settled(dead=count == 3)]
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.id, dead.body, dict(dead.headers), dead.correlation_id) == ("p", b"poison", {"k": "v"}, "c")
         assert json.dumps(dataclasses.asdict(dead)["headers"]) == '{"k": "v"}'
@@ -141,72 +141,74 @@ class SettleTests(QueueSuite):
         ]
         assert dead.enqueued_at <= dead.history[0].at <= dead.dead_at
 
-    async def test_the_last_lock_expired_is_death(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dead_letters)
-        broker = await house.open()
-        await broker.declare(name, {"lock": house.lock, "max_deliveries": 2})
+    async def test_a_message_whose_last_lock_expires_is_dead(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dead_letters)
+        broker = await harness.open()
+        await broker.declare(name, {"lock": harness.lock, "max_deliveries": 2})
         await send(broker, name, b"crasher")
         for _ in range(2):
-            assert len(await receive(broker, name, house)) == 1
-            await house.pass_time(house.lock * LATE)
-        if house.traits.exact_stats:
+            assert len(await receive(broker, name, harness)) == 1
+            await harness.pass_time(harness.lock * LATE)
+        if harness.traits.exact_stats:
             assert await broker.stats(name) == Stats(dead=1)
-        assert await receive(broker, name, house) == []
+        assert await receive(broker, name, harness) == []
         [dead] = await broker.peek_dead(name, EVERYTHING, 10)
         assert (dead.reason, dead.delivery_count, dead.error) == (MAX_DELIVERIES, 2, None)
         assert [one.outcome for one in dead.history] == ["expired", "expired"]
 
-    async def test_abandoned_with_a_delay_it_comes_later(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.delay)
-        broker = await house.open()
+    async def test_a_message_abandoned_with_a_delay_comes_later(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.delay)
+        broker = await harness.open()
         await send(broker, name, b"a", b"b")
-        first, second = sorted(await receive(broker, name, house), key=lambda one: one.body)
-        await settle(broker, [first], Abandon(delay=house.lock))
+        first, second = sorted(await receive(broker, name, harness), key=lambda one: one.body)
+        await settle(broker, [first], Abandon(delay=harness.lock))
         await settle(broker, [second], Abandon())
-        assert bodies(await receive(broker, name, house)) == [b"b"]
-        if house.traits.exact_stats:
+        assert bodies(await receive(broker, name, harness)) == [b"b"]
+        if harness.traits.exact_stats:
             assert (await broker.stats(name)).delayed == 1
-        await house.pass_time(house.lock * LATE)
-        assert b"a" in bodies(await receive(broker, name, house))
+        await harness.pass_time(harness.lock * LATE)
+        assert b"a" in bodies(await receive(broker, name, harness))
 
-    async def test_complete_sends_and_remembers(self, house: QueueHarness, name: str) -> None:
-        broker, other = await house.open(), await house.open()
+    async def test_complete_sends_and_remembers(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", id="b")])
-        a, b = sorted(await receive(broker, name, house), key=lambda one: one.body)
-        remembers = house.traits.dedupe != "impossible"
+        a, b = sorted(await receive(broker, name, harness), key=lambda one: one.body)
+        remembers = harness.traits.dedupe != "impossible"
         results = f"{name}-results"
-        verdict = Complete(sends=((results, Outgoing(b"result", correlation_id="a")),), remember=house.lock * remembers)
+        verdict = Complete(
+            sends=((results, Outgoing(b"result", correlation_id="a")),), remember=harness.lock * remembers
+        )
         assert await settle(broker, [a], verdict) == [Settled()]
         assert await settle(broker, [a], verdict) == [LAPSED]
-        assert [(one.body, one.correlation_id) for one in await receive(other, results, house)] == [(b"result", "a")]
+        assert [(one.body, one.correlation_id) for one in await receive(other, results, harness)] == [(b"result", "a")]
         if not remembers:
             return
         assert list(await other.handled(name, ["a", "b", "c"])) == [True, False, False]
         assert list(await other.handled(results, ["a"])) == [False]
         await settle(broker, [b], COMPLETE)
         assert list(await other.handled(name, ["b"])) == [False]
-        await house.pass_time(house.lock * LATE)
+        await harness.pass_time(harness.lock * LATE)
         assert list(await other.handled(name, ["a"])) == [False]
 
-    async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, house: QueueHarness, name: str) -> None:
-        needs(house.traits.dedupe)
-        broker = await house.open()
+    async def test_the_inbox_remembers_for_the_longest_that_was_asked(self, harness: QueueHarness, name: str) -> None:
+        needs(harness.traits.dedupe)
+        broker = await harness.open()
         await broker.declare(name, {"dedupe_window": 0.0})
         for seconds in (0.5, 9.0, 0.6):
             await broker.send(name, [Outgoing(b"a", id="a")])
-            got = await receive(broker, name, house)
-            assert await settle(broker, got, Complete(remember=house.lock * seconds)) == [Settled()]
-        await house.pass_time(house.lock * 0.8)
-        assert await receive(broker, name, house) == []  # also who finds nothing may forget what is over
+            got = await receive(broker, name, harness)
+            assert await settle(broker, got, Complete(remember=harness.lock * seconds)) == [Settled()]
+        await harness.pass_time(harness.lock * 0.8)
+        assert await receive(broker, name, harness) == []  # also who finds nothing may forget what is over
         assert list(await broker.handled(name, ["a"])) == [True]
 
 
-def possible(house: QueueHarness, verdict: Verdict) -> None:
+def needs_verdict(harness: QueueHarness, verdict: Verdict) -> None:
     """Skip the test if the broker can't pass this verdict."""
     if isinstance(verdict, Defer):
-        needs(house.traits.deferral)
+        needs(harness.traits.deferral)
 
 
-def in_order(house: QueueHarness, deliveries: object) -> list[bytes]:
+def in_order(harness: QueueHarness, deliveries: object) -> list[bytes]:
     """Return what is in *deliveries*, in their order, or sorted if the broker keeps none."""
-    return sorted(bodies(deliveries)) if house.traits.order == "impossible" else bodies(deliveries)
+    return sorted(bodies(deliveries)) if harness.traits.order == "impossible" else bodies(deliveries)

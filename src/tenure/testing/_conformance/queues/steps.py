@@ -33,20 +33,20 @@ ERROR = Failure("ValueError", "no such customer: 'Ünïcödé-名前'", "Traceba
 
 
 class QueueSuite:
-    """What the suites of brokers share: a house for each test, and words to write tests with."""
+    """What the suites of brokers share: a harness and a name for each test."""
 
     harness: ClassVar[type[QueueHarness]]
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
 
-    @pytest_asyncio.fixture
-    async def house(self) -> AsyncIterator[QueueHarness]:
+    @pytest_asyncio.fixture(name="harness")
+    async def _open_harness(self) -> AsyncIterator[QueueHarness]:
         """Open a fresh storage for one test."""
-        house = self.harness()
-        await house.start()
+        harness = self.harness()
+        await harness.start()
         try:
-            yield house
+            yield harness
         finally:
-            await house.close()
+            await harness.close()
 
     @pytest.fixture
     def name(self) -> str:
@@ -70,9 +70,9 @@ async def send(broker: Broker, name: str, *contents: bytes) -> list[str]:
     return list(await broker.send(name, [Outgoing(body) for body in contents]))
 
 
-async def receive(broker: Broker, name: str, house: QueueHarness, limit: int = 100) -> list[Delivery]:
+async def receive(broker: Broker, name: str, harness: QueueHarness, limit: int = 100) -> list[Delivery]:
     """Claim what there is."""
-    return list((await broker.receive(name, limit, house.lock)).deliveries)
+    return list((await broker.receive(name, limit, harness.lock)).deliveries)
 
 
 async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[Settled | Lapsed | NoAnswer]:
@@ -80,15 +80,17 @@ async def settle(broker: Broker, deliveries: object, verdict: Verdict) -> list[S
     return list(await broker.settle([Settlement(one, verdict) for one in deliveries]))  # type: ignore[attr-defined]
 
 
-async def bury(broker: Broker, house: QueueHarness, name: str, *contents: bytes, reason: str = "because") -> None:
+async def dead_letter(
+    broker: Broker, harness: QueueHarness, name: str, *contents: bytes, reason: str = "because"
+) -> None:
     """Send messages straight to the dead letters."""
     await send(broker, name, *contents)
-    await settle(broker, await receive(broker, name, house), DeadLetter(reason, "", ERROR))
+    await settle(broker, await receive(broker, name, harness), DeadLetter(reason, "", ERROR))
 
 
-async def accept(broker: Broker, name: str, house: QueueHarness) -> SessionLock:
+async def accept(broker: Broker, name: str, harness: QueueHarness) -> SessionLock:
     """Lock the next free session, which must exist."""
-    answer = await broker.accept(name, None, house.lock)
+    answer = await broker.accept(name, None, harness.lock)
     assert isinstance(answer, SessionLock), answer
     return answer
 

@@ -26,12 +26,12 @@ from tenure._queue.message import (
 from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
-from tenure.testing._conformance.queues.faults import can
+from tenure.testing._conformance.queues.faults import needs_fault
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
     accept,
     bodies,
-    bury,
+    dead_letter,
     receive,
     receive_session,
     send,
@@ -47,90 +47,90 @@ ROUND_TRIP = 0.2  # seconds, on a slow link
 class BrokerStrainSuite(QueueSuite):
     """A full broker takes no message, and does the rest; a broker that was cut off is soon as fast as before."""
 
-    async def test_a_full_broker_keeps_nothing_of_what_it_refuses(self, house: QueueHarness, name: str) -> None:
-        can(house, "full")
-        broker = await house.open()
+    async def test_a_full_broker_keeps_nothing_of_a_refused_batch(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "full")
+        broker = await harness.open()
         await send(broker, name, b"before")
-        large = secrets.token_bytes(house.slack)  # which no compression makes small
-        async with house.full():
+        large = secrets.token_bytes(harness.slack)  # which no compression makes small
+        async with harness.full():
             for queue in (name, f"{name}-new"):
                 for batch in (
                     [Outgoing(b"plain" + large)],
                     [Outgoing(b"named", id="one"), Outgoing(b"named" + large, id="two")],
-                    [Outgoing(delay=house.lock), Outgoing(b"ends" + large, ttl=house.lock), Outgoing(session="s")],
+                    [Outgoing(delay=harness.lock), Outgoing(b"ends" + large, ttl=harness.lock), Outgoing(session="s")],
                 ):
                     with pytest.raises(Unavailable, match=r"full|no room|out of memory"):
                         await broker.send(queue, batch)
         assert list(await broker.send(name, [Outgoing(b"after", id="one")])) == ["one"]  # it is not known
-        assert sorted(bodies(await receive(broker, name, house))) == [b"after", b"before"]
+        assert sorted(bodies(await receive(broker, name, harness))) == [b"after", b"before"]
         stats = await broker.stats(name)
         assert (stats.ready, stats.locked, stats.delayed) == (0, 2, 0)
         assert (await broker.stats(f"{name}-new")).ready == 0
 
-    async def test_a_full_broker_is_drained(self, house: QueueHarness, name: str) -> None:
-        can(house, "full")
-        if not house.drains_when_full:
+    async def test_a_full_broker_is_drained(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "full")
+        if not harness.drains_when_full:
             pytest.skip("this broker may refuse to be drained while it is full")
-        broker = await house.open()
-        await bury(broker, house, name, b"dead", b"dead too")
+        broker = await harness.open()
+        await dead_letter(broker, harness, name, b"dead", b"dead too")
         await send(broker, name, *[b"%d" % number for number in range(6)])
         await send(broker, f"{name}-given-up", b"a")
-        [held] = await receive(broker, name, house, limit=1)
-        if house.traits.sessions != "impossible":
+        [held] = await receive(broker, name, harness, limit=1)
+        if harness.traits.sessions != "impossible":
             await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
-        async with house.full():
-            [answer] = await broker.renew([held], house.lock)
+        async with harness.full():
+            [answer] = await broker.renew([held], harness.lock)
             assert isinstance(answer, Renewed)
             assert await settle(broker, [held], COMPLETE) == [Settled()]
-            for verdict in (GIVE_BACK, Abandon(), Abandon(delay=house.lock), DeadLetter("bad"), COMPLETE):
-                got = await receive(broker, name, house, limit=1)
+            for verdict in (GIVE_BACK, Abandon(), Abandon(delay=harness.lock), DeadLetter("bad"), COMPLETE):
+                got = await receive(broker, name, harness, limit=1)
                 assert await settle(broker, got, verdict) == [Settled()], verdict
-            if house.traits.sessions != "impossible":
-                session = await accept(broker, name, house)
+            if harness.traits.sessions != "impossible":
+                session = await accept(broker, name, harness)
                 assert isinstance(session, SessionLock)
-                [answer] = await broker.renew([session], house.lock)
+                [answer] = await broker.renew([session], harness.lock)
                 assert isinstance(answer, Renewed)
                 for _ in range(2):
                     got = await receive_session(broker, session, limit=1)
                     assert await settle(broker, got, COMPLETE) == [Settled()]
                 assert await broker.write_state(session, b"state") == Settled()
                 assert await broker.release(session) == Settled()
-            if house.traits.deferral != "impossible":
-                [got_late] = await receive(broker, name, house, limit=1)
+            if harness.traits.deferral != "impossible":
+                [got_late] = await receive(broker, name, harness, limit=1)
                 assert await settle(broker, [got_late], Defer()) == [Settled()]
-                got = list((await broker.receive_deferred(name, [got_late.sequence], house.lock)).deliveries)
+                got = list((await broker.receive_deferred(name, [got_late.sequence], harness.lock)).deliveries)
                 assert await settle(broker, got, COMPLETE) == [Settled()]
             assert await broker.redrive(name, Selection(reason="bad"), None) == 1
-            while got := await receive(broker, name, house, limit=2):
+            while got := await receive(broker, name, harness, limit=2):
                 assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
             assert await broker.purge(name, EVERYTHING, None) == 2
             assert isinstance(await broker.delete(f"{name}-given-up", force=True), Deleted)
             stats = await broker.stats(name)
             assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 0, 1, 0)
         await send(broker, name, b"again")
-        assert bodies(await receive(broker, name, house)) == [b"again"]
+        assert bodies(await receive(broker, name, harness)) == [b"again"]
 
-    async def test_what_a_full_broker_refuses_to_do_is_not_done(self, house: QueueHarness, name: str) -> None:
-        can(house, "full")
-        broker, count = await house.open(), 60
+    async def test_a_refusal_of_a_full_broker_has_no_effect(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "full")
+        broker, count = await harness.open(), 60
         await send(broker, name, *[b"%d " % number + secrets.token_bytes(500) for number in range(count)])
-        held = await receive(broker, name, house, limit=20)
+        held = await receive(broker, name, harness, limit=20)
         verdicts: list[Verdict] = [DeadLetter("bad"), COMPLETE]
         done: list[bytes] = []
-        async with house.full():
+        async with harness.full():
             for one, verdict in zip(held, verdicts * 10, strict=True):
                 with suppress(Unavailable):
                     assert await settle(broker, [one], verdict) == [Settled()]
                     done.append(one.body)
             for limit in (20, 5, 1):
                 with suppress(Unavailable):
-                    got = await receive(broker, name, house, limit=limit)
+                    got = await receive(broker, name, harness, limit=limit)
                     held += got  # and if it is refused, nobody has it
                     assert await settle(broker, got, DeadLetter("bad")) == [Settled()] * len(got)
                     done += bodies(got)
         left = [one for one in held if one.body not in done]
         assert await settle(broker, left, COMPLETE) == [Settled()] * len(left)
-        got = await receive(broker, name, house)
+        got = await receive(broker, name, harness)
         assert [one.delivery_count for one in got] == [1] * len(got)
         assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)
         done += bodies([*left, *got])
@@ -138,11 +138,11 @@ class BrokerStrainSuite(QueueSuite):
         stats = await broker.stats(name)
         assert (stats.ready, stats.locked, stats.delayed) == (0, 0, 0)
         await send(broker, name, b"again")
-        assert bodies(await receive(broker, name, house)) == [b"again"]
+        assert bodies(await receive(broker, name, harness)) == [b"again"]
 
-    async def test_after_a_cut_on_a_slow_link_the_rate_is_back(self, house: QueueHarness, name: str) -> None:
-        can(house, "slow")
-        broker = await house.open()
+    async def test_after_a_cut_on_a_slow_link_the_rate_is_back(self, harness: QueueHarness, name: str) -> None:
+        needs_fault(harness, "slow")
+        broker = await harness.open()
         await send(broker, name, b"first")  # there is a queue, and a connection
         sent = 0
 
@@ -160,12 +160,12 @@ class BrokerStrainSuite(QueueSuite):
             await until(lambda: sent >= goal, within=BACK_WITHIN)
             return time.monotonic() - began
 
-        async with house.slow(broker, ROUND_TRIP):
+        async with harness.slow(broker, ROUND_TRIP):
             senders = [asyncio.create_task(send_on()) for _ in range(SENDERS)]
             try:
                 await round_of_sends()  # on connections that are being made
                 before = min([await round_of_sends() for _ in range(2)])
-                await house.reset(broker)
+                await harness.reset(broker)
                 async with asyncio.timeout(BACK_WITHIN):
                     while await round_of_sends() > before / RATE_BACK:
                         pass

@@ -1,0 +1,90 @@
+"""Runs suites against stores in memory with planted bugs: a check that can't fail proves nothing."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tenure._backends.memory import MemoryBroker, MemoryLeases
+from tenure._queue.broker import Broker
+from tenure.testing.conformance import LeaseHarness, Lossy, LossyBroker, QueueHarness
+from tests.conformance.test_memory import MemoryHarness, MemoryQueueHarness
+
+FAILURES: tuple[type[BaseException], ...] = (Exception, pytest.fail.Exception)
+
+
+def calls(suite: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every test of *suite* with each of its parameters, as pytest would."""
+    for name in dir(suite):
+        if name.startswith("test_"):
+            marks = getattr(getattr(suite, name), "pytestmark", [])
+            lists = [[*_arguments(*mark.args[:2])] for mark in marks if mark.name == "parametrize"]
+            for chosen in itertools.product(*lists):
+                yield name, {key: value for one in chosen for key, value in one.items()}
+
+
+def _arguments(names: str | tuple[str, ...], choices: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    for choice in choices:
+        yield {names: choice} if isinstance(names, str) else dict(zip(names, choice, strict=True))
+
+
+async def failing_tests(
+    make_harness: Callable[[], LeaseHarness | QueueHarness],
+    *suites: type,
+    failures: tuple[type[BaseException], ...] = FAILURES,
+    is_meant: Callable[[str], bool] = lambda _: True,
+    first_only: bool = False,
+) -> set[str]:
+    """Run the tests of *suites*, each on a harness of its own, and return the names of those that fail.
+
+    Args:
+        make_harness: Makes the harness of a test.
+        failures: The exceptions that count as a failure; any other is raised.
+        is_meant: Selects tests by their names.
+        first_only: Stop at the first test that fails.
+    """
+    failed: set[str] = set()
+    for suite in suites:
+        for name, arguments in calls(suite):
+            if not is_meant(name):
+                continue
+            harness = make_harness()
+            try:
+                await getattr(suite(), name)(harness, f"planted-{secrets.token_hex(4)}", **arguments)
+            except pytest.skip.Exception:
+                pass
+            except failures:
+                failed.add(name)
+            finally:
+                await harness.close()
+            if failed and first_only:
+                return failed
+    return failed
+
+
+def leases_with(plant: type[MemoryLeases] | type[Lossy]) -> type[MemoryHarness]:
+    """Return a harness whose stores are *plant*, or have *plant* around them."""
+
+    class Planted(MemoryHarness):
+        async def open(self) -> Lossy:
+            if issubclass(plant, Lossy):
+                return plant(MemoryLeases(self._clock, self._memory))
+            return Lossy(plant(self._clock, self._memory))
+
+    return Planted
+
+
+def queues_with(plant: type[MemoryBroker], *, wait: float = MemoryQueueHarness.patience) -> type[MemoryQueueHarness]:
+    """Return a harness whose brokers are *plant*; its tests wait for so many seconds at most."""
+
+    class Planted(MemoryQueueHarness):
+        patience = wait
+
+        async def open(self) -> Broker:
+            return LossyBroker.around(plant(self._clock, self._memory))
+
+    return Planted
