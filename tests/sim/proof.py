@@ -1,4 +1,4 @@
-"""What every simulator has to prove, whatever it simulates: that its runs repeat, and that it finds what is planted."""
+"""What every simulator has to prove: that its runs repeat, and that it finds planted bugs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Run(Protocol):
 
 
 def kept_seeds(file: str) -> list[int]:
-    """Return the seeds of a list that lies beside the tests; each line tells what its seed once found."""
+    """Return the seeds of a list beside the tests; each line says what its seed once found."""
     lines = Path(__file__).with_name(file).read_text().splitlines()
     return [int(line.split()[0]) for line in lines if line[:1].isdigit()]
 
@@ -33,7 +33,7 @@ def assert_found(
     first: Sequence[int] = (),
     without: Callable[[int], Outcome] | None = None,
 ) -> None:
-    """See that some seed shows the planted *bug* as the violation that must show it, and nothing *without* the bug.
+    """Check that some seed shows the planted *bug* as the violation that must show it, and nothing *without* the bug.
 
     Args:
         first: Seeds to try before all others.
@@ -50,14 +50,14 @@ def assert_found(
 
 
 def assert_survives(run: Run, name: str, seeds: range) -> None:
-    """See that a change which breaks no promise is not found, though it changes the runs."""
+    """Check that a change which breaks no promise is not found, though it changes the runs."""
     reports = [run(seed, mutant=name) for seed in seeds]
     assert not [str(report) for report in reports if not report.ok]
     assert [report.digest for report in reports] != [run(seed).digest for seed in seeds], "it changes nothing at all"
 
 
 def assert_repeats(run: Run) -> None:
-    """See that a seed is the same run every time, looked at or not."""
+    """Check that a seed is the same run every time, looked at or not."""
     for seed in (0, 7, 4217):
         once, again = run(seed, trace=True), run(seed, trace=True)
         assert once == again
@@ -66,6 +66,6 @@ def assert_repeats(run: Run) -> None:
 
 
 def assert_same_elsewhere(run: Run, seeds: range) -> None:
-    """See that *seeds* are the same runs in other processes, whose hashes of strings are others."""
+    """Check that *seeds* are the same runs in other processes, whose hashes of strings are others."""
     elsewhere = [report.digest for report in many(run, seeds, None, "runs", 2)]
     assert elsewhere == [run(seed).digest for seed in seeds]

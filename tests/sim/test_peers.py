@@ -1,4 +1,4 @@
-"""Fleets under a simulator: what a majority promises, what the absence of one doesn't, and bugs that must be found."""
+"""Fleets under a simulator: the promises with a majority, those without one, and bugs that must be found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STRATEGIES: tuple[Strategy, ...] = ("lowest", "bully", "ring")
 
 @pytest.mark.parametrize("quorum", ["majority", "none"])
 @pytest.mark.parametrize("strategy", ["lowest", "bully", "ring"])
-def test_whatever_happens_the_promises_hold(strategy: Strategy, quorum: Quorum) -> None:
+def test_the_promises_hold_under_all_faults(strategy: Strategy, quorum: Quorum) -> None:
     elections = 0
     for seed in range(SEEDS):
         report = run(seed, given=Given(strategy, quorum))
@@ -34,7 +34,7 @@ def test_whatever_happens_the_promises_hold(strategy: Strategy, quorum: Quorum) 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_who_was_started_anew_does_not_vote_against_what_it_has_forgotten(strategy: Strategy) -> None:
+def test_a_restarted_member_does_not_vote_against_its_lost_promises(strategy: Strategy) -> None:
     elections = 0
     for seed in range(SEEDS):
         report = run(seed, given=Given(strategy, "majority", 3, ("forget", "kill")))
@@ -57,7 +57,7 @@ def test_other_processes_run_the_same() -> None:
     assert_same_elsewhere(run, range(100, 103))
 
 
-def test_a_run_that_was_confined_is_replayed_so() -> None:
+def test_a_confined_run_is_replayed_with_its_settings() -> None:
     given = Given("ring", "majority", 3, ("forget", "kill"))
     confined = "--strategy ring --quorum majority --size 3 --faults forget,kill"
     assert run(0, given=given).replay == f"python -m tests.sim.peers --seed 0 {confined}"
@@ -65,7 +65,7 @@ def test_a_run_that_was_confined_is_replayed_so() -> None:
 
 @pytest.mark.parametrize("size", [3, 5, 9])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_election_in_calm_takes_as_many_messages_as_the_papers_and_the_page_say(
+def test_an_election_without_faults_takes_as_many_messages_as_the_papers_and_the_page_say(
     strategy: Strategy, size: int
 ) -> None:
     """The leader is killed; all others want the name at about the same time, and one election of theirs is enough."""

@@ -61,7 +61,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SURVIVORS)
-def test_what_breaks_no_promise_is_not_found(name: str) -> None:
+def test_a_change_that_breaks_no_promise_is_not_found(name: str) -> None:
     assert_survives(run, name, range(20))
 
 
@@ -74,13 +74,13 @@ def test_other_processes_run_the_same() -> None:
 
 
 def test_every_fault_and_every_nature_is_drawn() -> None:
-    told = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(30))
+    log = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(30))
     assert not [
-        fault for fault in (*FAULTS, *STORE_FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in told
+        fault for fault in (*FAULTS, *STORE_FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in log
     ]
-    assert not [nature for nature in (*NATURES, *USER_NATURES) if f".{nature}/" not in told]
+    assert not [nature for nature in (*NATURES, *USER_NATURES) if f".{nature}/" not in log]
     for verb in ("Complete:", "Abandon:", "GiveBack:", "DeadLetter:", "renewed", "lapsed", "max_hold", "killed by"):
-        assert verb in told
+        assert verb in log
 
 
 def test_a_campaign_needs_an_end_and_a_known_bug() -> None:

@@ -74,14 +74,14 @@ def test_other_processes_run_the_same() -> None:
 
 
 def test_a_trace_tells_what_happened() -> None:
-    told = "\n".join(run(1, trace=True).trace)
+    log = "\n".join(run(1, trace=True).trace)
     for word in ("Acquire(", "StartWork(", "Granted(", "store", "fault", "no more"):
-        assert word in told
+        assert word in log
 
 
 def test_every_fault_is_drawn() -> None:
-    told = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(40))
-    assert not [fault for fault in (*FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in told]
+    log = "\n".join("\n".join(run(seed, trace=True).trace) for seed in range(40))
+    assert not [fault for fault in (*FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in log]
 
 
 def test_a_violation_says_how_to_see_it_again() -> None:

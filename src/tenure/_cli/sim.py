@@ -34,7 +34,7 @@ def seed_range(text: str) -> range:
 @click.command("sim", cls=Command)
 @click.option("--queues", is_flag=True, help="Simulate queues, and not elections.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Simulate this one seed.")
-@click.option("--trace", is_flag=True, help="With --seed: tell what happens, line by line.")
+@click.option("--trace", is_flag=True, help="With --seed: print what happens, line by line.")
 @click.option("--seeds", type=seed_range, metavar="A-B", help="Simulate these seeds.")
 @click.option("--elections", type=click.IntRange(min=1), metavar="N", help="Simulate seeds from 0 on until so many "
               f"elections were held. [default: {ELECTIONS}]")  # fmt: skip
@@ -62,7 +62,7 @@ def command(ctx: click.Context, queues: bool, seed: int | None, trace: bool, see
     if seed is not None and jobs:
         raise click.UsageError("--seed is one run, in one process; leave out --jobs", ctx)
     if trace and seed is None:
-        raise click.UsageError("--trace tells of one run; say which with --seed", ctx)
+        raise click.UsageError("--trace prints one run; say which with --seed", ctx)
     from tenure.testing import sim
     from tenure.testing.sim import queues as sim_queues
 

@@ -1,10 +1,10 @@
-"""An asyncio event loop in virtual time: sleeping costs nothing, one seed decides the order of what is simultaneous.
+"""An asyncio event loop in virtual time: sleeping costs nothing, one seed decides the order of simultaneous events.
 
-House rules:
+Rules:
 
 - Time stands still while callbacks run, and jumps to the next timer when nothing is runnable.
 - ``call_soon`` keeps its order, as asyncio promises. Timers for the same moment fire in an order drawn from the seed.
-- There are no threads. ``run_in_executor`` runs its function at once, and no time passes. What blocks on an answer from
+- There are no threads. ``run_in_executor`` runs its function at once, and no time passes. A function that waits for
   this loop blocks for ever.
 - Nothing runnable and no timer set is :class:`Deadlock`; no end in sight at one moment is :class:`Livelock`; both say
   which tasks wait, and where.
@@ -45,15 +45,15 @@ _log = logging.getLogger("asyncio")
 
 
 class Deadlock(RuntimeError):
-    """Say that nothing is runnable and no timer is set: the program would hang for ever."""
+    """Nothing is runnable and no timer is set: the program would hang for ever."""
 
 
 class Livelock(RuntimeError):
-    """Say that callbacks went on and on without any time passing."""
+    """Callbacks went on and on without any time passing."""
 
 
 class LimitReached(TimeoutError):
-    """Say that the program still ran when its limit of virtual time was over."""
+    """The program still ran when its limit of virtual time was over."""
 
 
 def _refused(self: VirtualLoop, *args: object, **options: object) -> Any:
@@ -72,11 +72,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """
 
     is_virtual = True
-    """Tells :func:`tenure.connect`, which would wait for a thread, that there is none to be waited for."""
+    """Says to :func:`tenure.connect`, which would wait for a thread, that there is none."""
 
     def __init__(self, seed: int = 0, *, start: float = 0.0) -> None:
         self.unhandled: list[dict[str, Any]] = []
-        """What nobody caught: the contexts that asyncio would have logged. A test looks here at its end."""
+        """Uncaught exceptions: the contexts that asyncio would have logged. A test looks here at its end."""
         self.steps: int = 0
         """How many callbacks have run."""
         self._rng = random.Random(seed)
@@ -184,7 +184,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._factory = factory
 
     def get_task_factory(self) -> Any:
-        """Return what was set, or None."""
+        """Return the handler that was set, or None."""
         return self._factory
 
     # --- running ---
@@ -217,11 +217,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._stopping = True
 
     def is_running(self) -> bool:
-        """Tell whether the loop runs now."""
+        """Return whether the loop runs now."""
         return self._running
 
     def is_closed(self) -> bool:
-        """Tell whether :meth:`close` was called."""
+        """Return whether :meth:`close` was called."""
         return self._closed
 
     def close(self) -> None:
@@ -245,10 +245,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if not self._wake(limit):
                     if may_idle:
                         return
-                    raise Deadlock(f"nothing is left to run at {self._now:g} s; {self._who_waits()}")
+                    raise Deadlock(f"nothing is left to run at {self._now:g} s; {self._waiting_tasks()}")
                 at_once = at_once + len(self._ready) if self._now == before else 0
                 if at_once > STEPS_MAX:
-                    raise Livelock(f"{at_once} callbacks ran at {self._now:g} s; {self._who_waits()}")
+                    raise Livelock(f"{at_once} callbacks ran at {self._now:g} s; {self._waiting_tasks()}")
                 self._turn()
         finally:
             self._running = False
@@ -264,7 +264,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 return False
             if self._timers[0][0] > limit:
                 self._now = max(self._now, limit)
-                raise LimitReached(f"still running at {limit:g} s; {self._who_waits()}")
+                raise LimitReached(f"still running at {limit:g} s; {self._waiting_tasks()}")
             self._now = max(self._now, self._timers[0][0])
         while self._timers and self._timers[0][0] <= self._now:
             self._ready.append(heapq.heappop(self._timers)[3])
@@ -278,7 +278,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self.steps += 1
                 handle._run()
 
-    def _who_waits(self) -> str:
+    def _waiting_tasks(self) -> str:
         waiting = sorted((task for task in asyncio.all_tasks(self)), key=lambda task: task.get_name())
         if not waiting:
             return "no task waits"
@@ -287,7 +287,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- faults ---
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Note what nobody caught in :attr:`unhandled`, and tell the handler that was set."""
+        """Note an uncaught exception in :attr:`unhandled`, and call the handler that was set."""
         self.unhandled.append(context)
         if self._handler is not None:
             self._handler(self, context)
@@ -295,23 +295,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.default_exception_handler(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log what nobody caught, as asyncio does."""
+        """Log an uncaught exception, as asyncio does."""
         _log.error(context.get("message", "unhandled exception"), exc_info=context.get("exception"))
 
     def set_exception_handler(self, handler: Any) -> None:
-        """Call *handler* with what nobody caught; None to log it."""
+        """Call *handler* with each uncaught exception; None to log it."""
         self._handler = handler
 
     def get_exception_handler(self) -> Any:
-        """Return what was set, or None."""
+        """Return the handler that was set, or None."""
         return self._handler
 
     def get_debug(self) -> bool:
-        """Tell what :meth:`set_debug` was given."""
+        """Return the value given to :meth:`set_debug`."""
         return self._debug
 
     def set_debug(self, enabled: bool) -> None:
-        """Remember the wish; debug mode changes nothing here."""
+        """Remember the value; debug mode changes nothing here."""
         self._debug = enabled
 
     # --- leaving ---
@@ -342,7 +342,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self._closed:
             raise RuntimeError("the loop is closed")
 
-    # --- what there is not ---
+    # --- not supported ---
 
     add_reader = _outside
     add_signal_handler = _outside
@@ -379,7 +379,7 @@ class VirtualClock:
     """A :class:`tenure._runtime.clock.Clock` on a virtual loop, with a rate and an offset of its own.
 
     Args:
-        loop: Whose time is read.
+        loop: Its time is read.
         rate: How many seconds it shows per second of the loop.
         offset: What it shows when the loop's time is 0.
     """
@@ -404,7 +404,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit: float | None = No
     """Run *main* on a new virtual loop, as ``asyncio.run`` would: cancel what is left, close what is open.
 
     Args:
-        seed: Decides the order of what is simultaneous.
+        seed: Decides the order of simultaneous events.
         limit: How many seconds of virtual time *main* may take.
 
     Raises:

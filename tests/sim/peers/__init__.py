@@ -1,6 +1,6 @@
 """A simulator of fleets: one seed draws members, strategies, clocks and faults; built of the parts of the shipped ones.
 
-What runs in it are the real :class:`tenure._backends.peers.machine.Machine` and, over it, the real machines of
+It runs the real :class:`tenure._backends.peers.machine.Machine` and, over it, the real machines of
 candidates.
 """
 
@@ -18,9 +18,9 @@ def run(seed: int, *, mutant: str | None = None, trace: bool = False, given: Giv
     """Simulate one seed.
 
     Args:
-        mutant: The name of a planted bug, from ``MUTANTS``; where it errs is not drawn, either.
-        trace: Whether the report tells what happened, line by line.
-        given: What is not drawn.
+        mutant: The name of a planted bug, from ``MUTANTS``; the settings in which it errs are not drawn, either.
+        trace: Whether the report says what happened, line by line.
+        given: The settings that are not drawn.
     """
     parts = parts_of(mutant, MUTANTS, Parts())
     return Simulation(seed, parts=parts, mutant=mutant, given=given, trace=trace).run()

@@ -27,8 +27,8 @@ def main() -> int:
     parser.add_argument("--strategy", choices=["lowest", "bully", "ring"])
     parser.add_argument("--quorum", choices=["majority", "none"])
     parser.add_argument("--size", type=int, choices=range(2, 8))
-    parser.add_argument("--faults", help="such as forget,kill", default=(), type=lambda told: tuple(told.split(",")))
-    parser.add_argument("--messages", action="store_true", help="count the messages of elections in calm")
+    parser.add_argument("--faults", help="such as forget,kill", default=(), type=lambda text: tuple(text.split(",")))
+    parser.add_argument("--messages", action="store_true", help="count the messages of elections without faults")
     args = parser.parse_args()
     if args.messages:
         return messages()

@@ -8,7 +8,7 @@
 ``machine``       a machine raised, or answered twice
 ``no leader``     nobody led, although the faults had been over for long enough
 ``many leaders``  more than one led then
-``unrest``        a leader lost its term, long after the faults were over
+``unstable``      a leader lost its term, long after the faults were over
 ================  =====================================================================================================
 """
 
@@ -37,7 +37,7 @@ class Checkers(Findings):
 
     def began(self, candidate: Candidate, work: Work) -> None:
         self.elections += 1
-        self.world.note(candidate.name, f"leads, {work.grant}")
+        self.world.log(candidate.name, f"leads, {work.grant}")
         if self.plan.quorum == "majority" and work.grant.token <= self._newest:
             self.violated("token order", f"{work.grant} after token {self._newest}")
         self._newest = max(self._newest, work.grant.token)

@@ -1,4 +1,4 @@
-"""What it costs a fleet to replace its leader in calm: messages and time, as docs/strategies.md tells them."""
+"""The cost of replacing a leader without faults: messages and time, as docs/strategies.md says."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tenure._backends.peers.fleet import Strategy
 from tenure._timing import Timing
-from tenure.testing._sim.network import Weather
+from tenure.testing._sim.network import Conditions
 from tests.sim.peers.plan import Plan
 from tests.sim.peers.simulation import Simulation
 
 
 def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, float]:
-    """Kill a leader in calm; return the messages to choose a successor, those to claim and vote, and the seconds."""
+    """Kill a leader without faults; return the messages to choose a successor, to claim and vote, and the seconds."""
     timing = Timing(ttl=15.0)
     same = (1.0,) * size
     plan = Plan(
@@ -29,7 +29,7 @@ def failover(seed: int, strategy: Strategy, size: int) -> tuple[float, float, fl
         skews=same,
         candidates=(1,) * size,
         late=(False,) * size,
-        weather=Weather(latency=0.001, loss=0.0, slow=0.0, slowest=0.0, duplicate=0.0),
+        conditions=Conditions(latency=0.001, loss=0.0, slow=0.0, slowest=0.0, duplicate=0.0),
         ignores=0.0,
         faults=(),
         fault_every=1.0,
@@ -59,7 +59,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What it took a fleet to replace its leader, over some seeds: a line of the table in docs/strategies.md."""
+    """The cost of replacing a leader, over some seeds: a line of the table in docs/strategies.md."""
 
     strategy: Strategy
     size: int

@@ -1,4 +1,4 @@
-"""The hand that breaks members and the ways between them."""
+"""Faults of members and of the network between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PeerNemesis(Nemesis):
-    """Break what a fleet has: its members, and the ways between them."""
+    """Break the members of a fleet, and the network between them."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
@@ -28,13 +28,13 @@ class PeerNemesis(Nemesis):
             return None
         return self._rng.choice(leaders if leaders and self._rng.random() < 0.6 else living)
 
-    # --- to a member ---
+    # --- of a member ---
 
     def _kill(self, victim: Victim) -> None:
         victim.die("killed")
-        # Who is started again at once has forgotten what it promised, and its promises have not run out.
+        # A member that restarts at once has lost its promises, and they have not run out.
         delay = self._for(1.5) if self._rng.random() < 0.7 else 0.0
-        self._world.after(delay, self._simulation.rebirth, victim.number)
+        self._world.after(delay, self._simulation.restart, victim.number)
 
     def _kill_all(self, member: Member) -> None:
         if self._rng.random() < 0.3:
@@ -42,7 +42,7 @@ class PeerNemesis(Nemesis):
                 self._kill(each)
 
     def _forget(self, member: Member) -> None:
-        """One that follows is cut off from the leader, another forgets whom it vouched for: would both elect anew?"""
+        """A follower is cut off from the leader, another forgets its promise: would both elect anew?"""
         followers = [each for each in self._simulation.living() if each not in self._simulation.leaders()]
         if len(followers) < 2 or not self._simulation.leaders():
             return
@@ -55,7 +55,7 @@ class PeerNemesis(Nemesis):
     def _begin_anew(self, member: Member) -> None:
         if member.alive and not self._resting:
             member.die("killed")
-            self._simulation.rebirth(member.number)
+            self._simulation.restart(member.number)
 
     def _resign(self, member: Member) -> None:
         for each in member.candidates:
@@ -70,7 +70,7 @@ class PeerNemesis(Nemesis):
             member.do(each.feed, election.Resign())
         self._kill(member)
 
-    # --- to the ways between them ---
+    # --- of the network ---
 
     def _cut_one_way(self, member: Member) -> None:
         for other in self._hosts:

@@ -25,7 +25,7 @@ class Work:
 
     grant: Grant
     until: float
-    told: bool = False
+    is_cancelled: bool = False
 
 
 class Candidate:
@@ -67,9 +67,9 @@ class Candidate:
                 self._cancel(self.work)
 
     def _cancel(self, work: Work) -> None:
-        if work.told:
+        if work.is_cancelled:
             return
-        work.told = True
+        work.is_cancelled = True
         plan, rng = self.member.plan, self.member.world.rng
         longest = plan.timing.ttl if rng.random() < plan.ignores else 0.9 * plan.timing.grace
         self.member.after(longest * rng.random(), self._end, work)
@@ -84,8 +84,8 @@ class Candidate:
 class Member(Process):
     """One process of one member. After a kill, its host gets another one, which knows nothing."""
 
-    def __init__(self, simulation: Simulation, number: int, birth: int) -> None:
-        name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{birth}"
+    def __init__(self, simulation: Simulation, number: int, start: int) -> None:
+        name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{start}"
         super().__init__(simulation.world, number, name, simulation.clocks[number])
         self.simulation = simulation
         self.plan = simulation.plan
@@ -117,7 +117,7 @@ class Member(Process):
     def feed(self, event: peers.Input) -> None:
         effects = self.machine.handle(event, self.now())
         if self.world.traced and not isinstance(event, peers.Tick):
-            self.world.note(self.name, f"{event} → {', '.join(map(str, effects))}")
+            self.world.log(self.name, f"{event} → {', '.join(map(str, effects))}")
         answers = []
         for effect in effects:
             match effect:
@@ -155,6 +155,6 @@ class Member(Process):
     def leader(self) -> Work | None:
         """Return the work of the candidate here that leads and has no reason to leave."""
         for each in self.candidates:
-            if each.work is not None and not each.work.told and each.work.until > self.now():
+            if each.work is not None and not each.work.is_cancelled and each.work.until > self.now():
                 return each.work
         return None

@@ -130,7 +130,7 @@ class YieldsForEver(peers.Machine):
 
 
 class FollowsTheDead(_WithVoter):
-    """Without a quorum, a dead leader is followed until its lease is over, and renewed by whoever remembers it."""
+    """Without a quorum, a dead leader is followed until its lease is over, and renewed by members that remember it."""
 
     class voter_type(Voter):  # noqa: N801
         def promise(self, name: str, now: float) -> Any:
@@ -140,7 +140,7 @@ class FollowsTheDead(_WithVoter):
 
 MAJORITY, NONE = Given(quorum="majority"), Given(quorum="none")
 FORGETFUL = Given(quorum="majority", size=3, faults=("forget",))
-"""Where a bug errs only if who forgets meets who is cut off: two faults that must come together."""
+"""For a bug that errs only if one member forgets while another is cut off."""
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {
@@ -150,7 +150,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "vouches_twice": Mutant("a promise gives way to any newer claim", Parts(VouchesTwice, MAJORITY), "two leaders"),
         "expires_early": Mutant("a promise ends before the lease does", Parts(ExpiresEarly, MAJORITY), "two leaders"),
         "freed_by_anybody": Mutant(
-            "a newer claim that is taken back frees whoever was vouched for",
+            "a newer claim that is taken back frees the earlier promise",
             Parts(FreedByAnybody, MAJORITY),
             "two leaders",
         ),
@@ -161,7 +161,9 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         ),
         "half_is_enough": Mutant("half of the votes make a leader", Parts(HalfIsEnough, MAJORITY), "two leaders"),
         "answers_late_askers": Mutant(
-            "votes count for who asked after they were asked for", Parts(AnswersLateAskers, MAJORITY), "two leaders"
+            "votes count for candidates that asked after the votes were requested",
+            Parts(AnswersLateAskers, MAJORITY),
+            "two leaders",
         ),
         "renews_alone": Mutant(
             "a leader goes on as long as it vouches for itself", Parts(RenewsAlone, MAJORITY), "two leaders"
@@ -173,7 +175,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "no_floor": Mutant("tokens begin at nothing after every start", Parts(NoFloor, MAJORITY), "token order"),
         "never_gives_way": Mutant("of two leaders that meet, none leaves", Parts(NeverGivesWay, NONE), "many leaders"),
         "yields_for_ever": Mutant(
-            "who was told to wait waits for ever", Parts(YieldsForEver, Given(strategy="bully")), "no leader"
+            "a member that was told to wait waits for ever", Parts(YieldsForEver, Given(strategy="bully")), "no leader"
         ),
         "follows_the_dead": Mutant(
             "a dead leader is followed until its lease is over", Parts(FollowsTheDead, NONE), "no leader"

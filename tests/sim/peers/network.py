@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from tenure._backends.peers import machine as peers
 from tenure._backends.peers.wire import Message, decode, encode
-from tenure.testing._sim.network import Road
+from tenure.testing._sim.network import Network
 
 if TYPE_CHECKING:
     from tests.sim.peers.simulation import Simulation
 
 
-class Network(Road):
+class PeerNetwork(Network):
     """Carry messages between members."""
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation.world, simulation.plan.weather, simulation.plan.timing)
+        super().__init__(simulation.world, simulation.plan.conditions, simulation.plan.timing)
         self._simulation = simulation
         self.cuts: dict[tuple[int, int], int] = {}
-        self.dead: set[tuple[int, int]] = set()  # ways that stay cut, in calm as well
+        self.dead: set[tuple[int, int]] = set()  # links that stay cut, after the faults as well
         self.messages = 0
         self.by_kind: dict[str, int] = {}
         self._written: tuple[Message, bytes] | None = None
@@ -31,14 +31,14 @@ class Network(Road):
         if self._written is None or self._written[0] is not message:  # what goes to all is written once
             self._written = message, encode(message)
         body = self._written[1]
-        copies = 2 if not self.calm and self._world.rng.random() < self.weather.duplicate else 1
+        copies = 2 if not self.healed and self._world.rng.random() < self.conditions.duplicate else 1
         for _ in range(copies):
             delay = None if self._is_cut(source, to) else self.delay()
             if delay is not None:
                 self._world.after(delay, self._arrive, source, to, body)
 
     def _is_cut(self, source: int, to: int) -> bool:
-        return (source, to) in self.dead or (not self.calm and self.cuts.get((source, to), 0) > 0)
+        return (source, to) in self.dead or (not self.healed and self.cuts.get((source, to), 0) > 0)
 
     def _arrive(self, source: int, to: int, body: bytes) -> None:
         member = self._simulation.members[to]

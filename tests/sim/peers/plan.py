@@ -1,4 +1,4 @@
-"""What one seed draws: a fleet, its clocks, its network, its misfortunes."""
+"""The settings that one seed draws: a fleet, its clocks, its network, its faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure._backends.peers.fleet import Fleet, Quorum, Strategy
 from tenure._timing import Timing
-from tenure.testing._sim.network import Weather
+from tenure.testing._sim.network import Conditions
 
 TIMINGS = (
     Timing(ttl=15.0),
@@ -47,7 +47,7 @@ class Plan:
     skews: tuple[float, ...]  # of the wall clocks
     candidates: tuple[int, ...]  # how many each member has
     late: tuple[bool, ...]  # which members join later
-    weather: Weather
+    conditions: Conditions
     ignores: float
     faults: tuple[str, ...]
     fault_every: float
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What of a setting is not drawn."""
+    """The part of a setting that is not drawn."""
 
     strategy: Strategy | None = None
     quorum: Quorum | None = None
@@ -71,21 +71,21 @@ class Given:
     faults: tuple[str, ...] = ()
 
     def confined(self, to: Given) -> Given:
-        """Return what is given by either; *to* has the last word."""
+        """Return the settings given by either; those of *to* win."""
         return Given(
             to.strategy or self.strategy, to.quorum or self.quorum, to.size or self.size, to.faults or self.faults
         )
 
     def __str__(self) -> str:
-        told = {"strategy": self.strategy, "quorum": self.quorum, "size": self.size, "faults": ",".join(self.faults)}
-        return "".join(f" --{name} {value}" for name, value in told.items() if value)
+        values = {"strategy": self.strategy, "quorum": self.quorum, "size": self.size, "faults": ",".join(self.faults)}
+        return "".join(f" --{name} {value}" for name, value in values.items() if value)
 
 
 ANYTHING = Given()
 
 
 def draw(rng: random.Random, given: Given) -> Plan:
-    """Draw the setting of a run; what is *given* is not drawn."""
+    """Draw the setting of a run; *given* settings are not drawn."""
     timing = rng.choice(TIMINGS)
     ttl = timing.ttl
     size = given.size or rng.choice((2, 3, 3, 3, 4, 5, 5, 7))
@@ -111,7 +111,7 @@ def draw(rng: random.Random, given: Given) -> Plan:
         skews=tuple(rng.uniform(0.0, 0.2 * ttl) for _ in range(size)),
         candidates=tuple(candidates),
         late=tuple(rng.random() < 0.15 for _ in range(size)),
-        weather=Weather(
+        conditions=Conditions(
             latency=ttl * rng.choice((0.0003, 0.003)),
             loss=rng.choice((0.0, 0.02, 0.1)) if faulty else 0.0,
             slow=rng.choice((0.0, 0.01, 0.05)) if faulty else 0.0,

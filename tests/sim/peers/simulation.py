@@ -1,4 +1,4 @@
-"""One run from its seed to its report: faults, then calm and exactly one leader demanded."""
+"""One run from its seed to its report: faults; then none, and exactly one leader is demanded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.testing._sim.world import SkewedClock, World
 from tests.sim.peers.checkers import Checkers
 from tests.sim.peers.faults import PeerNemesis
 from tests.sim.peers.member import Member
-from tests.sim.peers.network import Network
+from tests.sim.peers.network import PeerNetwork
 from tests.sim.peers.plan import ANYTHING, Given, Plan, draw
 
 IGNORES = 1.0  # ttls that work ignores its cancellation at most
@@ -35,7 +35,7 @@ def leader_within(plan: Plan) -> float:
     timing, fleet = plan.timing, plan.fleet(None)
     waits = plan.ttl_max + timing.ttl + timing.renew_every + IGNORES * timing.ttl + 9 * timing.retry_every
     slowed = (waits + 3 * fleet.election_lasts + fleet.suspect_after) / (1 - timing.drift) / 0.9
-    return slowed + 20 * plan.weather.latency
+    return slowed + 20 * plan.conditions.latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,29 +90,29 @@ class Simulation:
         self.world = World(seed, trace=trace)
         self.plan = plan or draw(self.world.rng, given.confined(self.parts.given))
         self.checkers = Checkers(self.world, self.plan)
-        self.network = Network(self)
+        self.network = PeerNetwork(self)
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
         self.clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
         self.nemesis = PeerNemesis(self)
-        self._births = 0
+        self._starts = 0
         self.members: list[Member | None] = [None] * self.plan.size
         for number in range(self.plan.size):
             if self.plan.late[number]:
-                self.world.after(5.0 * self.plan.timing.ttl * self.world.rng.random(), self._born, number)
+                self.world.after(5.0 * self.plan.timing.ttl * self.world.rng.random(), self._start, number)
             else:
-                self._born(number)
+                self._start(number)
 
-    def _born(self, number: int) -> None:
+    def _start(self, number: int) -> None:
         member = self.members[number]
         if member is None or not member.alive:
-            self._births += 1
+            self._starts += 1
             self.members[number] = None
-            self.members[number] = Member(self, number, self._births)
+            self.members[number] = Member(self, number, self._starts)
 
-    def rebirth(self, number: int) -> None:
+    def restart(self, number: int) -> None:
         """Start a new process on the host *number*, if it has none and the faults are not over."""
-        if not self.network.calm:
-            self._born(number)
+        if not self.network.healed:
+            self._start(number)
 
     # --- phases ---
 
@@ -146,25 +146,25 @@ class Simulation:
             if member is not None and member.alive:
                 member.resume()
             elif self.world.rng.random() < 0.5 or len(self.living()) < self.plan.fleet(None).needed:
-                self._born(number)
+                self._start(number)
         for number, count in enumerate(self.plan.candidates):
             # Of those that want to lead, one is alive, and so are as many as are needed.
             if count and not any(member.candidates for member in self.living()):
-                self._born(number)
+                self._start(number)
         while len(self.living()) < self.plan.fleet(None).needed:
-            self._born(next(n for n in range(self.plan.size) if (m := self.members[n]) is None or not m.alive))
+            self._start(next(n for n in range(self.plan.size) if (m := self.members[n]) is None or not m.alive))
         self.world.run(max(self.world.now, self.network.latest))
-        self._scar()
-        self.world.note("fault", "no more")
+        self._cut_for_good()
+        self.world.log("fault", "no more")
 
-    def _scar(self) -> None:
-        """Leave one way cut for ever, in one direction, where more live than are needed: somebody must lead still."""
+    def _cut_for_good(self) -> None:
+        """Leave one link cut for ever, in one direction, where more live than are needed: there must be a leader."""
         rng = random.Random(self.world.seed)  # its own, so that the run up to here is the same without it
         living = [member.number for member in self.living()]
         if self.plan.quorum == "majority" and len(living) > self.plan.fleet(None).needed and rng.random() < 0.5:
             source, to = rng.sample(living, 2)
             self.network.dead.add((source, to))
-            self.world.note("fault", f"{source} never reaches {to} any more")
+            self.world.log("fault", f"{source} never reaches {to} any more")
 
     def living(self) -> list[Member]:
         """Return the members that run."""
@@ -192,5 +192,5 @@ class Simulation:
         work = last.leader() if last else None
         self.world.run(self.world.now + 2 * self.plan.timing.ttl)
         if last is not None and (self.leaders() != [last] or last.leader() is not work):
-            self.checkers.violated("unrest", f"{last.name} lost its term in calm")
+            self.checkers.violated("unstable", f"{last.name} lost its term after the faults")
         return since if since is not None else until

@@ -1,4 +1,4 @@
-"""The line of one machine to its store: questions that go out, how long its adapter waits, answers that come in."""
+"""The client of one machine: it asks a server, waits as long as an adapter would, and delivers the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Process)
 
 
-class Asked(NamedTuple):
+class Pending(NamedTuple):
     """A question under way: when it was asked by the process's clock, and in true time when its adapter gives up."""
 
     question: Any
@@ -21,14 +21,14 @@ class Asked(NamedTuple):
     patience_ends: float
 
 
-class Line(Generic[P]):
-    """Ask a store or a broker, and hear every question's answer once, however late.
+class Client(Generic[P]):
+    """Ask a server over the network; every question gets one answer, however late, if only ``no answer``.
 
     Args:
-        process: Who asks.
-        server: Who answers, and the road to it.
+        process: Asks the questions.
+        server: Answers them; its network carries both.
         patience: For how many seconds the adapter waits.
-        hear: Called in the process with the number of a question, what was asked, and the answer.
+        on_answer: Called in the process with the number of a question, what was asked, and the answer.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Line(Generic[P]):
         process: P,
         server: Server,
         patience: float,
-        hear: Callable[[int, Asked, Any], object],
+        on_answer: Callable[[int, Pending, Any], object],
     ) -> None:
         self.process = process
-        self.asked: dict[int, Asked] = {}
+        self.pending: dict[int, Pending] = {}
         self._server = server
         self._patience = patience
-        self._hear = hear
+        self._on_answer = on_answer
 
     @property
     def number(self) -> int:
@@ -51,7 +51,7 @@ class Line(Generic[P]):
 
     def ask(self, ask: int, question: Any, message: Any = None) -> None:
         """Put question number *ask*; what is sent for it is *message*, or itself."""
-        self._note(ask, question)
+        self._register(ask, question)
         delay = self._server.network.up(self.number)
         if delay is None:
             self.unanswered(ask)
@@ -60,26 +60,26 @@ class Line(Generic[P]):
             self.process.world.after(delay, self._server.receive, self, ask, message)
 
     def withhold(self, ask: int, question: Any, answer: Any) -> None:
-        """Don't send question number *ask*: *answer* is what its asker hears."""
-        self._note(ask, question)
-        self.process.world.after(0.0, self.hear, ask, answer)
+        """Don't send question number *ask*: deliver *answer* instead."""
+        self._register(ask, question)
+        self.process.world.after(0.0, self.deliver, ask, answer)
 
-    def _note(self, ask: int, question: Any) -> None:
+    def _register(self, ask: int, question: Any) -> None:
         now = self.process.now()
-        self.asked[ask] = Asked(question, now, self.process.clock.moment(now + self._patience))
+        self.pending[ask] = Pending(question, now, self.process.clock.moment(now + self._patience))
 
     def patience_ends(self, ask: int) -> float:
         """Return when, in true time, the adapter gives up on question *ask*."""
-        return self.asked[ask].patience_ends
+        return self.pending[ask].patience_ends
 
     def unanswered(self, ask: int) -> None:
         """Say *no answer* once the adapter has given up: question *ask*, or its answer, is lost."""
-        self.process.world.at(self.patience_ends(ask), self.hear, ask, self._server.no_answer("timed out"))
+        self.process.world.at(self.patience_ends(ask), self.deliver, ask, self._server.no_answer("timed out"))
 
-    def hear(self, ask: int, answer: Any) -> None:
+    def deliver(self, ask: int, answer: Any) -> None:
         """Take in the answer to question *ask*."""
         self.process.do(self._take, ask, answer)
 
     def _take(self, ask: int, answer: Any) -> None:
-        self._hear(ask, self.asked[ask], answer)
-        del self.asked[ask]
+        self._on_answer(ask, self.pending[ask], answer)
+        del self.pending[ask]

@@ -1,4 +1,4 @@
-"""The hand that breaks things: what can happen to any process, to any road, and to a store and the way there."""
+"""Fault injection: faults of any process, of any network, and of a store and the network to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from tenure._timing import Timing
-    from tenure.testing._sim.network import Network, Road
+    from tenure.testing._sim.network import Network, StoreNetwork
     from tenure.testing._sim.server import Server
     from tenure.testing._sim.world import World
 
@@ -24,7 +24,7 @@ class Victim(Protocol):
 
 
 class Rules(Protocol):
-    """What the plan of a run says about faults."""
+    """The plan of a run, as far as it is about faults."""
 
     @property
     def timing(self) -> Timing: ...
@@ -35,24 +35,24 @@ class Rules(Protocol):
 
 
 class Breakable(Protocol):
-    """A run, as far as this hand reaches into it."""
+    """A run, as far as the nemesis reaches into it."""
 
     @property
     def world(self) -> World: ...
     @property
     def plan(self) -> Rules: ...
     @property
-    def network(self) -> Road: ...
-    def rebirth(self, number: int) -> None: ...
+    def network(self) -> Network: ...
+    def restart(self, number: int) -> None: ...
 
 
 class WithStore(Breakable, Protocol):
-    """A run in which processes have a store to ask."""
+    """A run in which processes ask a store."""
 
     @property
-    def network(self) -> Network: ...
+    def network(self) -> StoreNetwork: ...
     @property
-    def site(self) -> Server: ...
+    def server(self) -> Server: ...
 
 
 class Nemesis:
@@ -72,7 +72,7 @@ class Nemesis:
             self._world.after(self._rng.expovariate(1.0) * self._plan.fault_every, self._strike)
 
     def rest(self) -> None:
-        """Break nothing more. What was broken is mended by the simulation."""
+        """Break nothing more. The simulation ends the faults that go on."""
         self._resting = True
 
     def _strike(self) -> None:
@@ -83,7 +83,7 @@ class Nemesis:
         if victim is not None:
             fault = self._rng.choice(self._plan.faults)
             if self._world.traced:
-                self._world.note("fault", f"{fault.replace('_', ' ')} ({victim.name})")
+                self._world.log("fault", f"{fault.replace('_', ' ')} ({victim.name})")
             self._ways[fault](victim)
 
     def _victim(self) -> Victim | None:
@@ -92,7 +92,7 @@ class Nemesis:
     def _for(self, longest: float) -> float:
         return self._rng.random() * longest * self._plan.timing.ttl
 
-    # --- to a process ---
+    # --- of a process ---
 
     def _pause(self, victim: Victim) -> None:
         victim.pause()
@@ -100,14 +100,14 @@ class Nemesis:
 
     def _kill(self, victim: Victim) -> None:
         victim.die("killed")
-        self._world.after(self._for(1.5), self._run.rebirth, victim.number)
+        self._world.after(self._for(1.5), self._run.restart, victim.number)
 
-    # --- to the road ---
+    # --- of the network ---
 
     def _lossy(self, victim: Victim) -> None:
         network = self._run.network
         network.loss = self._rng.uniform(0.2, 0.8)
-        self._world.after(self._for(1.0), self._loses, network.weather.loss)
+        self._world.after(self._for(1.0), self._loses, network.conditions.loss)
 
     def _loses(self, share: float) -> None:
         if not self._resting:
@@ -116,7 +116,7 @@ class Nemesis:
     def _slow(self, victim: Victim) -> None:
         network = self._run.network
         network.usual = self._plan.timing.retry_every * self._rng.uniform(0.2, 2.0)
-        self._world.after(self._for(1.0), self._usual, network.weather.latency)
+        self._world.after(self._for(1.0), self._usual, network.conditions.latency)
 
     def _usual(self, delay: float) -> None:
         if not self._resting:
@@ -124,14 +124,14 @@ class Nemesis:
 
 
 class StoreNemesis(Nemesis):
-    """Break also the store, and the road to it."""
+    """Break also the store, and the network to it."""
 
     def __init__(self, run: WithStore) -> None:
         super().__init__(run)
         self._network = run.network
-        self._site = run.site
+        self._server = run.server
 
-    # --- to the road ---
+    # --- of the network ---
 
     def _cut_up(self, victim: Victim) -> None:
         self._network.cut_up.add(victim.number)
@@ -148,10 +148,10 @@ class StoreNemesis(Nemesis):
     def _store_slow(self, victim: Victim) -> None:
         self._slow(victim)
 
-    # --- to what answers ---
+    # --- of the server ---
 
     def _store_down(self, victim: Victim) -> None:
-        self._site.go_down(self._for(1.5), refuses=self._rng.random() < 0.5)
+        self._server.go_down(self._for(1.5), refuses=self._rng.random() < 0.5)
 
     def _store_frozen(self, victim: Victim) -> None:
-        self._site.freeze(self._for(1.0))
+        self._server.freeze(self._for(1.0))

@@ -1,4 +1,4 @@
-"""The simulated road: delay and loss, and between a process and its store cuts in one direction or in both."""
+"""The simulated network: delays and losses; between a process and its store, cuts in one direction or in both."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from tenure._timing import Timing
     from tenure.testing._sim.world import World
 
-CALM_SPREAD = 3.0
-"""On a calm road, no message takes longer than this many times the usual delay."""
+SPREAD_MAX = 3.0
+"""Once the network is healed, no message takes longer than this many times the usual delay."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """What the road is like: the usual delay, the shares that are lost, slow or asked twice, the slowest in ttls."""
+class Conditions:
+    """The usual delay, the shares of messages that are lost, slow or duplicated, and the slowest delay in ttls."""
 
     latency: float
     loss: float
@@ -26,9 +26,9 @@ class Weather:
     duplicate: float
 
 
-def draw_weather(rng: random.Random, ttl: float, losses: Sequence[float], *, faulty: bool) -> Weather:
-    """Draw what the road is like in one run; *losses* are the shares that may be lost."""
-    return Weather(
+def draw_conditions(rng: random.Random, ttl: float, losses: Sequence[float], *, faulty: bool) -> Conditions:
+    """Draw the conditions of one run; *losses* are the shares that may be lost."""
+    return Conditions(
         latency=ttl * rng.choice((0.0003, 0.003, 0.02)),
         loss=rng.choice(losses) if faulty else 0.0,
         slow=rng.choice((0.0, 0.01, 0.05)) if faulty else 0.0,
@@ -37,53 +37,53 @@ def draw_weather(rng: random.Random, ttl: float, losses: Sequence[float], *, fau
     )
 
 
-class Road:
-    """Say of each message how long it is on its way, or that it is lost."""
+class Network:
+    """Decide for each message how long it takes, or that it is lost."""
 
-    def __init__(self, world: World, weather: Weather, timing: Timing) -> None:
+    def __init__(self, world: World, conditions: Conditions, timing: Timing) -> None:
         self._world = world
         self._timing = timing
-        self.weather = weather
-        self.loss = weather.loss
-        self.usual = weather.latency
-        self.calm = False
+        self.conditions = conditions
+        self.loss = conditions.loss
+        self.usual = conditions.latency
+        self.healed = False
         self.latest = 0.0
         """When the last message arrives of those that were delayed far beyond the usual."""
 
     def delay(self) -> float | None:
         """Return the delay of a message, None if it is lost."""
-        if self.calm:
+        if self.healed:
             return self.usual_delay()
         draw = self._world.rng.random()
         if draw < self.loss:
             return None
-        return self.far_delay() if draw > 1.0 - self.weather.slow else self.usual_delay()
+        return self.far_delay() if draw > 1.0 - self.conditions.slow else self.usual_delay()
 
     def usual_delay(self) -> float:
-        """Return the delay of a message that nothing happens to."""
-        return min(self._world.rng.expovariate(1.0) * self.usual, CALM_SPREAD * self.usual)
+        """Return the delay of an ordinary message."""
+        return min(self._world.rng.expovariate(1.0) * self.usual, SPREAD_MAX * self.usual)
 
     def far_delay(self) -> float:
         """Return a delay that may be longer than a lease."""
-        delay = self._world.rng.uniform(0.0, self.weather.slowest * self._timing.ttl)
+        delay = self._world.rng.uniform(0.0, self.conditions.slowest * self._timing.ttl)
         self.latest = max(self.latest, self._world.now + delay)
         return delay
 
     def heal(self) -> None:
         """Lose nothing more, delay nothing more."""
-        self.calm = True
+        self.healed = True
         self.loss = 0.0
-        self.usual = min(self.weather.latency, self._timing.retry_every / 20)
+        self.usual = min(self.conditions.latency, self._timing.retry_every / 20)
 
 
-class Network(Road):
-    """The road between hosts and their store. Hosts are known by number.
+class StoreNetwork(Network):
+    """The network between hosts and their store. Hosts are known by number.
 
     Each direction is drawn anew, so that a question may arrive and its answer not.
     """
 
-    def __init__(self, world: World, weather: Weather, timing: Timing) -> None:
-        super().__init__(world, weather, timing)
+    def __init__(self, world: World, conditions: Conditions, timing: Timing) -> None:
+        super().__init__(world, conditions, timing)
         self.cut_up: set[int] = set()
         self.cut_down: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""Planted bugs: what each swaps in a run for something wrong, and how one is found by its name."""
+"""Planted bugs: the wrong parts that each puts into a run, and how one is found by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Mutant(Generic[P]):
-    """A planted bug: what is wrong, the parts of a run that it is in, and the violation that must show it."""
+    """A planted bug: a description, the parts of a run with the bug in them, and the violation that must show it."""
 
     about: str
     parts: P

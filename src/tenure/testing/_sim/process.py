@@ -1,4 +1,4 @@
-"""A simulated process: its own clock, pauses from which it wakes late, and alarms that its machines ask for."""
+"""A simulated process: its own clock, pauses from which it wakes late, and alarms that its machines set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """What all simulated processes have. After a kill, its host gets another one."""
+    """Base of simulated processes. After a kill, its host starts another one."""
 
     def __init__(self, world: World, number: int, name: str, clock: SkewedClock) -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Process:
         self.paused = True
 
     def resume(self) -> None:
-        """Let the process go on: what came meanwhile comes now, timers first or answers first."""
+        """Let the process go on: calls that came meanwhile are made now, timers first or answers first."""
         if not self.paused:
             return
         self.paused = False
@@ -70,7 +70,7 @@ class Process:
         self._woke_late = False
 
     def _overslept(self) -> bool:
-        """Tell whether it should have woken during its pause."""
+        """Return whether it should have woken during its pause."""
         return False
 
     def die(self, why: str) -> None:
@@ -78,24 +78,24 @@ class Process:
         if not self.alive:
             return
         if self.world.traced:
-            self.world.note(self.name, why)
+            self.world.log(self.name, why)
         self.alive = False
         self.paused = False
         self._inbox.clear()
         self._died()
 
     def _died(self) -> None:
-        """Drop what only a living process has."""
+        """Drop the state that only a living process has."""
 
 
 class Alarm:
     """Wake a process when its machine asks for it.
 
     Args:
-        process: Whose clock counts.
+        process: Its clock counts.
         wake_at: Tells when, by that clock; infinity for never.
         do: Calls something in the process as soon as it can.
-        ring: What to call then.
+        ring: Called then.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Alarm:
         self._due: float | None = None
 
     def set(self) -> None:
-        """See to it that the process is woken in time."""
+        """Schedule the next alarm, if none is scheduled earlier."""
         wake_at = self._wake_at()
         if wake_at == math.inf:
             return

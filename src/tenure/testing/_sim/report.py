@@ -1,4 +1,4 @@
-"""What a simulated run brought to light, as plain values that pass between processes."""
+"""The findings of a simulated run, as plain values that pass between processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Violation:
 
 
 class Findings:
-    """Collect violations. Nothing is raised: an exception would end the one who caused it, and nobody would know."""
+    """Collect violations. Nothing is raised: an exception would end the task that caused it, unseen."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Findings:
         """Note that a promise was broken."""
         if len(self.violations) < VIOLATIONS_KEPT:
             self.violations.append(Violation(kind, self.world.now, what))
-        self.world.note("CHECK", f"{kind}: {what}")
+        self.world.log("CHECK", f"{kind}: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class Outcome:
     """
 
     command: ClassVar[str] = "tenure sim"
-    """What shows a run again, with its seed."""
+    """The command that shows a run again, given its seed."""
     unit: ClassVar[str] = ""
-    """What is counted."""
+    """The unit of :attr:`amount`."""
 
     seed: int
     mutant: str | None
@@ -65,7 +65,7 @@ class Outcome:
     def of(
         cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **own: Any
     ) -> Self:
-        """Return the result of the run that the *findings* are of, which it ends; *own* is what *cls* adds."""
+        """End the run of *findings* and return its result; *own* are the fields that *cls* adds."""
         world = findings.world
         return cls(
             seed=world.seed,
@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Outcome):
-    """The result of one seed of elections; ``recovery`` tells how long nobody led after the faults."""
+    """The result of one seed of elections; ``recovery`` is how long nobody led after the faults."""
 
     unit: ClassVar[str] = "elections"
 
@@ -126,7 +126,7 @@ class Report(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReport(Outcome):
-    """The result of one seed of a queue; ``recovery`` tells how long messages were unsettled after the faults."""
+    """The result of one seed of a queue; ``recovery`` is how long messages were unsettled after the faults."""
 
     command: ClassVar[str] = "tenure sim --queues"
     unit: ClassVar[str] = "messages"

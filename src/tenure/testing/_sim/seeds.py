@@ -21,13 +21,13 @@ CHUNK = 10
 def many(
     run: Callable[[int], R], seeds: Iterable[int] | None, enough: int | None, unit: str, processes: int | None
 ) -> Iterator[R]:
-    """Yield what *run* makes of *seeds*, in their order, up to the one with which their amounts come to *enough*.
+    """Yield the reports of *run* for *seeds*, in order, until their amounts come to *enough*.
 
     Args:
         run: Simulates one seed; passed to other processes, so it must be known to them by name.
         seeds: Which; all from 0 on if None.
         enough: None if *seeds* alone say when it ends.
-        unit: What the amounts are of.
+        unit: The unit of the amounts.
         processes: How many work at a time; as many as there are cores if None. 1 stays in this process.
 
     Raises:

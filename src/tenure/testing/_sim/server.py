@@ -1,4 +1,4 @@
-"""A simulated server: what answers questions that come over the network, and may be down or frozen meanwhile."""
+"""A simulated server: it answers questions that come over the network, and may be down or frozen."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.client import Line
-    from tenure.testing._sim.network import Network
+    from tenure.testing._sim.client import Client
+    from tenure.testing._sim.network import StoreNetwork
     from tenure.testing._sim.world import World
 
 
 class Server:
-    """Take questions in, do what they ask for, send the answers out.
+    """Receive questions, carry them out, send answers.
 
     Args:
-        world: Time and dice.
-        network: The road that questions came by, and answers go.
-        no_answer: Makes what a caller is told, of the reason why nothing came.
+        world: Time and random numbers.
+        network: Carries questions and answers.
+        no_answer: Makes the answer *no answer* of a reason.
     """
 
-    def __init__(self, world: World, network: Network, no_answer: Callable[[str], object]) -> None:
+    def __init__(self, world: World, network: StoreNetwork, no_answer: Callable[[str], object]) -> None:
         self._world = world
         self.network = network
         self.no_answer = no_answer
@@ -28,7 +28,7 @@ class Server:
         self._frozen_until = 0.0
         self._refuses = False
 
-    def perform(self, line: Line[Any], message: Any) -> Any:
+    def perform(self, client: Client[Any], message: Any) -> Any:
         """Do what *message* asks for, and return the answer."""
         raise NotImplementedError
 
@@ -45,35 +45,35 @@ class Server:
         self._refuses = refuses
 
     def freeze(self, seconds: float) -> None:
-        """Do nothing for *seconds*, then everything that was asked meanwhile."""
+        """Do nothing for *seconds*, then carry out all questions asked meanwhile."""
         self._frozen_until = max(self._frozen_until, self._world.now + seconds)
 
     def heal(self) -> None:
-        """Come up, with what was asked while frozen coming in now or when its time comes."""
+        """Come up, questions asked while frozen are carried out when their time comes."""
         self._down_until = self._world.now
         self.network.latest = max(self.network.latest, self._frozen_until)
 
     # --- questions ---
 
-    def receive(self, line: Line[Any], ask: int, message: Any) -> None:
-        """Take in *message*, which is question number *ask* of *line*, and send the answer on its way."""
+    def receive(self, client: Client[Any], ask: int, message: Any) -> None:
+        """Take in *message*, which is question number *ask* of *client*, and send the answer on its way."""
         if self._world.now < self._frozen_until:
-            self._world.at(self._frozen_until, self.receive, line, ask, message)
+            self._world.at(self._frozen_until, self.receive, client, ask, message)
             return
         if self._world.now < self._down_until:
             if self._refuses:
-                self._answer(line, ask, self.no_answer("connection refused"))
+                self._answer(client, ask, self.no_answer("connection refused"))
             else:
-                line.unanswered(ask)
+                client.unanswered(ask)
             return
-        self._answer(line, ask, self.perform(line, message))
-        if not self.network.calm and self._world.rng.random() < self.network.weather.duplicate:
+        self._answer(client, ask, self.perform(client, message))
+        if not self.network.healed and self._world.rng.random() < self.network.conditions.duplicate:
             # A driver that retries by itself, or a proxy, may ask twice; nobody waits for the second answer.
-            self._world.after(self.network.far_delay(), self.perform, line, message)
+            self._world.after(self.network.far_delay(), self.perform, client, message)
 
-    def _answer(self, line: Line[Any], ask: int, answer: Any) -> None:
-        delay = self.network.down(line.number)
-        if delay is None or self._world.now + delay > line.patience_ends(ask):
-            line.unanswered(ask)
+    def _answer(self, client: Client[Any], ask: int, answer: Any) -> None:
+        delay = self.network.down(client.number)
+        if delay is None or self._world.now + delay > client.patience_ends(ask):
+            client.unanswered(ask)
         else:
-            self._world.after(delay, line.hear, ask, answer)
+            self._world.after(delay, client.deliver, ask, answer)

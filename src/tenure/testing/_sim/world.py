@@ -1,4 +1,4 @@
-"""A discrete-event world under one seed: a heap of moments, one source of dice, clocks that run at their own rate."""
+"""A discrete-event world under one seed: a heap of calls, one source of random numbers, clocks of different rates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ BLUR = 1e-6
 """Times are compared with this much room, for the rounding of clocks that run at odd rates."""
 
 STEPS_MAX = 2_000_000
-"""No honest run comes near; one that does would never end."""
+"""More steps than any run takes that ends; a run that reaches this would never end."""
 
 
 class World:
-    """True time, and what is to happen when. Nothing else in a simulation knows a clock or draws a number.
+    """True time and the calls that are scheduled. It is the only source of time and random numbers in a run.
 
     Args:
         seed: Decides everything: the same seed gives the same run, call for call.
-        trace: Whether :meth:`note` keeps a log that a human can read.
+        trace: Whether :meth:`log` keeps lines that a human can read.
     """
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
@@ -33,7 +33,7 @@ class World:
         self._count = 0
 
     def at(self, when: float, call: Callable[..., object], *args: Any) -> None:
-        """Call *call* at *when*, in true time; what falls on the same moment comes in an order drawn from the seed."""
+        """Call *call* at *when*, in true time; calls due at the same moment come in an order drawn from the seed."""
         self._count += 1
         if when < self.now:
             when = self.now
@@ -44,7 +44,7 @@ class World:
         self.at(self.now + delay, call, *args)
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due up to *until*."""
+        """Make every call that is due up to *until*."""
         heap, take = self._heap, heapq.heappop
         while heap and heap[0][0] <= until:
             self.now, _, _, call, args = take(heap)
@@ -55,7 +55,7 @@ class World:
         self.now = max(self.now, until)
 
     def run_until(self, condition: Callable[[], bool], *, step: float, end: float) -> bool:
-        """Go on until *condition* holds, looked at every *step* seconds, or to the *end*; tell whether it holds."""
+        """Go on until *condition* holds, looked at every *step* seconds, or to the *end*; return whether it holds."""
         while not (holds := condition()) and self.now < end:
             self.run(min(self.now + step, end))
         return holds
@@ -64,10 +64,10 @@ class World:
         """Return what is equal for equal runs. It ends the run, as it draws."""
         return f"{self.steps:x}-{self.rng.getrandbits(64):016x}"
 
-    def note(self, who: str, what: str) -> None:
-        """Write one line into the log. Who asks ``traced`` first spares untraced runs the making of the text."""
+    def log(self, subject: str, what: str) -> None:
+        """Write one line into the log. Callers ask ``traced`` first, so that untraced runs do not build the text."""
         if self.traced:
-            self.lines.append(f"{self.now:10.3f}  {who:<7} {what}")
+            self.lines.append(f"{self.now:10.3f}  {subject:<7} {what}")
 
 
 def rate(rng: random.Random, worst: float, best: float) -> float:

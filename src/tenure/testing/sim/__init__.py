@@ -1,19 +1,19 @@
 """A simulator of elections: one seed draws candidates, clocks, faults and work, and decides every race between them.
 
-What runs in it is the real :class:`tenure._election.machine.Machine`; the store, the network, the clocks and the work
+It runs the real :class:`tenure._election.machine.Machine`; the store, the network, the clocks and the work
 are simulated. Promises are judged from outside, see :mod:`tenure.testing._sim.elections.checkers`. A seed that
 breaks one breaks it again: ``run(4217)`` is the same run every time, everywhere. ::
 
     from tenure.testing.sim import campaign, run
 
     print(run(4217))  # one seed
-    print("\\n".join(run(4217, trace=True).trace))  # the same, told line by line
+    print("\\n".join(run(4217, trace=True).trace))  # the same, line by line
     for report in campaign(elections=20_000, processes=2):  # many seeds, in order, on two cores
         if not report.ok:
             print(report)
 
-The same for queues: :mod:`tenure.testing.sim.queues`. What both are built of lies here: ``world``, ``process``,
-``network``, ``line``, ``server``, ``nemesis``, ``report``, ``seeds`` and ``planted``.
+The same for queues: :mod:`tenure.testing.sim.queues`. Both simulators share modules of ``tenure.testing._sim``:
+``world``, ``process``, ``network``, ``client``, ``server``, ``nemesis``, ``report``, ``seeds`` and ``planted``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(seed: int, *, mutant: str | None = None, trace: bool = False) -> Report:
 
     Args:
         mutant: The name of a planted bug, from ``MUTANTS`` or ``SURVIVORS``.
-        trace: Whether the report tells what happened, line by line.
+        trace: Whether the report says what happened, line by line.
 
     Raises:
         ConfigError: There is no such planted bug.

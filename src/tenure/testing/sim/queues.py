@@ -1,6 +1,6 @@
 """A simulator of queues: one seed draws producers, consumers, clocks, handlers and faults, and decides every race.
 
-What runs in it are the real machines, :class:`tenure._queue.pump.Pump` and :class:`tenure._queue.locks.Locks`, and
+It runs the real machines, :class:`tenure._queue.pump.Pump` and :class:`tenure._queue.locks.Locks`, and
 the memory backend's broker; the network, the clocks, the threads and the handlers are simulated. Promises are judged
 from outside: the broker's in :mod:`tenure.testing._sim.queues.oracle`, the consumers' in
 :mod:`tenure.testing._sim.queues.checkers`. ::
@@ -8,7 +8,7 @@ from outside: the broker's in :mod:`tenure.testing._sim.queues.oracle`, the cons
     from tenure.testing.sim import queues
 
     print(queues.run(42))  # one seed
-    print("\\n".join(queues.run(42, trace=True).trace))  # the same, told line by line
+    print("\\n".join(queues.run(42, trace=True).trace))  # the same, line by line
     for report in queues.campaign(messages=20_000, processes=2):  # many seeds, in order, on two cores
         if not report.ok:
             print(report)
@@ -34,7 +34,7 @@ def run(seed: int, *, mutant: str | None = None, trace: bool = False) -> QueueRe
 
     Args:
         mutant: The name of a planted bug, from ``MUTANTS`` or ``SURVIVORS``.
-        trace: Whether the report tells what happened, line by line.
+        trace: Whether the report says what happened, line by line.
 
     Raises:
         ConfigError: There is no such planted bug.

@@ -1,4 +1,4 @@
-"""What must hold in every run, looked at from outside and collected: nothing is raised or asserted inside a run.
+"""What must hold in every run, seen from outside and collected: nothing is raised or asserted inside a run.
 
 ===================  ==================================================================================================
 ``two leaders``      two candidates trusted a term at one true moment; judged exactly, whenever a belief begins or grows
@@ -12,9 +12,9 @@
 ``stalled leader``   trust grew from a question asked while the work made no progress
 ``grace``            work was told to stop with less than ``grace`` left, though its candidate was awake
 ``overrun``          work ran on after its term and nobody reported it
-``orphan``           a grant was heard, and neither used nor handed back
+``orphan``           a grant arrived, and was neither used nor handed back
 ``identity``         a retried acquisition had another name, or a new one the name of an old one
-``no turn``          who left its office on purpose asked again before the others had a turn
+``too soon``         a leader that stepped down asked again before the others could
 ``after stop``       a candidate that was told to stop asked for the name
 ``unsettled``        a candidate that was told to stop was still waiting, long after its last answer was due
 ``machine``          the machine raised, changed state illegally, or numbered a question twice
@@ -23,7 +23,7 @@
 ``asleep``           a candidate that waits for something had no moment to wake at
 ``busy``             a candidate woke again and again
 ``no leader``        nobody led, although the faults had been over for long enough
-``unrest``           a leader lost its term, long after the faults were over
+``unstable``         a leader lost its term, long after the faults were over
 ===================  ==================================================================================================
 """
 
@@ -71,7 +71,7 @@ REACHABLE: dict[State, frozenset[State]] = {
 
 
 class Checkers(Findings):
-    """Watch one run. Every method is told of something that happened, and notes what should not have."""
+    """Watch one run. Each method takes in one thing that happened, and notes violations."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         super().__init__(world)
@@ -201,13 +201,13 @@ class Checkers(Findings):
             self._gave_way(node, effects)
         match event:
             case Answered(ask, answer):
-                self._heard(node, ask, answer, effects)
+                self._answered(node, ask, answer, effects)
             case Tick():
                 self._ticked(node)
             case Stop() | WorkEnded(again=False):
                 node.told_to_stop = True
         work, now = node.work, node.now()
-        if work is not None and not work.told and now > work.until - self.timing.grace + BLUR:
+        if work is not None and not work.is_cancelled and now > work.until - self.timing.grace + BLUR:
             self.violated(
                 "grace", f"{node.name} has not told its work to stop, {work.until - now:.3f} s before the end"
             )
@@ -232,12 +232,12 @@ class Checkers(Findings):
             if node.told_to_stop:
                 self.violated("after stop", f"{node.name} asked for the name after it was told to stop")
             if node.now() < node.gave_way_at + self.timing.retry_every:
-                self.violated("no turn", f"{node.name} made way for others, and asked again at once")
+                self.violated("too soon", f"{node.name} made way for others, and asked again at once")
             self._named(node, question.holder)
         elif isinstance(question, Renew) and (node.work is None or node.work.grant != question.grant):
             self.violated("idle leader", f"{node.name} renews {question.grant}, and nobody works under it")
         elif isinstance(question, Release) and node.work is not None and node.work.grant == question.grant:
-            self.violated("late release", f"{node.name} hands {question.grant} back while its work runs")
+            self.violated("late release", f"{node.name} tracked {question.grant} back while its work runs")
 
     def _named(self, node: Node, holder: str) -> None:
         known = node.holders
@@ -251,15 +251,15 @@ class Checkers(Findings):
         known.setdefault(holder, False)
         node.last_holder = holder
 
-    def _heard(self, node: Node, ask: int, answer: object, effects: Sequence[Effect]) -> None:
+    def _answered(self, node: Node, ask: int, answer: object, effects: Sequence[Effect]) -> None:
         work = node.work
-        match node.line.asked[ask].question, answer:
+        match node.client.pending[ask].question, answer:
             case Acquire(_, holder), Granted(grant):
                 node.holders[holder] = True
                 used = node.machine.trusted_until > -math.inf and node.last_grant == grant
                 handed_back = any(isinstance(each, Release) and each.grant == grant for each in effects)
                 if not used and not handed_back and grant not in node.denied:
-                    self.violated("orphan", f"{node.name} heard of {grant}, and neither used it nor handed it back")
+                    self.violated("orphan", f"{node.name} got {grant}, and neither used it nor handed it back")
             case Renew(_, grant), Lost():
                 node.denied.add(grant)
                 if work is not None and work.grant == grant and work.until > node.now():
@@ -268,7 +268,7 @@ class Checkers(Findings):
     def grew(self, node: Node, work: Work, event: Input) -> None:
         """The trust of *node* has grown while its machine took in *event*."""
         answer = event.answer if isinstance(event, Answered) else None
-        asked = node.line.asked[event.request_id] if isinstance(event, Answered) else None
+        asked = node.client.pending[event.request_id] if isinstance(event, Answered) else None
         if asked is None or not isinstance(answer, Granted) or answer.grant != work.grant:
             self.violated("trust", f"{node.name} trusts {work.grant} for longer because of {event}")
             return
@@ -298,9 +298,9 @@ class Checkers(Findings):
         """Nobody leads, *bound* seconds after the faults were over."""
         self.violated("no leader", f"nobody leads, {bound:.1f} s after the faults were over")
 
-    def unrest(self, what: str) -> None:
+    def unstable(self, what: str) -> None:
         """A leader did not last, though nothing disturbed it."""
-        self.violated("unrest", what)
+        self.violated("unstable", what)
 
     def unsettled(self, node: Node) -> None:
         """*node* was told to stop, has had its time, and still waits."""

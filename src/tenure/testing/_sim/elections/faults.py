@@ -1,4 +1,4 @@
-"""The hand that breaks candidates, their road, and the store at its end."""
+"""Faults of candidates, of their network, and of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ElectionNemesis(StoreNemesis):
-    """Break what an election has: candidates, the road, the store."""
+    """Break candidates, the network, the store."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
@@ -26,11 +26,11 @@ class ElectionNemesis(StoreNemesis):
             return self._rng.choice(leaders)
         return self._rng.choice(living) if living else None
 
-    # --- to a candidate ---
+    # --- of a candidate ---
 
     def _stop(self, node: Node) -> None:
         node.feed(Stop())
-        self._simulation.reborn_later(node.number)
+        self._simulation.restart_later(node.number)
 
     def _stall(self, node: Node) -> None:
         node.stall()
@@ -39,14 +39,14 @@ class ElectionNemesis(StoreNemesis):
     def _resign(self, node: Node) -> None:
         node.feed(Resign())
 
-    def _lie(self, node: Node) -> None:
+    def _false_hint(self, node: Node) -> None:
         for _ in range(self._rng.randint(1, 5)):
             node.feed(Hint())
 
     def _together(self, node: Node) -> None:
         node.feed(RenewTogether())
 
-    # --- what is a user's ---
+    # --- of user code ---
 
     def _health_raises(self, node: Node) -> None:
         self._health(node, "raises")
@@ -61,26 +61,26 @@ class ElectionNemesis(StoreNemesis):
     def _work_raises(self, node: Node) -> None:
         node.do(node.raise_from_work)
 
-    def _ear_raises(self, node: Node) -> None:
-        self._ear(node, "raises")
+    def _event_hook_raises(self, node: Node) -> None:
+        self._event_hook(node, "raises")
 
-    def _ear_blocks(self, node: Node) -> None:
-        self._ear(node, "blocks")
+    def _event_hook_blocks(self, node: Node) -> None:
+        self._event_hook(node, "blocks")
 
-    def _ear(self, node: Node, does: str) -> None:
-        node.ear = does
-        self._world.after(self._for(2.0), setattr, node, "ear", "")
+    def _event_hook(self, node: Node, does: str) -> None:
+        node.event_hook = does
+        self._world.after(self._for(2.0), setattr, node, "event_hook", "")
 
-    # --- to the store ---
+    # --- of the store ---
 
     def _store_forgets(self, node: Node) -> None:
         if self._rng.random() < 0.5:
-            self._site.go_down(self._for(0.3), refuses=True)
+            self._server.go_down(self._for(0.3), refuses=True)
         else:  # what was asked meanwhile is answered by a store that knows nothing of it
-            self._site.freeze(self._for(1.2))
+            self._server.freeze(self._for(1.2))
         self._simulation.store.forget()
-        if self._rng.random() < 0.5:  # one who tidies up restarts more than one thing
+        if self._rng.random() < 0.5:  # an operator who tidies up restarts more than one thing
             self._world.after(self._for(0.3), node.feed, Resign())
 
     def _ask_to_resign(self, node: Node) -> None:
-        self._world.after(self._network.usual_delay(), self._simulation.site.ask_to_resign)
+        self._world.after(self._network.usual_delay(), self._simulation.server.ask_to_resign)

@@ -1,4 +1,4 @@
-"""What stands around a simulated store of leases: its process, and what leaders write to."""
+"""The server in front of a simulated store of leases, and the resource that leaders write to."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tenure.testing._sim.server import Server
 from tenure.testing._sim.world import BLUR
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.client import Line
+    from tenure.testing._sim.client import Client
     from tenure.testing._sim.elections.node import Node
     from tenure.testing._sim.elections.simulation import Simulation
 
 
-class Site(Server):
-    """The process that answers for a store of leases, and sends hints out."""
+class LeaseServer(Server):
+    """Answer for a store of leases, and send hints."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation.world, simulation.network, NoAnswer)
@@ -26,16 +26,16 @@ class Site(Server):
         self._checkers = simulation.checkers
         self._expiry_watched = False
 
-    def perform(self, line: Line[Node], message: Any) -> Any:
+    def perform(self, client: Client[Node], message: Any) -> Any:
         """Let the store do what *message* asks for."""
         before = self._store.expires
         answer = self._store.perform(message)
         question: Question = message.question if isinstance(message, Attempt) else message
-        self._checkers.processed(line.process, question, answer)
+        self._checkers.processed(client.process, question, answer)
         if not self._simulation.plan.watched:
             self._checkers.counted(question, answer, self._store.expires - before)
         if self._world.traced:
-            self._world.note("store", f"{line.process.name}: {question} → {answer}")
+            self._world.log("store", f"{client.process.name}: {question} → {answer}")
         if isinstance(answer, Released):
             self._hint()
         elif self._simulation.plan.hints_expiry and not self._expiry_watched:
@@ -73,7 +73,7 @@ class Site(Server):
 
 
 class Resource:
-    """What a leader writes to: it refuses a token older than the newest it has seen."""
+    """A fenced resource: it refuses a token older than the newest it has seen."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._checkers = simulation.checkers

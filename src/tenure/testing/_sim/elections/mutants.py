@@ -26,7 +26,7 @@ from tenure._election.machine import (
 )
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.events import Reason
-from tenure.testing._sim.client import Line
+from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.node import Node, Work
 from tenure.testing._sim.elections.simulation import Parts
 from tenure.testing._sim.elections.stores import Attempt, ClockStore, Question, Seen, WatchedStore
@@ -163,7 +163,7 @@ class _RenewsStalledWork(Node):
         self.stalled = stalled
 
 
-class _LosesQuestions(Line[Node]):
+class _LosesQuestions(Client[Node]):
     def unanswered(self, ask: int) -> None:
         if self.process.world.rng.random() < 0.5:
             super().unanswered(ask)
@@ -194,21 +194,21 @@ class _LeadsOnAfterOddEnd(Node):
             self.checkers.left(self)
 
 
-class _TakesFewOfEar(Node):
+class _EventHookExceptionsOnly(Node):
     """Expects of an event hook no more than an Exception."""
 
-    def _reports_ear(self, error: BaseException) -> bool:
+    def _reports_event_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
 
 
-class _WorkNeverHears(Node):
+class _WorkNotTold(Node):
     def _trust(self, work: Work, until: float, event: Input) -> None:
         if until > -math.inf:
             super()._trust(work, until, event)
 
 
 class _TellsWrongTime(Node):
-    """Reads the machine's clock when the answer is heard of, not when the question is put."""
+    """Reads the machine's clock when the answer comes, not when the question is put."""
 
     def _handle(self, event: Input) -> None:
         super()._handle(event)
@@ -287,10 +287,10 @@ class _ComparesWallClocks(WatchedStore):
     """Takes the lease over when *its own* wall clock says that the time written by another one is a ttl ago."""
 
     def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
-        told = super().reading(node, answer, local)
+        result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and local - answer.written_at >= self.ttl:
             node.seen = (answer.version, -math.inf)
-        return told
+        return result
 
 
 class _CountsWatchFromQuestion(WatchedStore):
@@ -298,10 +298,10 @@ class _CountsWatchFromQuestion(WatchedStore):
 
     def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
         before = node.seen[1]
-        told = super().reading(node, answer, local)
+        result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and before > -math.inf and node.seen[1] != before:
             node.seen = (answer.version, before)
-        return told
+        return result
 
 
 class _RenewsEndedLease(ClockStore):
@@ -366,14 +366,14 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "asks-without-pause": Mutant(
             "a refused connection is tried in a loop", Parts(machine=_AsksWithoutPause), "busy"
         ),
-        "believes-every-hint": Mutant("every hint makes it ask", Parts(machine=_BelievesEveryHint), "no turn"),
+        "believes-every-hint": Mutant("every hint makes it ask", Parts(machine=_BelievesEveryHint), "too soon"),
         "forgets-stop": Mutant("a stopped leader stands again", Parts(machine=_ForgetsStop), "after stop"),
         "silent-overrun": Mutant("work that does not stop is not reported", Parts(machine=_SilentOverrun), "overrun"),
         "renews-stalled-work": Mutant(
             "renewal does not depend on progress", Parts(node=_RenewsStalledWork), "stalled leader"
         ),
-        "loses-questions": Mutant("some questions never come back", Parts(line=_LosesQuestions), "unsettled"),
-        "work-never-hears": Mutant("the work is not told of a no", Parts(node=_WorkNeverHears), "trust"),
+        "loses-questions": Mutant("some questions never come back", Parts(client=_LosesQuestions), "unsettled"),
+        "work-not-told": Mutant("the work is not told of a no", Parts(node=_WorkNotTold), "trust"),
         "tells-wrong-time": Mutant("questions are dated when looked at", Parts(node=_TellsWrongTime), "trust"),
         "shared-identity": Mutant("all candidates have one name", Parts(shares_identity=True), "two leaders"),
         "early-store": Mutant(
@@ -388,8 +388,8 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "counts-from-sending": Mutant(
             "a renewal that is carried out late shortens the lease", Parts(clock_store=_CountsFromSending), "shortened"
         ),
-        "renews-by-name": Mutant("the store renews whoever asks", _store(_RenewsByName), "stale claim"),
-        "releases-by-name": Mutant("the store releases for whoever asks", _store(_ReleasesByName), "two leaders"),
+        "renews-by-name": Mutant("the store renews for any holder", _store(_RenewsByName), "stale claim"),
+        "releases-by-name": Mutant("the store releases for any holder", _store(_ReleasesByName), "two leaders"),
         "forgets-and-gives": Mutant(
             "a store that lost its leases gives new ones at once", _store(_ForgetsAndGives), "two leaders"
         ),
@@ -400,8 +400,8 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "leads-on-after-odd-end": Mutant(
             "work that raises a BaseException leaves its lease renewed", Parts(node=_LeadsOnAfterOddEnd), "idle leader"
         ),
-        "takes-few-of-ear": Mutant(
-            "an event hook may raise no BaseException", Parts(node=_TakesFewOfEar), "user object"
+        "event-hook-exceptions-only": Mutant(
+            "an event hook may raise no BaseException", Parts(node=_EventHookExceptionsOnly), "user object"
         ),
         "compares-wall-clocks": Mutant(
             "expiry is judged by comparing two machines' clocks",

@@ -1,4 +1,4 @@
-"""A simulated candidate: the real machine, its own clock, and what stands for the driver, the adapter and the work."""
+"""A simulated candidate: the real machine and its own clock; driver, adapter and work are simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenure._lease import Grant, NoAnswer
 from tenure.errors import in_words
 from tenure.events import Reason, TermEnding
 from tenure.testing._misbehaving import odd_error
-from tenure.testing._sim.client import Asked
+from tenure.testing._sim.client import Pending
 from tenure.testing._sim.elections.stores import Question
 from tenure.testing._sim.process import Alarm, Process
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """The work of one term, and what it holds in its hand: a claim, and until when to trust it."""
+    """The work of one term, with its grant, and until when to trust it."""
 
     grant: Grant
     until: float
     stop_by: float = math.inf
-    told: bool = False
+    is_cancelled: bool = False
     overran: bool = False
     busy_until: float = 0.0  # in true time: an act that has begun is not over before
 
@@ -58,19 +58,19 @@ class Node(Process):
         self.plan = simulation.plan
         self.stalled = False
         self.stalled_since = 0.0
-        self.health = self.ear = ""
+        self.health = self.event_hook = ""
         """What the health callback and the event hook do beside answering, at present."""
         self.ill_since = math.inf
         self.work: Work | None = None
         self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
-        self.line = simulation.parts.line(self, simulation.site, self.plan.patience, self._hear)
+        self.client = simulation.parts.client(self, simulation.server, self.plan.patience, self._on_answer)
         # What the checkers remember of this process.
         self.told_to_stop = False
         self.last_ask = 0
         self.last_holder: str | None = None
         self.last_grant: Grant | None = None
         self.last_token: int | None = None
-        self.holders: dict[str, bool] = {}  # every name it asked under, and whether a grant was heard of
+        self.holders: dict[str, bool] = {}  # every name it asked under, and whether a grant came
         self.finished: set[str] = set()
         self.gave_way_at = -math.inf
         self.denied: set[Grant] = set()
@@ -128,9 +128,7 @@ class Node(Process):
             self.die("broken")
             return
         if self.world.traced and (effects or not isinstance(event, Tick)):
-            self.world.note(
-                self.name, f"{event} → {', '.join(str(each) for each in effects if type(each) is not Emit)}"
-            )
+            self.world.log(self.name, f"{event} → {', '.join(str(each) for each in effects if type(each) is not Emit)}")
         for effect in effects:
             self._perform(effect, event)
             if not self.alive:
@@ -155,12 +153,12 @@ class Node(Process):
                 self.work.overran = True
                 if self.plan.overrun_exits:
                     self.die("exits, as its work overran")
-                    self.simulation.reborn_later(self.number)
+                    self.simulation.restart_later(self.number)
             case Emit(event_):
                 if isinstance(event_, TermEnding) and self.work is not None:
                     self.work.stop_by = event_.deadline
-                if self.ear:
-                    self._tell_ear()
+                if self.event_hook:
+                    self._call_event_hook()
 
     def _trust(self, work: Work, until: float, event: Input) -> None:
         grows = until > work.until
@@ -190,10 +188,10 @@ class Node(Process):
             self._send(question)
 
     def _send(self, question: Question) -> None:
-        self.line.ask(question.request_id, question, self.simulation.store.message(self, question, self.now()))
+        self.client.ask(question.request_id, question, self.simulation.store.message(self, question, self.now()))
 
     def _withhold(self, question: Question, why: str) -> None:
-        self.line.withhold(question.request_id, question, RenewalWithheld(why))
+        self.client.withhold(question.request_id, question, RenewalWithheld(why))
 
     def _health_raised(self, question: Question, error: BaseException) -> None:
         self._withhold(question, f"the health callback raised {in_words(error)}")
@@ -202,24 +200,24 @@ class Node(Process):
         """Return for how many seconds a health callback is waited for, if that was to be *within* so many."""
         return within
 
-    def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
+    def _on_answer(self, ask: int, asked: Pending, answer: Any) -> None:
         if not isinstance(answer, (NoAnswer, RenewalWithheld)):
             answer = self.simulation.store.reading(self, answer, self.now())
         self._handle(Answered(ask, answer))
 
     # --- hooks ---
 
-    def _tell_ear(self) -> None:
-        match self.ear:
+    def _call_event_hook(self) -> None:
+        match self.event_hook:
             case "blocks" if not self.stalled:  # the loop that runs the work
                 self.stall()
                 self.after(self.plan.timing.ttl * self.world.rng.random(), self.unstall)
-            case "raises" if not self._reports_ear(error := odd_error(self.world.rng)):
+            case "raises" if not self._reports_event_hook(error := odd_error(self.world.rng)):
                 self.checkers.broken(self, error)
                 self.die("broken")
 
-    def _reports_ear(self, error: BaseException) -> bool:
-        """Whether *error*, which the event hook has raised, is told to the loop and to nobody else."""
+    def _reports_event_hook(self, error: BaseException) -> bool:
+        """Whether *error*, which the event hook has raised, is reported to the loop and nowhere else."""
         return True
 
     # --- the work ---
@@ -232,7 +230,7 @@ class Node(Process):
         self.checkers.grew(self, work, event)
         timing, rng = self.plan.timing, self.world.rng
         self.after(0.3 * timing.retry_every * rng.random(), self._act, work)
-        if rng.random() < self.plan.turnover and not self.simulation.calm:
+        if rng.random() < self.plan.turnover and not self.simulation.healed:
             self.after(timing.ttl * rng.random(), self._finish, work, rng.random() < 0.8)
 
     def _act(self, work: Work) -> None:
@@ -247,14 +245,14 @@ class Node(Process):
                 work.busy_until = self.world.now + delay
                 self.world.at(work.busy_until, self.checkers.acted, work.grant)
             network = self.simulation.network
-            delay = network.far_delay() if not network.calm and rng.random() < 0.2 else network.usual_delay()
+            delay = network.far_delay() if not network.healed and rng.random() < 0.2 else network.usual_delay()
             self.world.after(delay, self.simulation.resource.write, work.grant)
-        if not self.simulation.calm:
+        if not self.simulation.healed:
             self.after(timing.ttl * (0.1 + 0.4 * rng.random()), self._act, work)
 
     def _finish(self, work: Work, again: bool) -> None:
         """Let the work return or raise by itself."""
-        if not self.simulation.calm:
+        if not self.simulation.healed:
             self._end(work, again)
 
     def raise_from_work(self) -> None:
@@ -269,9 +267,9 @@ class Node(Process):
 
     def _cancel(self, work: Work, reason: Reason) -> None:
         self.checkers.cancelled(self, work, reason, slept=self._woke_late)
-        if work.told:
+        if work.is_cancelled:
             return
-        work.told = True
+        work.is_cancelled = True
         timing, rng = self.plan.timing, self.world.rng
         ignores = rng.random() < self.plan.ignores
         longest = self.simulation.ignores_max if ignores else 0.9 * timing.grace
@@ -280,7 +278,7 @@ class Node(Process):
     def _end(self, work: Work, again: bool) -> None:
         if self.work is not work:
             return
-        if work.busy_until > self.world.now:  # whoever waits for the work waits for what it is doing
+        if work.busy_until > self.world.now:  # the work has not ended before its act has
             self.world.at(work.busy_until, self.do, self._end, work, again)
             return
         self.checkers.work_ended(self, work, slept=self._woke_late)
@@ -289,4 +287,4 @@ class Node(Process):
         self.checkers.left(self)
         self._handle(WorkEnded(work.grant.token, again))
         if not again:
-            self.simulation.reborn_later(self.number)
+            self.simulation.restart_later(self.number)

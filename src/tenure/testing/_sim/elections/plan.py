@@ -1,4 +1,4 @@
-"""What one seed draws: the setting of a run of elections."""
+"""The settings that one seed draws for a run of elections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from tenure._timing import Timing
-from tenure.testing._sim.network import Weather, draw_weather
+from tenure.testing._sim.network import Conditions, draw_conditions
 from tenure.testing._sim.world import rate
 
 TIMINGS: tuple[Timing, ...] = (
@@ -37,13 +37,19 @@ FAULTS: tuple[str, ...] = (
     "resign",
     "ask_to_resign",
     "stop",
-    "lie",
+    "false_hint",
     "together",
 )
 """What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
 
 
-USER_FAULTS: tuple[str, ...] = ("health_raises", "health_hangs", "work_raises", "ear_raises", "ear_blocks")
+USER_FAULTS: tuple[str, ...] = (
+    "health_raises",
+    "health_hangs",
+    "work_raises",
+    "event_hook_raises",
+    "event_hook_blocks",
+)
 """What the work, its health callback and the event hook may do; half the seeds have none of it."""
 
 
@@ -60,7 +66,7 @@ class Plan:
     store_rate: float
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
-    weather: Weather
+    conditions: Conditions
     patience: float
     ignores: float
     overrun_exits: bool
@@ -76,7 +82,7 @@ class Plan:
 
 
 def draw(rng: random.Random, users: random.Random) -> Plan:
-    """Draw the setting of a run, and with *users* what users misbehave by."""
+    """Draw the setting of a run, and with *users* the misbehaviour of user code."""
     timing = rng.choice(TIMINGS)
     ttl = timing.ttl
     nodes = rng.randint(2, 7)
@@ -94,7 +100,7 @@ def draw(rng: random.Random, users: random.Random) -> Plan:
         store_rate=rate(rng, fastest, slowest),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(nodes)),
         offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(nodes)),
-        weather=draw_weather(rng, ttl, (0.0, 0.02, 0.1), faulty=faulty),
+        conditions=draw_conditions(rng, ttl, (0.0, 0.02, 0.1), faulty=faulty),
         patience=rng.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * ttl)),
         ignores=rng.choice((0.0, 0.1, 0.4)),
         overrun_exits=rng.random() < 0.4,

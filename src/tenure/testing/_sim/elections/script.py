@@ -1,4 +1,4 @@
-"""Scenarios of one candidate as text that a human can read: what happens, line by line, and what the machine does.
+"""Scenarios of one candidate as text that a human can read: events, line by line, and the machine's effects.
 
 ::
 
@@ -19,7 +19,7 @@ What may happen::
     answer 1 granted 7 [and asked to resign]     answer 1 held by m#1 under 6 [for 3.5 s]     answer 1 lost 7
     answer 1 released 7                          answer 1 no answer [why]                     answer 1 withheld [why]
 
-The candidate is called ``n``, its clock starts at the first line, and its dice always show 0: nothing is spread out.
+The candidate is called ``n``, its clock starts at the first line, and its random numbers are 0: there is no jitter.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ SIMPLE: dict[str, Input] = {
 
 
 class Zeros:
-    """Rng that always show 0."""
+    """Random numbers that are always 0."""
 
     def random(self) -> float:
         """Return 0."""
@@ -131,7 +131,7 @@ class _Player:
         for effect in self._machine.handle(event, now):
             if isinstance(effect, (Acquire, Renew, Release)):
                 self._asked[effect.request_id] = effect
-            shown += [f"  -> {told}" for told in _told(effect)]
+            shown += [f"  -> {text}" for text in _describe(effect)]
         return [*shown, f"  = {_standing(self._machine)}"]
 
     def _input(self, happens: str, line: str) -> Input:
@@ -163,7 +163,7 @@ class _Player:
         raise ConfigError(f"a scenario can't be read at {line!r}: no store answers {says!r}")
 
 
-def _told(effect: Effect) -> list[str]:
+def _describe(effect: Effect) -> list[str]:
     match effect:
         case Acquire(ask, holder):
             return [f"acquire {ask} as {holder}"]
@@ -180,11 +180,11 @@ def _told(effect: Effect) -> list[str]:
         case WorkOverran(token):
             return [f"work {token} overran"]
         case Emit(event):
-            return _heard(event)
+            return _describe_event(event)
 
 
-def _heard(event: object) -> list[str]:
-    """Tell of an event, unless the effect beside it says the same."""
+def _describe_event(event: object) -> list[str]:
+    """Describe an event, unless the effect beside it says the same."""
     match event:
         case CampaignFailed(why=why):
             return [f"say: campaign failed, {why}"]

@@ -1,4 +1,4 @@
-"""One run from its seed to its report: faults, then calm and a leader demanded, then a stop and silence demanded."""
+"""One run from its seed to its report: faults; then none, and a leader is demanded; then a stop and silence."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from dataclasses import dataclass
 
 from tenure._election.machine import Machine, Resign, State, Stop
 from tenure._timing import Timing
-from tenure.testing._sim.client import Line
+from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.checkers import Checkers
 from tenure.testing._sim.elections.faults import ElectionNemesis
-from tenure.testing._sim.elections.lease_server import Resource, Site
+from tenure.testing._sim.elections.lease_server import LeaseServer, Resource
 from tenure.testing._sim.elections.node import Node
 from tenure.testing._sim.elections.plan import Plan, draw
 from tenure.testing._sim.elections.stores import ClockStore, WatchedStore
-from tenure.testing._sim.network import CALM_SPREAD, Network
+from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.report import Report
 from tenure.testing._sim.world import SkewedClock, World
 
 IGNORES_MAX = 1.5
 """Work that ignores its cancellation does so for this many ttls at most."""
 
-CALM_WATCHED = 0.25
-"""In this share of the runs, the calm is watched to its end; in the others, the first leader is enough."""
+WATCHED_TO_END = 0.25
+"""The share of the runs that are watched to the end of the bound; in the others, the first leader is enough."""
 
-USER_DICE = 711_251_000
-"""What makes another seed of a seed, to draw what users misbehave by: so that the kept seeds draw none of it, and are
-the runs that they were before there was this."""
+USER_SEEDS = 711_251_000
+"""Added to a seed, it seeds the misbehaviour of user code: the kept seeds draw none, and stay the runs they were."""
 
 
 def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bool) -> float:
@@ -36,8 +35,8 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
 
     1. ``renew_every`` and two ``retry_every``: every question that is under way ends, and its asker asks again. Only
        now may a leader learn that it was asked to resign, and with that answer its lease was extended once more.
-    2. ``ttl``: the lease of who leaves, was killed, or never heard of its grant runs out. A watched store needs two:
-       a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there.
+    2. ``ttl``: the lease of a candidate that leaves, was killed, or never got its grant runs out. A watched store needs
+       two: a watcher may see the last change only when it looks, and has to watch a whole ``ttl`` from there.
     3. *ignores*: the only candidate that is left may be busy with work that does not stop.
     4. two ``retry_every`` of handing back, and 2.4 of standing back for others afterwards.
     5. 1.2 ``retry_every`` until the next look, and one more if two looks met and one of them lost.
@@ -63,7 +62,7 @@ class Parts:
 
     machine: type[Machine] = Machine
     node: type[Node] = Node
-    line: type[Line[Node]] = Line
+    client: type[Client[Node]] = Client
     clock_store: type[ClockStore] = ClockStore
     watched_store: type[WatchedStore] = WatchedStore
     shares_identity: bool = False
@@ -88,47 +87,47 @@ class Simulation:
         self.parts = parts or Parts()
         self.machine_type = self.parts.machine
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.rng, random.Random(USER_DICE + seed))
+        self.plan: Plan = draw(self.world.rng, random.Random(USER_SEEDS + seed))
         self.checkers = Checkers(self.world, self.plan)
-        self.network = Network(self.world, self.plan.weather, self.plan.timing)
+        self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
         store_type = self.parts.watched_store if self.plan.watched else self.parts.clock_store
         clock = SkewedClock(self.plan.store_rate, self.world.rng.uniform(0.0, 1000.0))
         self.store = store_type(self.world, self.plan, clock, self.name)
         self.resource = Resource(self)
-        self.site = Site(self)
+        self.server = LeaseServer(self)
         self.nemesis = ElectionNemesis(self)
-        self.calm = False
+        self.healed = False
         self.closing = False
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
-        self._births = 0
+        self._starts = 0
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
-        self.nodes: list[Node] = [self._born(number) for number in range(self.plan.nodes)]
+        self.nodes: list[Node] = [self._start(number) for number in range(self.plan.nodes)]
 
-    # --- births ---
+    # --- starts ---
 
-    def _born(self, number: int) -> Node:
-        self._births += 1
-        name = "same" if self.parts.shares_identity else f"{'abcdefg'[number]}{self._births}"
+    def _start(self, number: int) -> Node:
+        self._starts += 1
+        name = "same" if self.parts.shares_identity else f"{'abcdefg'[number]}{self._starts}"
         return self.parts.node(self, number, name, self._clocks[number])
 
-    def rebirth(self, number: int) -> None:
+    def restart(self, number: int) -> None:
         """Start a new process on the host *number*, if it has none."""
         if not self.nodes[number].alive and not self.closing:
-            self.nodes[number] = self._born(number)
+            self.nodes[number] = self._start(number)
 
-    def reborn_later(self, number: int) -> None:
-        """Let somebody start the process again, after a while."""
+    def restart_later(self, number: int) -> None:
+        """Start the process again, after a while."""
         self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.nodes[number])
 
     def _replace(self, node: Node) -> None:
-        if self.nodes[node.number] is not node or self.calm:
+        if self.nodes[node.number] is not node or self.healed:
             return
         if node.alive and not node.machine.is_finished:
-            self.reborn_later(node.number)
+            self.restart_later(node.number)
             return
         node.die("gone")
-        self.rebirth(node.number)
+        self.restart(node.number)
 
     # --- phases ---
 
@@ -139,13 +138,13 @@ class Simulation:
         self._heal()
         bound = leader_within(
             self.plan.timing,
-            latency=CALM_SPREAD * self.network.usual,
+            latency=SPREAD_MAX * self.network.usual,
             ignores=self.ignores_max,
             watched=self.plan.watched,
         )
         recovery = self._recover(bound)
-        if self.world.rng.random() < CALM_WATCHED:
-            self._keep_calm(bound - recovery)
+        if self.world.rng.random() < WATCHED_TO_END:
+            self._watch_to_end(bound - recovery)
         self._stop()
         return Report.of(
             self.checkers,
@@ -157,11 +156,11 @@ class Simulation:
         )
 
     def _heal(self) -> None:
-        """End all faults, and wait until what they set in motion has arrived."""
-        self.calm = True
+        """End all faults, and wait until every delayed message has arrived."""
+        self.healed = True
         self.nemesis.rest()
         self.network.heal()
-        self.site.heal()
+        self.server.heal()
         leader = self.leader()
         if leader is not None and self.world.rng.random() < 0.6:
             leader.die("killed at the last moment")
@@ -169,21 +168,21 @@ class Simulation:
             node.resume()
             node.unstall()
             node.set_health("")
-            node.ear = ""
+            node.event_hook = ""
             if not node.alive and self.world.rng.random() < 0.5:
-                self.rebirth(number)
+                self.restart(number)
         if not any(node.alive and not node.told_to_stop for node in self.nodes):
             self.nodes[0].die("gone")
-            self.rebirth(0)
+            self.restart(0)
         self.world.run(max(self.world.now, self.network.latest))
         if self.world.traced:
-            self.world.note("fault", "no more")
+            self.world.log("fault", "no more")
 
     def leader(self) -> Node | None:
-        """Return who leads in the store's eyes and its own, and has no reason to leave."""
+        """Return the node that leads by the store and by itself, and has no reason to leave."""
         for node in self.nodes:
             work = node.work
-            if work is not None and not work.told and self.store.held() and self.store.same(work.grant):
+            if work is not None and not work.is_cancelled and self.store.held() and self.store.same(work.grant):
                 return node
         return None
 
@@ -195,16 +194,16 @@ class Simulation:
             self.checkers.no_leader(bound)
         return self.world.now - healed
 
-    def _keep_calm(self, left: float) -> None:
-        """Go on to the end of the bound and for a while longer: who leads then has no reason to lose its term."""
+    def _watch_to_end(self, left: float) -> None:
+        """Go on to the end of the bound and for a while longer: a leader has no reason then to lose its term."""
         self.world.run(self.world.now + left)
         leader = self.leader()
         if leader is None:
-            self.checkers.unrest("the first leader in calm did not last")
+            self.checkers.unstable("the first leader after the faults did not last")
         work = leader.work if leader is not None else None
         self.world.run(self.world.now + 1.2 * self.plan.timing.ttl)
         if leader is not None and (leader.work is not work or leader is not self.leader()):
-            self.checkers.unrest(f"{leader.name} lost its term in calm")
+            self.checkers.unstable(f"{leader.name} lost its term after the faults")
 
     def _stop(self) -> None:
         """Stop all, and wait until all is silent."""

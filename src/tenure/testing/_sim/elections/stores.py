@@ -99,22 +99,22 @@ class ClockStore:
         return self.clock.reading(self.world.now)
 
     def held(self) -> bool:
-        """Tell whether somebody has the lease."""
+        """Return whether somebody has the lease."""
         return self.holder != NOBODY and self.now() < self.expires
 
     def same(self, grant: Grant) -> bool:
-        """Tell whether *grant* is the claim that was given last."""
+        """Return whether *grant* is the claim that was given last."""
         return self.holder == grant.holder and self.token == grant.token
 
     def give(self, holder: str) -> None:
-        """Hand the lease to *holder*, under a token of its own."""
+        """TrackedDelivery the lease to *holder*, under a token of its own."""
         self.holder = holder
         self.token += 1
         self.expires = self.now() + self.ttl
         self.resign_asked = False
 
     def remaining(self) -> float | None:
-        """Return what a refused candidate is told about the time left."""
+        """Return the time left, as a refused candidate is told it."""
         return self.expires - self.now() if self.plan.tells_remaining else None
 
 
@@ -129,7 +129,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The record as it is: its version, and who wrote it."""
+    """The record as it is: its version, and its writer."""
 
     version: int
     holder: str
@@ -138,7 +138,7 @@ class Seen:
 
 
 class WatchedStore(ClockStore):
-    """A record without expiry. Who finds it unchanged for a whole ttl, on its own monotonic clock, may overwrite it.
+    """A record without expiry. A caller that finds it unchanged for a whole ttl, by its own clock, may overwrite it.
 
     No two clocks are compared: *when the change was seen* is read from the same clock as *now*.
     """
@@ -191,7 +191,7 @@ class WatchedStore(ClockStore):
         return answer
 
     def give(self, holder: str) -> None:
-        """Hand the lease to *holder*, under a token of its own."""
+        """TrackedDelivery the lease to *holder*, under a token of its own."""
         super().give(holder)
         self.touch()
 
@@ -200,9 +200,9 @@ class WatchedStore(ClockStore):
         self.version += 1
 
     def free(self) -> bool:
-        """Tell whether what nobody has may be given out."""
+        """Return whether a free lease may be given out."""
         return self.now() >= self.silent_until
 
     def held(self) -> bool:
-        """Tell whether somebody has the lease: whoever is written there, as the record knows no end."""
+        """Return whether the record names a holder: it knows no end."""
         return self.holder != NOBODY

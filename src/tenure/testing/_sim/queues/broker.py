@@ -1,4 +1,4 @@
-"""The simulated broker: the memory backend's, on a skewed clock, behind a network; the book looks over its shoulder."""
+"""The simulated broker: the memory backend's, on a skewed clock, with faults of a store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Send:
 
 
 class BrokerClock:
-    """The broker's clock, as the door wants it."""
+    """The broker's clock, as the port wants it."""
 
     def __init__(self, world: World, clock: SkewedClock) -> None:
         self._world = world
@@ -41,7 +41,7 @@ class BrokerClock:
 
 
 class SimulatedBroker(MemoryBroker):
-    """The memory broker without a loop: it does at once what it is asked for."""
+    """The memory broker without a loop: each verb is carried out at once."""
 
     def __init__(self, simulation: Simulation, clock: BrokerClock) -> None:
         memory = Memory()
@@ -84,7 +84,7 @@ class SimulatedBroker(MemoryBroker):
 
     def _ring(self, name: str) -> None:
         if name == QUEUE:
-            self._simulation.site.hint()
+            self._simulation.server.hint()
 
 
 def at_once(asking: Coroutine[Any, Any, T]) -> T:

@@ -13,20 +13,20 @@ from tenure.testing._sim.server import Server
 from tenure.testing._sim.world import SkewedClock
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.client import Line
+    from tenure.testing._sim.client import Client
     from tenure.testing._sim.queues.simulation import Simulation
 from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, Send, at_once
-from tenure.testing._sim.queues.trace import told
+from tenure.testing._sim.queues.trace import describe
 
 
-class Site(Server):
+class BrokerServer(Server):
     """The process that answers for the broker, and sends hints out."""
 
     def __init__(self, simulation: Simulation, clock: SkewedClock) -> None:
         plan = simulation.plan
         super().__init__(simulation.world, simulation.network, NoAnswer)
         self._simulation = simulation
-        self._book = simulation.book
+        self._oracle = simulation.oracle
         self._lock = plan.timing.ttl
         self._hinted: set[int] = set()
         self._waits_until = 0.0
@@ -53,54 +53,54 @@ class Site(Server):
 
     # --- questions ---
 
-    def receive(self, line: Line[Any], ask: int, message: Any) -> None:
+    def receive(self, client: Client[Any], ask: int, message: Any) -> None:
         """Take in *message*; or begin with it, and let it wait, also when its asker has given up."""
         if not (self.is_up and self._world.now < self._waits_until and self._world.rng.random() < 0.5):
-            super().receive(line, ask, message)
+            super().receive(client, ask, message)
             return
         begun_at, waits = self.clock.now(), self.network.far_delay()
-        if self._world.now + waits > line.patience_ends(ask):
-            line.unanswered(ask)
-            self._world.after(waits, self._carry_out, line, message, begun_at)
+        if self._world.now + waits > client.patience_ends(ask):
+            client.unanswered(ask)
+            self._world.after(waits, self._carry_out, client, message, begun_at)
         else:
-            self._world.after(waits, lambda: self._answer(line, ask, self._carry_out(line, message, begun_at)))
+            self._world.after(waits, lambda: self._answer(client, ask, self._carry_out(client, message, begun_at)))
 
-    def perform(self, line: Line[Any], message: Any) -> Any:
+    def perform(self, client: Client[Any], message: Any) -> Any:
         """Let the broker do what *message* asks for."""
-        return self._carry_out(line, message, self.clock.now())
+        return self._carry_out(client, message, self.clock.now())
 
-    def _carry_out(self, line: Line[Any], message: Any, begun_at: float) -> Any:
+    def _carry_out(self, client: Client[Any], message: Any, begun_at: float) -> Any:
         self.broker.begun_at = begun_at
         why = self.broker.refusal(message)
-        answer = NoAnswer(why) if why else self._done(line, message)
+        answer = NoAnswer(why) if why else self._done(client, message)
         if self._world.traced:
-            self._world.note("broker", f"{line.process.name}: {told(message)} → {told(answer)}")
+            self._world.log("broker", f"{client.process.name}: {describe(message)} → {describe(answer)}")
         return answer
 
-    def _done(self, line: Line[Any], message: Any) -> Any:
+    def _done(self, client: Client[Any], message: Any) -> Any:
         now = self.clock.now()
         answer: Any
         match message:
             case Receive(limit=limit):
                 answer = at_once(self.broker.receive(QUEUE, limit, self._lock))
-                self._book.claimed(answer, self._lock, now)
-                self._simulation.checkers.locked(line.process, answer.deliveries)
+                self._oracle.claimed(answer, self._lock, now)
+                self._simulation.checkers.locked(client.process, answer.deliveries)
             case Settle(settlements=settlements):
                 answer = at_once(self.broker.settle(settlements))
-                self._book.settled(settlements, answer, now)
+                self._oracle.settled(settlements, answer, now)
             case Renew(held=held):
                 answer = self.broker.renew_others(held, self._lock)
-                self._book.renewed(held, answer, self._lock, now)
-                self._simulation.checkers.locked(line.process, held)
+                self._oracle.renewed(held, answer, self._lock, now)
+                self._simulation.checkers.locked(client.process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
-                self._book.kept(messages, answer, now)
+                self._oracle.kept(messages, answer, now)
         return answer
 
     # --- hints ---
 
     def hint(self) -> None:
-        """Tell the consumers that there may be messages; for each, what comes together is one hint."""
+        """Hint to the consumers that there may be messages; hints to one consumer that come together are one."""
         if not self._simulation.plan.settings.hints:
             return
         for consumer in self._simulation.consumers:

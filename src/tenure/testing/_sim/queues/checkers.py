@@ -1,18 +1,18 @@
-"""What must hold of consumers in every run, looked at from outside and collected; the broker's side is in the book.
+"""What must hold of consumers in every run, seen from outside; the broker is checked in the oracle.
 
 =================  ====================================================================================================
 ``two sure``       two consumers believed at one true moment that they hold the lock of one message
 ``outlives lock``  a consumer believed in a lock that the broker had ended, or would end sooner
 ``trust``          a belief is longer than the question allows that it came from
 ``unsure start``   a handler began when its lock was not sure, or its consumer was not to take messages
-``untold``         a lock ended, and the handler that ran under it had not been told to stop
+``not cancelled``  a lock ended, and the handler that ran under it had not been cancelled
 ``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
 ``max hold``       a handler ran for longer than ``max_hold`` and was not told to stop, or its message was kept on
 ``false alarm``    a handler was said to run on when its lock had ended, and it had ended before
 ``ignored no``     a renewal said no, and the handler was not told to stop
 ``late result``    a verdict was passed on a message whose lock was known to be lost
-``verdict``        a verdict was passed that is not what came of the handler, or on what was not in hand
-``left behind``    a consumer forgot a message: it stopped, or rested, and never heard what became of a verdict
+``verdict``        a verdict differs from the handler's outcome, or its message was not held
+``left behind``    a consumer forgot a message: it stopped, or rested, and never got the answer to a verdict
 ``after stop``     a consumer claimed messages while paused, or after it was told to drain
 ``machine``        a machine raised, or changed its state illegally
 ``user object``    an object of the user's broke its consumer: an error that can't be printed, a hook that raises
@@ -37,23 +37,24 @@ from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
 from tenure._queue.pump import TRANSITIONS, State
 from tenure.testing._sim.queues.consumer import Consumer
-from tenure.testing._sim.queues.held import Hand, Place
+from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, World
 
 if TYPE_CHECKING:
-    from tenure.testing._sim.client import Asked
+    from tenure.testing._sim.client import Pending
     from tenure.testing._sim.process import Process
-    from tenure.testing._sim.queues.oracle import Book
+    from tenure.testing._sim.queues.oracle import Oracle
     from tenure.testing._sim.queues.plan import Plan
 
 WAKES_MAX = 60
 """How often a consumer may wake or ask in vain within one ``retry_every``, beside what hints ask for.
 
-Also beside twice what was handed out meanwhile, by whomever: what becomes due wakes all, and one of them gets it.
+Twice the number of deliveries meanwhile, at any consumer, is allowed as well: a message that becomes due wakes all
+consumers, and one of them gets it.
 """
 
-BELIEVED = (Place.WAITING, Place.RUNNING, Place.KEPT)
+BELIEVED = (Stage.WAITING, Stage.RUNNING, Stage.KEPT)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,70 +67,72 @@ class Pace:
 
 
 class Checkers(Findings):
-    """Watch one run. Every method is told of something that happened, and notes what should not have."""
+    """Watch one run. Each method takes in one thing that happened, and notes violations."""
 
-    def __init__(self, world: World, plan: Plan, book: Book) -> None:
+    def __init__(self, world: World, plan: Plan, oracle: Oracle) -> None:
         super().__init__(world)
         self.plan = plan
         self.timing = plan.timing
-        self.book = book
-        self._believers: dict[int, list[tuple[Consumer, Hand]]] = {}
+        self.oracle = oracle
+        self._believers: dict[int, list[tuple[Consumer, TrackedDelivery]]] = {}
         self._paces: dict[Consumer, Pace] = {}
 
     # --- belief ---
 
-    def believes(self, consumer: Consumer, hand: Hand) -> float:
-        """Return up to which true moment *consumer* believes in the lock of what is in *hand*."""
-        hold = consumer.holds.get(hand.delivery.token)
-        if not consumer.running or hold is None or hand.place not in BELIEVED:
+    def believes(self, consumer: Consumer, tracked: TrackedDelivery) -> float:
+        """Return up to which true moment *consumer* believes in the lock of *tracked*."""
+        group = consumer.lock_groups.get(tracked.delivery.token)
+        if not consumer.running or group is None or tracked.stage not in BELIEVED:
             return -math.inf
-        if hand.place is not Place.RUNNING and not _is_in(hold, hand.delivery):
+        if tracked.stage is not Stage.RUNNING and not _is_in(group, tracked.delivery):
             return -math.inf  # it is about to be given back, or was let go
-        sure = hold.sure_until if hand.told_until is None else min(hold.sure_until, hand.told_until)
+        sure = group.sure_until if tracked.cancelled_until is None else min(group.sure_until, tracked.cancelled_until)
         return consumer.clock.moment(sure)
 
-    def claimed(self, consumer: Consumer, asked: Asked, token: Token) -> None:
+    def claimed(self, consumer: Consumer, asked: Pending, token: Token) -> None:
         """*consumer* has taken in the deliveries under *token*, which it had *asked* for."""
-        for hand in consumer.hands[token].values():
-            hand.trusted = asked.at + self.timing.window
+        for tracked in consumer.tracked[token].values():
+            tracked.trusted = asked.at + self.timing.window
         self._sure(consumer, token)
 
-    def renewed(self, consumer: Consumer, asked: Asked, answers: Sequence[object]) -> None:
-        """*consumer* has taken in the *answers* to a renewal; none if it heard nothing."""
+    def renewed(self, consumer: Consumer, asked: Pending, answers: Sequence[object]) -> None:
+        """*consumer* has taken in the *answers* to a renewal; none if there was no answer."""
         held = asked.question.held
         for one, answer in zip(held, answers, strict=bool(answers)):
-            hand = consumer.hand(one)
-            if hand is None:
+            tracked = consumer.find(one)
+            if tracked is None:
                 continue
             if isinstance(answer, Renewed):
-                hand.trusted = max(hand.trusted, asked.at + self.timing.window)
-            elif hand.place is Place.LOST and hand.told_until is None:
+                tracked.trusted = max(tracked.trusted, asked.at + self.timing.window)
+            elif tracked.stage is Stage.LOST and tracked.cancelled_until is None:
                 self.violated("ignored no", f"{consumer.name} goes on with {one.id}, whose lock is lost")
         for token in {one.token for one in held}:
             self._sure(consumer, token)
 
     def _sure(self, consumer: Consumer, token: Token) -> None:
         now = self.world.now
-        for sequence, hand in consumer.hands.get(token, {}).items():
-            until = self.believes(consumer, hand)
-            if until <= now + BLUR or hand.is_settling:
+        for sequence, tracked in consumer.tracked.get(token, {}).items():
+            until = self.believes(consumer, tracked)
+            if until <= now + BLUR or tracked.is_settling:
                 continue
-            name = hand.delivery.id
-            over = until - consumer.clock.moment(hand.trusted)
+            name = tracked.delivery.id
+            over = until - consumer.clock.moment(tracked.trusted)
             if over > BLUR:
                 self.violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
-            locked = self.book.locked_until(hand.delivery)
+            locked = self.oracle.locked_until(tracked.delivery)
             if locked < until - BLUR:
                 self.violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
             known = self._believers.get(sequence, ())
-            others = [(one, held) for one, held in known if held is not hand and self.believes(one, held) > now + BLUR]
+            others = [
+                (one, held) for one, held in known if held is not tracked and self.believes(one, held) > now + BLUR
+            ]
             for other, _ in others:
                 self.violated("two sure", f"{consumer.name} is sure of {name}, and {other.name} is, too")
-            self._believers[sequence] = [*others, (consumer, hand)]
+            self._believers[sequence] = [*others, (consumer, tracked)]
 
     def locked(self, process: Process, held: Sequence[Any]) -> None:
         """The broker has locked these for *process*: see what goes on when the locks end."""
-        ends = {self.book.locked_until(one) for one in held} if isinstance(process, Consumer) else ()
+        ends = {self.oracle.locked_until(one) for one in held} if isinstance(process, Consumer) else ()
         for end in ends:
             if end > self.world.now:
                 self.world.at(end, self._lock_ends, process, held)
@@ -138,37 +141,42 @@ class Checkers(Findings):
         if not consumer.running or consumer.paused:
             return
         for one in held:
-            hand = consumer.hand(one)
-            if hand is None or hand.place is not Place.RUNNING or hand.told_until is not None or hand.is_settling:
+            tracked = consumer.find(one)
+            if (
+                tracked is None
+                or tracked.stage is not Stage.RUNNING
+                or tracked.cancelled_until is not None
+                or tracked.is_settling
+            ):
                 continue
-            if self.book.locked_until(one) <= self.world.now + BLUR:
-                self.violated("untold", f"the lock of {one.id} has ended, and {consumer.name} works on")
+            if self.oracle.locked_until(one) <= self.world.now + BLUR:
+                self.violated("not cancelled", f"the lock of {one.id} has ended, and {consumer.name} works on")
 
     # --- handlers ---
 
     def began(self, consumer: Consumer, delivery: Delivery) -> None:
         """A handler has begun with *delivery*."""
-        hand = consumer.hand(delivery)
-        if hand is None or hand.place is not Place.WAITING:
+        tracked = consumer.find(delivery)
+        if tracked is None or tracked.stage is not Stage.WAITING:
             self.violated("unsure start", f"{consumer.name} began with {delivery.id}, which did not wait")
             return
-        if self.believes(consumer, hand) <= self.world.now - BLUR:
+        if self.believes(consumer, tracked) <= self.world.now - BLUR:
             self.violated("unsure start", f"{consumer.name} began with {delivery.id} when its lock was not sure")
         if consumer.pump.state is not State.RUNNING:
             self.violated("unsure start", f"{consumer.name} began with {delivery.id} when it was to take nothing")
-        hand.place, hand.began = Place.RUNNING, consumer.now()
+        tracked.stage, tracked.began = Stage.RUNNING, consumer.now()
 
     def told_to_stop(self, consumer: Consumer, held: Any, why: str) -> None:
         """The handler of *held* is told to stop."""
-        hand, hold = consumer.hand(held), consumer.holds.get(held.token)
-        if hand is None:
+        tracked, group = consumer.find(held), consumer.lock_groups.get(held.token)
+        if tracked is None:
             return
-        until = hold.sure_until if hold is not None else -math.inf
+        until = group.sure_until if group is not None else -math.inf
         left = until - consumer.now()
-        is_running = hand.place is not Place.KEPT  # else there is nobody to stop, and it is let go at once
+        is_running = tracked.stage is not Stage.KEPT  # else there is nobody to stop, and it is let go at once
         if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
             self.violated("grace", f"{consumer.name} gave the handler of {held.id} {left:.3f} s to stop")
-        hand.told_until = until
+        tracked.cancelled_until = until
 
     def kept(self, consumer: Consumer) -> None:
         """The locks of *consumer* have done what there was to do."""
@@ -176,31 +184,33 @@ class Checkers(Findings):
         if consumer.locks.wake_at > now + self.timing.renew_every + BLUR:
             self.violated("asleep", f"{consumer.name} wakes at {consumer.locks.wake_at:.3f}, it is {now:.3f}")
         for work in consumer.works.values():
-            hand = consumer.hand(work.delivery)
-            if hand is None or hand.place is not Place.RUNNING or hand.told_until is not None:
+            tracked = consumer.find(work.delivery)
+            if tracked is None or tracked.stage is not Stage.RUNNING or tracked.cancelled_until is not None:
                 continue
-            hold = consumer.holds.get(work.delivery.token)
-            left = hold.sure_until - now if hold is not None else 0.0
+            group = consumer.lock_groups.get(work.delivery.token)
+            left = group.sure_until - now if group is not None else 0.0
             if left < self.timing.grace - BLUR:
                 self.violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
-            if now > hand.began + settings.max_hold + BLUR:
+            if now > tracked.began + settings.max_hold + BLUR:
                 self.violated("max hold", f"{consumer.name} has let {work.delivery.id} run for too long")
-        for token, hold in consumer.holds.items():
-            for sequence in hold.kept:
-                hand = consumer.hands.get(token, {}).get(sequence)
-                if hand is None or hand.place is not Place.KEPT or not _is_in(hold, hand.delivery):
+        for token, group in consumer.lock_groups.items():
+            for sequence in group.kept:
+                tracked = consumer.tracked.get(token, {}).get(sequence)
+                if tracked is None or tracked.stage is not Stage.KEPT or not _is_in(group, tracked.delivery):
                     continue
-                if now > hand.began + settings.max_hold + BLUR:
-                    self.violated("max hold", f"{consumer.name} holds {hand.delivery.id} on, which was kept too long")
+                if now > tracked.began + settings.max_hold + BLUR:
+                    self.violated(
+                        "max hold", f"{consumer.name} holds {tracked.delivery.id} on, which was kept too long"
+                    )
 
     def ends(self, consumer: Consumer, delivery: Delivery, verdict: Verdict | None, *, is_kept: bool) -> None:
         """The handler of *delivery* has ended, and *verdict* is what follows from how."""
-        hand = consumer.hand(delivery)
-        if hand is not None and hand.place is Place.RUNNING:
-            hand.place, hand.verdict = Place.KEPT if is_kept else Place.ENDED, verdict
+        tracked = consumer.find(delivery)
+        if tracked is not None and tracked.stage is Stage.RUNNING:
+            tracked.stage, tracked.verdict = Stage.KEPT if is_kept else Stage.ENDED, verdict
 
     def overran(self, consumer: Consumer, sequence: int) -> None:
-        """The ears are told that the handler of message *sequence* runs on."""
+        """Observers are told that the handler of message *sequence* runs on."""
         if all(work.delivery.sequence != sequence for work in consumer.works.values()):
             self.violated("false alarm", f"{consumer.name} tells that the handler of {sequence} runs, and none does")
 
@@ -224,56 +234,60 @@ class Checkers(Findings):
     def passes(self, consumer: Consumer, settlements: Sequence[Settlement]) -> None:
         """*consumer* passes verdicts, for the first time or again."""
         for delivery, verdict in settlements:
-            hand = consumer.hand(delivery)
-            if hand is None:
-                self.violated("verdict", f"{consumer.name} passes {verdict} on {delivery.id}, which is not in hand")
+            tracked = consumer.find(delivery)
+            if tracked is None:
+                self.violated("verdict", f"{consumer.name} passes {verdict} on {delivery.id}, which is not held")
                 continue
             is_right = True
-            match hand.place:
-                case Place.LOST:
+            match tracked.stage:
+                case Stage.LOST:
                     self.violated("late result", f"{consumer.name} judges {delivery.id}, whose lock it knows lost")
-                case Place.WAITING:
+                case Stage.WAITING:
                     is_right = verdict is GIVE_BACK
-                case Place.RUNNING:
+                case Stage.RUNNING:
                     is_right = False
-                case Place.KEPT:
+                case Stage.KEPT:
                     is_right = verdict is GIVE_BACK and consumer.pump.state is State.DRAINING
-                case Place.ENDED | Place.PASSED:
-                    is_right = verdict is hand.verdict
+                case Stage.ENDED | Stage.PASSED:
+                    is_right = verdict is tracked.verdict
             if not is_right:
                 said = f"{consumer.name} passes {verdict} on {delivery.id}"
-                self.violated("verdict", f"{said}, which is {hand.place.value}")
-            hand.place, hand.verdict = Place.PASSED, verdict
+                self.violated("verdict", f"{said}, which is {tracked.stage.value}")
+            tracked.stage, tracked.verdict = Stage.PASSED, verdict
 
     def answered(self, consumer: Consumer, settlements: Sequence[Settlement], answers: Sequence[object]) -> None:
-        """*consumer* hears what became of verdicts."""
+        """*consumer* has got the answers to verdicts."""
         for settlement in settlements:
-            held = consumer.hands.get(settlement.delivery.token, {})
+            held = consumer.tracked.get(settlement.delivery.token, {})
             held.pop(settlement.delivery.sequence, None)
             if not held:
-                consumer.hands.pop(settlement.delivery.token, None)
+                consumer.tracked.pop(settlement.delivery.token, None)
 
-    def hears(self, consumer: Consumer, held: Sequence[Any], answers: Sequence[object]) -> None:
-        """*consumer* is about to hear the answer to a renewal."""
+    def before_renewed(self, consumer: Consumer, held: Sequence[Any], answers: Sequence[object]) -> None:
+        """*consumer* is about to take in the answer to a renewal."""
         for one, answer in zip(held, answers, strict=True):
-            hand = consumer.hand(one)
-            if not isinstance(answer, Lapsed) or hand is None or hand.is_asking:
+            tracked = consumer.find(one)
+            if not isinstance(answer, Lapsed) or tracked is None or tracked.is_asking:
                 continue
-            if hand.place in (Place.RUNNING, Place.KEPT):
-                hand.place = Place.LOST  # else its own verdict may have ended the lock, and the answer to that counts
+            if tracked.stage in (Stage.RUNNING, Stage.KEPT):
+                tracked.stage = (
+                    Stage.LOST
+                )  # else its own verdict may have ended the lock, and the answer to that counts
 
     def rests(self, consumer: Consumer) -> None:
-        """All is drained and answered, so *consumer* should have nothing in hand."""
-        for held in consumer.hands.values():
-            for hand in held.values():
-                is_over = hand.place is Place.LOST or (hand.place is Place.ENDED and hand.verdict is None)
-                if hand.place is Place.KEPT:
-                    hold = consumer.holds.get(hand.delivery.token)
-                    is_over = hold is None or not _is_in(hold, hand.delivery)
-                if hand.place is Place.WAITING or hand.verdict is GIVE_BACK:  # given back for as long as it makes sense
-                    is_over = consumer.now() >= hand.trusted - BLUR
+        """All is drained and answered, so *consumer* should have nothing left."""
+        for held in consumer.tracked.values():
+            for tracked in held.values():
+                is_over = tracked.stage is Stage.LOST or (tracked.stage is Stage.ENDED and tracked.verdict is None)
+                if tracked.stage is Stage.KEPT:
+                    group = consumer.lock_groups.get(tracked.delivery.token)
+                    is_over = group is None or not _is_in(group, tracked.delivery)
+                if (
+                    tracked.stage is Stage.WAITING or tracked.verdict is GIVE_BACK
+                ):  # given back for as long as it makes sense
+                    is_over = consumer.now() >= tracked.trusted - BLUR
                 if not is_over:
-                    self.violated("left behind", f"{consumer.name} left {hand.delivery.id} {hand.place.value}")
+                    self.violated("left behind", f"{consumer.name} left {tracked.delivery.id} {tracked.stage.value}")
 
     # --- the pump ---
 
@@ -296,7 +310,7 @@ class Checkers(Findings):
     def _keeps_nothing(self, consumer: Consumer) -> None:
         now = consumer.now()
         # What is due for renewal is the locks' to give back.
-        if any(hold.waiting and now < hold.renew_at for hold in consumer.holds.values()):
+        if any(group.waiting and now < group.renew_at for group in consumer.lock_groups.values()):
             self.violated("left behind", f"{consumer.name} takes nothing, and keeps what waits")
 
     def raised(self, consumer: Consumer, event: PumpInput | LocksInput, error: Exception) -> None:
@@ -314,7 +328,7 @@ class Checkers(Findings):
     def _pace(self, consumer: Consumer) -> Pace:
         pace = self._paces.setdefault(consumer, Pace())
         if self.world.now - pace.since > self.timing.retry_every:
-            pace.since, pace.count, pace.deliveries = self.world.now, 0, self.book.deliveries
+            pace.since, pace.count, pace.deliveries = self.world.now, 0, self.oracle.deliveries
         return pace
 
     def hinted(self, consumer: Consumer) -> None:
@@ -325,7 +339,7 @@ class Checkers(Findings):
         """*consumer* has woken by itself, or asked in vain."""
         pace = self._pace(consumer)
         pace.count += 1
-        if pace.count > WAKES_MAX + 2 * (self.book.deliveries - pace.deliveries):
+        if pace.count > WAKES_MAX + 2 * (self.oracle.deliveries - pace.deliveries):
             self.violated("busy", f"{consumer.name} woke {pace.count} times within {self.timing.retry_every:g} s")
             consumer.die("ends, as it would never rest")
 
@@ -335,10 +349,12 @@ class Checkers(Findings):
 
     def not_stopped(self, consumer: Consumer) -> None:
         """*consumer* was told to drain, has had its time, and still waits."""
-        self.violated("not stopped", f"{consumer.name} is {consumer.pump.state.value} and holds {len(consumer.holds)}")
+        self.violated(
+            "not stopped", f"{consumer.name} is {consumer.pump.state.value} and lock_groups {len(consumer.lock_groups)}"
+        )
 
 
-def _is_in(hold: LockGroup, delivery: Delivery) -> bool:
-    """Tell whether *delivery* waits in *hold*, or is just being taken from there."""
-    taken = hold.running.get(delivery.sequence)
-    return taken[1] != JUDGED if taken is not None else any(one is delivery for one in hold.waiting)
+def _is_in(group: LockGroup, delivery: Delivery) -> bool:
+    """Return whether *delivery* waits in *group*, or is just being taken from there."""
+    taken = group.running.get(delivery.sequence)
+    return taken[1] != JUDGED if taken is not None else any(one is delivery for one in group.waiting)

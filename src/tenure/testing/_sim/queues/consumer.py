@@ -1,8 +1,7 @@
-"""A simulated consumer: the real Pump and the real Locks, and what stands for driver, adapters, threads and handlers.
+"""A simulated consumer: the real Pump and the real Locks; driver, adapters, threads and handlers are simulated.
 
-The pump lives on the caller's loop, which handlers may block; the locks live on the renewal thread's, which nothing
-blocks.
-A pause stops both.
+The pump lives on the caller's loop, which handlers may block; the locks live on the renewal thread's, which nothing can
+block. A pause stops both.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from tenure._queue.retry import verdict_on_failure
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran
 from tenure.testing._misbehaving import odd_error
-from tenure.testing._sim.client import Asked, Line
+from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Alarm, Process
 from tenure.testing._sim.queues.handlers import Work, fails, kept_for, length
-from tenure.testing._sim.queues.held import Hand, Place
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
 from tenure.testing._sim.queues.threads import Interleaved
-from tenure.testing._sim.queues.trace import shown
+from tenure.testing._sim.queues.trace import describe_effect
+from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
 
 if TYPE_CHECKING:
     from tenure.testing._sim.queues.simulation import Simulation
@@ -62,22 +61,22 @@ class Consumer(Process):
         self.ended = False
         self.draining = False
         self.works: dict[tuple[Token, int], Work] = {}
-        self.hands: dict[Token, dict[int, Hand]] = {}
-        self.holds: dict[Token, LockGroup] = {}
-        self.hook = self.ear = ""
+        self.tracked: dict[Token, dict[int, TrackedDelivery]] = {}
+        self.lock_groups: dict[Token, LockGroup] = {}
+        self.error_hook = self.event_hook = ""
         """What the error hook and the event hook do beside returning, at present."""
         self._blocked_until = 0.0
         self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._turning = False
         self._deciding = self._keeping = False  # which threads are in the middle of a step
         parts, settings = simulation.parts, self.plan.settings
-        args = ("q", name, settings, self.world.rng, self.holds)
+        args = ("q", name, settings, self.world.rng, self.lock_groups)
         self.pump = parts.pump(*args, now=self.now())
         self.locks = parts.locks(*args, now=self.now())
-        road = (simulation.site, self.plan.patience)
-        self._pump_line = Line(self, *road, self._pump_hears)
-        self._locks_line = Line(self, *road, self._locks_hear)
-        self._own_line = Line(self, *road, self._handler_hears)
+        to_server = (simulation.server, self.plan.patience)
+        self._pump_client = Client(self, *to_server, self._on_pump_answer)
+        self._locks_client = Client(self, *to_server, self._on_locks_answer)
+        self._handler_client = Client(self, *to_server, self._on_handler_answer)
         self._own_asked = 0
         self._pump_alarm = Alarm(self, lambda: self.pump.wake_at, self._loop_soon, self._pump_rings)
         self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self.do, self._locks_ring)
@@ -95,7 +94,7 @@ class Consumer(Process):
         return self.world.now < self._blocked_until
 
     def overslept(self) -> bool:
-        """Tell whether it has just come out of a pause in which it should have woken."""
+        """Return whether it has just come out of a pause in which it should have woken."""
         return self._woke_late
 
     def _overslept(self) -> bool:
@@ -168,12 +167,12 @@ class Consumer(Process):
                 case Serve():
                     self.world.after(0.0, self._loop_soon, self._serve)
                 case Settle(ask) | Receive(ask):
-                    self._pump_line.ask(ask, effect)
+                    self._pump_client.ask(ask, effect)
                 case CancelAll():
                     for work in list(self.works.values()):
                         self._cancel(work, "drain")
-                case Emit() if self.ear:
-                    self._tell_ear()
+                case Emit() if self.event_hook:
+                    self._call_event_hook()
         if not self.running:  # an event hook has broken it
             return
         if self.pump.state is State.STOPPED:
@@ -182,10 +181,10 @@ class Consumer(Process):
         else:
             self._pump_alarm.set()
 
-    def _pump_hears(self, ask: int, asked: Asked, answer: Any) -> None:
-        self._loop(self._pump_takes, ask, asked, answer)
+    def _on_pump_answer(self, ask: int, asked: Pending, answer: Any) -> None:
+        self._loop(self._pump_gets, ask, asked, answer)
 
-    def _pump_takes(self, ask: int, asked: Asked, answer: Any) -> None:
+    def _pump_gets(self, ask: int, asked: Pending, answer: Any) -> None:
         if isinstance(answer, NoAnswer):
             self._decide(Answered(ask, answer))
         elif isinstance(asked.question, Receive):
@@ -194,22 +193,22 @@ class Consumer(Process):
             self.checkers.answered(self, asked.question.settlements, answer)
             self._decide(Answered(ask, answer))
 
-    def _claims(self, ask: int, asked: Asked, claim: Claim) -> None:
+    def _claims(self, ask: int, asked: Pending, claim: Claim) -> None:
         deliveries = claim.deliveries
         if not deliveries:
             self._decide(Claimed(ask, deliveries, claim.due_in))
             return
         token = deliveries[0].token
-        self.hands[token] = {delivery.sequence: Hand(delivery) for delivery in deliveries}
+        self.tracked[token] = {delivery.sequence: TrackedDelivery(delivery) for delivery in deliveries}
         self._decide(Claimed(ask, deliveries, claim.due_in))
         self.checkers.claimed(self, asked, token)
-        hold = self.holds.get(token)
-        if hold is not None and self.plan.interleaves:
-            hold.waiting = Interleaved(hold.waiting, self._other_thread)
+        group = self.lock_groups.get(token)
+        if group is not None and self.plan.interleaves:
+            group.waiting = Interleaved(group.waiting, self._other_thread)
 
-    def hand(self, delivery: Delivery) -> Hand | None:
+    def find(self, delivery: Delivery) -> TrackedDelivery | None:
         """Return how *delivery* stands here; None if it was settled, or never came."""
-        return self.hands.get(delivery.token, {}).get(delivery.sequence)
+        return self.tracked.get(delivery.token, {}).get(delivery.sequence)
 
     def _turn_soon(self) -> None:
         if not self._turning:
@@ -242,7 +241,7 @@ class Consumer(Process):
                 case Renew(ask) | Settle(ask):
                     if isinstance(effect, Settle):
                         self.checkers.passes(self, effect.settlements)
-                    self._locks_line.ask(ask, effect)
+                    self._locks_client.ask(ask, effect)
                 case CancelHandler(held, why):
                     self.checkers.told_to_stop(self, held, why)
                     self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
@@ -250,20 +249,20 @@ class Consumer(Process):
                     self._turn_soon()
                 case Emit(HandlerOverran(sequence=sequence)):
                     self.checkers.overran(self, sequence)
-                    if self.ear:
-                        self._loop_soon(self._tell_ear)
+                    if self.event_hook:
+                        self._loop_soon(self._call_event_hook)
         if self.running:
             self.checkers.kept(self)
             self._locks_alarm.set()
 
-    def _locks_hear(self, ask: int, asked: Asked, answer: Any) -> None:
+    def _on_locks_answer(self, ask: int, asked: Pending, answer: Any) -> None:
         if self.ended:  # so has the renewal thread
             return
         question = asked.question
         is_answered = not isinstance(answer, NoAnswer)
         if isinstance(question, Renew):
             if is_answered:
-                self.checkers.hears(self, question.held, answer)
+                self.checkers.before_renewed(self, question.held, answer)
             self._keep(Answered(ask, answer))
             self.checkers.renewed(self, asked, answer if is_answered else ())
         else:
@@ -283,7 +282,7 @@ class Consumer(Process):
 
     def _log(self, event: PumpInput | LocksInput, effects: list[Effect]) -> None:
         if self.world.traced and effects:
-            self.world.note(self.name, f"{type(event).__name__} → {', '.join(map(shown, effects))}")
+            self.world.log(self.name, f"{type(event).__name__} → {', '.join(map(describe_effect, effects))}")
 
     # --- handlers ---
 
@@ -306,10 +305,10 @@ class Consumer(Process):
         self.works[delivery.token, delivery.sequence] = work
         seconds = length(self.simulation, delivery)
         nature = work.nature
-        if nature == "blocking" and not self.simulation.calm:
+        if nature == "blocking" and not self.simulation.healed:
             self.block(seconds / self.clock.rate)
             self.simulation.nemesis.hung(self, seconds / self.clock.rate)
-        if nature == "deadly" and not self.simulation.calm and self.world.rng.random() < 0.7:
+        if nature == "deadly" and not self.simulation.healed and self.world.rng.random() < 0.7:
             self.after(seconds, self._killed, work)
         elif nature == "settles":
             self.after(seconds, self._loop, self._settles_itself, work)
@@ -319,36 +318,36 @@ class Consumer(Process):
             self.after(seconds, self._loop, self._end_work, work)
 
     def _killed(self, work: Work) -> None:
-        if self.simulation.calm:
+        if self.simulation.healed:
             self._end_work(work)
         elif not work.ended:
             self.die("killed by a message")
-            self.simulation.reborn_later(self.number)
+            self.simulation.restart_later(self.number)
 
     def _settles_itself(self, work: Work) -> None:
         """The handler completes its message, and does not leave that to us."""
-        hand = self.hand(work.delivery)
-        if work.ended or hand is None:
+        tracked = self.find(work.delivery)
+        if work.ended or tracked is None:
             return
         work.is_settling = True
-        self._completes(hand)
+        self._completes(tracked)
 
-    def _completes(self, hand: Hand) -> None:
-        hand.is_settling = hand.is_asking = True
-        self.pump.asks(hand.delivery)
+    def _completes(self, tracked: TrackedDelivery) -> None:
+        tracked.is_settling = tracked.is_asking = True
+        self.pump.asks(tracked.delivery)
         self._own_asked += 1
-        self._own_line.ask(self._own_asked, Settle(self._own_asked, [Settlement(hand.delivery, COMPLETE)]))
+        self._handler_client.ask(self._own_asked, Settle(self._own_asked, [Settlement(tracked.delivery, COMPLETE)]))
 
-    def _handler_hears(self, ask: int, asked: Asked, answer: Any) -> None:
-        self._loop(self._handler_takes, asked.question.settlements, answer)
+    def _on_handler_answer(self, ask: int, asked: Pending, answer: Any) -> None:
+        self._loop(self._handler_gets, asked.question.settlements, answer)
 
-    def _handler_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+    def _handler_gets(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
         work = self.works.get((delivery.token, delivery.sequence))
         if work is None or work.ended:
-            self._keeper_takes(settlements, answer)  # or it was told to stop while it waited for this
+            self._kept_gets(settlements, answer)  # or it was told to stop while it waited for this
             return
-        self._heard(delivery)
+        self._no_longer_asking(delivery)
         if not isinstance(answer, NoAnswer):
             work.is_settling = False
             self.checkers.answered(self, settlements, answer)
@@ -358,12 +357,12 @@ class Consumer(Process):
             work.is_settling = False  # it takes no answer for a yes
         self.after(length(self.simulation, delivery), self._loop, self._end_work, work)
 
-    def _keeper_takes(self, settlements: Sequence[Settlement], answer: Any) -> None:
+    def _kept_gets(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
-        hand = self.hand(delivery)
-        if hand is None or hand.place is not Place.KEPT:
+        tracked = self.find(delivery)
+        if tracked is None or tracked.stage is not Stage.KEPT:
             return
-        self._heard(delivery)
+        self._no_longer_asking(delivery)
         if isinstance(answer, NoAnswer):
             self.after(self.plan.timing.retry_every, self._loop, self._settles_kept, delivery)
             return
@@ -371,11 +370,11 @@ class Consumer(Process):
         self.pump.settled(delivery)
         self._turn_soon()
 
-    def _heard(self, delivery: Delivery) -> None:
+    def _no_longer_asking(self, delivery: Delivery) -> None:
         """The handler waits no longer for what the broker says."""
         self.pump.heard(delivery)
-        if (hand := self.hand(delivery)) is not None:
-            hand.is_asking = False
+        if (tracked := self.find(delivery)) is not None:
+            tracked.is_asking = False
 
     def _end_work(self, work: Work) -> None:
         if not work.ended and self.running:
@@ -385,11 +384,11 @@ class Consumer(Process):
     def _finish(self, work: Work) -> None:
         """The handler of *work* has ended: let its error hook know, then say what becomes of its message."""
         work.ended = True
-        self._heard(work.delivery)
+        self._no_longer_asking(work.delivery)
         work.error = self._failure(work)
         if isinstance(work.error, KeyboardInterrupt):
             self._interrupted()
-        if work.error is None or not self.hook or self._complain(work):
+        if work.error is None or not self.error_hook or self._complain(work):
             self._conclude(work)
 
     def _conclude(self, work: Work) -> None:
@@ -407,17 +406,17 @@ class Consumer(Process):
             self.after(kept_for(self.simulation), self._loop, self._settles_kept, delivery)
         self.checkers.ends(self, delivery, verdict, is_kept=is_kept)
         self.pump.done(delivery, verdict)
-        if self.ear and isinstance(verdict, Abandon):
-            self._tell_ear()
+        if self.event_hook and isinstance(verdict, Abandon):
+            self._call_event_hook()
 
     def _settles_kept(self, delivery: Delivery) -> None:
-        """Whoever has kept a message completes it, until there is an answer."""
-        hand = self.hand(delivery)
-        if hand is not None and hand.place is Place.KEPT:
-            self._completes(hand)
+        """Complete a kept message, again until there is an answer."""
+        tracked = self.find(delivery)
+        if tracked is not None and tracked.stage is Stage.KEPT:
+            self._completes(tracked)
 
     def _failure(self, work: Work) -> BaseException | None:
-        """Return how the handler of *work* has failed, if its error hook is to hear of that."""
+        """Return how the handler of *work* has failed, if its error hook is to be called."""
         if not work.is_cancelled:
             return fails(self.simulation, work)
         return None if work.why in ("drain", "leave") else LockLost(f"cancelled: {work.why}")
@@ -443,8 +442,8 @@ class Consumer(Process):
 
     def _complain(self, work: Work) -> bool:
         """Call the error hook; False if it goes on, and *work* is concluded when it has ended."""
-        match self.hook:
-            case "raises" if not self._reports_hook(error := odd_error(self.world.rng)):
+        match self.error_hook:
+            case "raises" if not self._reports_error_hook(error := odd_error(self.world.rng)):
                 self.misbehaved(error)
                 return False
             case "interrupts":
@@ -465,19 +464,19 @@ class Consumer(Process):
         """Return for how many seconds a hook is waited for that never ends."""
         return HOOK_MAX
 
-    def _reports_hook(self, error: BaseException) -> bool:
-        """Whether *error*, which the error hook has raised, is told to the loop and to nobody else."""
+    def _reports_error_hook(self, error: BaseException) -> bool:
+        """Whether *error*, which the error hook has raised, is reported to the loop and nowhere else."""
         return True
 
-    def _reports_ear(self, error: BaseException) -> bool:
-        """Whether *error*, which the event hook has raised, is told to the loop and to nobody else."""
+    def _reports_event_hook(self, error: BaseException) -> bool:
+        """Whether *error*, which the event hook has raised, is reported to the loop and nowhere else."""
         return True
 
-    def _tell_ear(self) -> None:
-        match self.ear:
+    def _call_event_hook(self) -> None:
+        match self.event_hook:
             case "blocks":
                 self.block(self._blocks_for())
-            case "raises" if not self._reports_ear(error := odd_error(self.world.rng)):
+            case "raises" if not self._reports_event_hook(error := odd_error(self.world.rng)):
                 self.misbehaved(error)
 
     def _blocks_for(self) -> float:
@@ -490,7 +489,7 @@ class Consumer(Process):
 
     def _end_with_interrupt(self) -> None:
         self.drain(0.0)
-        self.simulation.reborn_later(self.number)
+        self.simulation.restart_later(self.number)
 
     def misbehaved(self, error: BaseException) -> None:
         """An object of the user's has broken this consumer."""

@@ -1,4 +1,4 @@
-"""The hand that breaks consumers, their road, and the broker at its end."""
+"""Faults of consumers, of their network, and of the broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class QueueNemesis(StoreNemesis):
-    """Break what a queue has: consumers, the road, the broker."""
+    """Break consumers, the network, the broker."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(simulation)
@@ -29,18 +29,18 @@ class QueueNemesis(StoreNemesis):
                 return self._rng.choice(busy)
         return self._rng.choice(living) if living else None
 
-    # --- to a consumer ---
+    # --- of a consumer ---
 
     def _block(self, consumer: Consumer) -> None:
         consumer.block(self._for(BLOCKS_MAX))
 
     def _drain(self, consumer: Consumer) -> None:
         consumer.drain(self._simulation.plan.grace)
-        self._simulation.reborn_later(consumer.number)
+        self._simulation.restart_later(consumer.number)
 
     def _stop(self, consumer: Consumer) -> None:
         consumer.drain(0.0)
-        self._simulation.reborn_later(consumer.number)
+        self._simulation.restart_later(consumer.number)
 
     def _shut_down(self, consumer: Consumer) -> None:
         seconds = self._for(1.0)
@@ -48,7 +48,7 @@ class QueueNemesis(StoreNemesis):
         self.hung(consumer, seconds)
 
     def hung(self, consumer: Consumer, seconds: float) -> None:
-        """An overloaded host hangs for *seconds*, then hears nothing either; whoever notices tells it to stop."""
+        """An overloaded host hangs for *seconds*, then receives nothing either; an operator tells it to stop."""
         if "shut_down" not in self._plan.faults or self._rng.random() < 0.5:
             return
         deaf_from = self._rng.uniform(0.2, 0.35) * self._plan.timing.ttl
@@ -66,40 +66,40 @@ class QueueNemesis(StoreNemesis):
         consumer.feed(Pause())
         self._world.after(self._for(2.0), consumer.feed, Resume())
 
-    def _lie(self, consumer: Consumer) -> None:
+    def _false_hint(self, consumer: Consumer) -> None:
         for _ in range(self._rng.randint(1, 5)):
             self._simulation.checkers.hinted(consumer)
             consumer.feed(Hint())
 
-    # --- what is a user's ---
+    # --- of user code ---
 
-    def _hook_raises(self, consumer: Consumer) -> None:
-        self._hook(consumer, "raises")
+    def _error_hook_raises(self, consumer: Consumer) -> None:
+        self._error_hook(consumer, "raises")
 
-    def _hook_lasts(self, consumer: Consumer) -> None:
-        self._hook(consumer, "lasts")
+    def _error_hook_lasts(self, consumer: Consumer) -> None:
+        self._error_hook(consumer, "lasts")
 
-    def _hook_blocks(self, consumer: Consumer) -> None:
-        self._hook(consumer, "blocks")
+    def _error_hook_blocks(self, consumer: Consumer) -> None:
+        self._error_hook(consumer, "blocks")
 
-    def _hook_interrupts(self, consumer: Consumer) -> None:
-        self._hook(consumer, "interrupts")
+    def _error_hook_interrupts(self, consumer: Consumer) -> None:
+        self._error_hook(consumer, "interrupts")
 
-    def _hook(self, consumer: Consumer, does: str) -> None:
-        consumer.hook = does
-        self._world.after(self._for(2.0), setattr, consumer, "hook", "")
+    def _error_hook(self, consumer: Consumer, does: str) -> None:
+        consumer.error_hook = does
+        self._world.after(self._for(2.0), setattr, consumer, "error_hook", "")
 
-    def _ear_raises(self, consumer: Consumer) -> None:
-        self._ear(consumer, "raises")
+    def _event_hook_raises(self, consumer: Consumer) -> None:
+        self._event_hook(consumer, "raises")
 
-    def _ear_blocks(self, consumer: Consumer) -> None:
-        self._ear(consumer, "blocks")
+    def _event_hook_blocks(self, consumer: Consumer) -> None:
+        self._event_hook(consumer, "blocks")
 
-    def _ear(self, consumer: Consumer, does: str) -> None:
-        consumer.ear = does
-        self._world.after(self._for(2.0), setattr, consumer, "ear", "")
+    def _event_hook(self, consumer: Consumer, does: str) -> None:
+        consumer.event_hook = does
+        self._world.after(self._for(2.0), setattr, consumer, "event_hook", "")
 
-    # --- to the broker ---
+    # --- of the broker ---
 
     def _store_full(self, consumer: Consumer) -> None:
         self._broker.full_until = self._world.now + self._for(1.0)
@@ -108,19 +108,19 @@ class QueueNemesis(StoreNemesis):
         self._broker.away_until = self._world.now + self._for(0.5)
 
     def _store_waits(self, consumer: Consumer) -> None:
-        self._simulation.site.wait(self._for(0.5))
+        self._simulation.server.wait(self._for(0.5))
 
     def _cut_one(self, consumer: Consumer) -> None:
-        """Let somebody hold the row of a message, for longer than its lock maybe."""
-        mine = [sequence for held in consumer.hands.values() for sequence in held]
+        """Let somebody group the row of a message, for longer than its lock maybe."""
+        mine = [sequence for held in consumer.tracked.values() for sequence in held]
         if mine:
             self._broker.cut_until[self._rng.choice(mine)] = self._world.now + self._for(1.2)
 
     @property
     def _broker(self) -> SimulatedBroker:
-        return self._simulation.site.broker
+        return self._simulation.server.broker
 
     def _store_restarts(self, consumer: Consumer) -> None:
         seconds = self._for(0.3)
-        self._site.go_down(seconds, refuses=True)
-        self._world.after(seconds, self._simulation.site.hint)  # who subscribed must do so again, and looks
+        self._server.go_down(seconds, refuses=True)
+        self._world.after(seconds, self._simulation.server.hint)  # consumers subscribe again, and look

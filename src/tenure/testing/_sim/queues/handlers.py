@@ -9,7 +9,7 @@ from tenure._queue.message import Delivery
 from tenure._queue.retry import Reject, Retry
 from tenure.errors import Unavailable
 from tenure.testing._misbehaving import odd_error
-from tenure.testing._sim.queues.plan import BLOCKS_MAX, CALM_WORK, LONGEST
+from tenure.testing._sim.queues.plan import BLOCKS_MAX, HEALED_WORK, LONGEST
 
 if TYPE_CHECKING:
     from tenure.testing._sim.queues.simulation import Simulation
@@ -45,8 +45,8 @@ def length(simulation: Simulation, delivery: Delivery) -> float:
     """Draw how many seconds the handler runs."""
     rng, plan = simulation.world.rng, simulation.plan
     lock = plan.timing.ttl
-    if simulation.calm:
-        return min(CALM_WORK, plan.pace) * lock * rng.random()
+    if simulation.healed:
+        return min(HEALED_WORK, plan.pace) * lock * rng.random()
     match nature_of(delivery):
         case "slow":
             return LONGEST * lock * rng.random()
@@ -60,7 +60,7 @@ def length(simulation: Simulation, delivery: Delivery) -> float:
 def kept_for(simulation: Simulation) -> float:
     """Draw for how many seconds a message is kept that its handler has not settled."""
     rng, lock = simulation.world.rng, simulation.plan.timing.ttl
-    return (CALM_WORK if simulation.calm else LONGEST) * lock * rng.random()
+    return (HEALED_WORK if simulation.healed else LONGEST) * lock * rng.random()
 
 
 def fails(simulation: Simulation, work: Work) -> BaseException | None:
@@ -75,7 +75,7 @@ def fails(simulation: Simulation, work: Work) -> BaseException | None:
             return Unavailable("no answer to my complete")
         case "odd" if rng.random() < 0.7:
             return odd_error(rng)
-        case "interrupts" if not simulation.calm and rng.random() < 0.5:
+        case "interrupts" if not simulation.healed and rng.random() < 0.5:
             return KeyboardInterrupt()
         case "flaky" if rng.random() < 0.5:
             return Retry(plan.retry.maximum * rng.random()) if rng.random() < 0.5 else OSError("not now")

@@ -1,4 +1,4 @@
-"""What a broker has done, kept beside it by the book: each answer that it gives is compared with what it should be.
+"""The oracle: a model of the queue beside the broker. Each answer of the broker is compared with the model's.
 
 ==================  ===================================================================================================
 ``from nowhere``    a message was handed out that nobody sent, or with another body
@@ -55,8 +55,8 @@ OPEN, COMPLETED, DEAD = "open", "completed", "dead"
 
 
 @dataclass(slots=True, eq=False)
-class Letter:
-    """What a producer wants to send: its label is its body, and its id if it has one."""
+class SentMessage:
+    """A message that a producer sends. Its label is its body, and its id if it has one."""
 
     label: str
     is_named: bool
@@ -65,32 +65,32 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """What was kept of a letter. One without an id, asked for twice, is there twice."""
+class StoredCopy:
+    """What was stored of a sent message. A message without an id that is sent twice is there twice."""
 
-    letter: Letter
+    sent: SentMessage
     visible_at: float
     expires_at: float
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A message in the queue, as it should be."""
+    """The model of a message in the queue."""
 
     sequence: int
-    letter: Letter
+    sent: SentMessage
     expires_at: float
     count: int = 0
     visible_at: float = 0.0
     token: Token | None = None
     until: float = 0.0
-    fate: str = OPEN
+    end_state: str = OPEN
     end: DeadLetter | None = None
-    error: Failure | None = None  # the last one told of
+    error: Failure | None = None  # the last one reported
     tries: list[str] = field(default_factory=list)
 
 
-class Book:
+class Oracle:
     """Follow a broker, verb by verb. All moments are by the broker's clock.
 
     Args:
@@ -104,8 +104,8 @@ class Book:
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._tokens: set[Token] = set()
-        self._copies: dict[str, Copy] = {}  # by id
-        self.letters: dict[str, Letter] = {}
+        self._copies: dict[str, StoredCopy] = {}  # by id
+        self.sent: dict[str, SentMessage] = {}
         self.entries: dict[int, Entry] = {}
         self.deliveries = 0
 
@@ -113,7 +113,7 @@ class Book:
         assert self.findings is not None
         self.findings.violated(kind, what)
 
-    # --- for others to look up ---
+    # --- lookups ---
 
     def locked_until(self, delivery: Delivery) -> float:
         """Return until which true moment *delivery* has its lock; minus infinity if it has none any more."""
@@ -125,20 +125,20 @@ class Book:
     @property
     def acknowledged(self) -> int:
         """How many messages were acknowledged to their producers."""
-        return sum(letter.acknowledged for letter in self.letters.values())
+        return sum(sent.acknowledged for sent in self.sent.values())
 
-    # --- what the broker answered ---
+    # --- answers of the broker ---
 
-    def wrote(self, letter: Letter) -> None:
-        """A producer is about to send *letter*."""
-        self.letters[letter.label] = letter
+    def sending(self, sent: SentMessage) -> None:
+        """A producer is about to send this message."""
+        self.sent[sent.label] = sent
 
     def kept(self, messages: Sequence[Outgoing], ids: Sequence[str], now: float) -> None:
         """The broker has kept *messages* under *ids*, or knew them."""
         for message, name in zip(messages, ids, strict=True):
             if name not in self._copies:
                 expires_at = math.inf if message.ttl is None else now + message.ttl
-                self._copies[name] = Copy(self.letters[message.body.decode()], now + message.delay, expires_at)
+                self._copies[name] = StoredCopy(self.sent[message.body.decode()], now + message.delay, expires_at)
 
     def claimed(self, claim: Claim, lock: float, now: float) -> None:
         """The broker has locked and handed out what is in *claim*."""
@@ -157,21 +157,21 @@ class Book:
         """Return the entry of what was handed out or has died, made when it is first seen; None if nobody sent it."""
         entry = self.entries.get(one.sequence)
         if entry is None and (copy := self._copies.get(one.id)) is not None:
-            letter = copy.letter
-            letter.sequences.add(one.sequence)
-            if letter.is_named and len(letter.sequences) > 1:
-                self._violated("kept twice", f"{letter.label} is there as {sorted(letter.sequences)}")
-            entry = Entry(one.sequence, letter, copy.expires_at, visible_at=copy.visible_at)
+            sent = copy.sent
+            sent.sequences.add(one.sequence)
+            if sent.is_named and len(sent.sequences) > 1:
+                self._violated("kept twice", f"{sent.label} is there as {sorted(sent.sequences)}")
+            entry = Entry(one.sequence, sent, copy.expires_at, visible_at=copy.visible_at)
             self.entries[one.sequence] = entry
-        if entry is None or one.body.decode() != entry.letter.label:
+        if entry is None or one.body.decode() != entry.sent.label:
             self._violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
         return entry
 
     def _handed_out(self, entry: Entry, delivery: Delivery, now: float) -> None:
         self.deliveries += 1
-        name = entry.letter.label
-        if entry.fate != OPEN:
-            self._violated("redelivered", f"{name} was handed out when it was {entry.fate}")
+        name = entry.sent.label
+        if entry.end_state != OPEN:
+            self._violated("redelivered", f"{name} was handed out when it was {entry.end_state}")
         if entry.token is not None:
             if now < entry.until:
                 self._violated("double lock", f"{name} was handed out {entry.until - now:.3f} s before its lock ended")
@@ -196,7 +196,7 @@ class Book:
                 assert isinstance(answer, Renewed)
                 if answer.locked_until < entry.until - BLUR:
                     sooner = entry.until - answer.locked_until
-                    self._violated("shortened", f"the lock of {entry.letter.label} ends {sooner:.3f} s sooner")
+                    self._violated("shortened", f"the lock of {entry.sent.label} ends {sooner:.3f} s sooner")
                 entry.until = now + lock
 
     def settled(self, settlements: Sequence[Settlement], answers: Sequence[Settled | Lapsed], now: float) -> None:
@@ -206,8 +206,8 @@ class Book:
             entry = self._locked(delivery, said_yes, f"settled by {type(verdict).__name__}", now)
             if said_yes and entry is None:
                 entry = self.entries.get(delivery.sequence)
-                if entry is not None and entry.fate != OPEN:
-                    self._violated("settled twice", f"{entry.letter.label} was {entry.fate} already")
+                if entry is not None and entry.end_state != OPEN:
+                    self._violated("settled twice", f"{entry.sent.label} was {entry.end_state} already")
             elif entry is not None:
                 assert isinstance(answer, Settled)
                 entry.token = None
@@ -226,9 +226,9 @@ class Book:
         dies = False
         match verdict:
             case Complete():
-                entry.fate = COMPLETED
+                entry.end_state = COMPLETED
             case DeadLetter(error=error):
-                entry.fate, entry.end = DEAD, verdict
+                entry.end_state, entry.end = DEAD, verdict
                 entry.error = error or entry.error
                 entry.tries.append("rejected")
             case GiveBack():
@@ -241,50 +241,50 @@ class Book:
                 dies = entry.count >= self._max_deliveries
         gone_by = now >= entry.expires_at and isinstance(verdict, (Abandon, GiveBack))
         if died != (dies or gone_by):
-            self._violated("tries", f"{entry.letter.label} {'died' if died else 'lives on'} after {entry.count} tries")
+            self._violated("tries", f"{entry.sent.label} {'died' if died else 'lives on'} after {entry.count} tries")
         if dies or gone_by:
-            entry.fate = DEAD
+            entry.end_state = DEAD
 
     # --- at the end ---
 
     def audit(self, stats: Stats, dead: Sequence[DeadMessage], now: float) -> None:
-        """Compare the drained queue with the book: every message has come to one end, and every end has its reason."""
-        buried = {letter.sequence: letter for letter in dead}
+        """Compare the drained queue with the model: every message has come to one end, and every end has its reason."""
+        dead_ones = {message.sequence: message for message in dead}
         if stats.dead != len(dead):
             self._violated("dead letter", f"{stats.dead} are counted, {len(dead)} are there")
-        for grave in dead:
-            self._grave(grave, now)
+        for message in dead:
+            self._dead_message(message, now)
         for entry in self.entries.values():
-            if entry.fate == COMPLETED and entry.sequence in buried:
-                self._violated("settled twice", f"{entry.letter.label} is completed and among the dead")
-            elif entry.fate != COMPLETED and entry.sequence not in buried:
-                self._violated("lost", f"{entry.letter.label} was {entry.fate} and is nowhere")
-        for letter in self.letters.values():
-            if letter.acknowledged and not letter.sequences:
-                self._violated("lost", f"{letter.label} was acknowledged and never seen again")
+            if entry.end_state == COMPLETED and entry.sequence in dead_ones:
+                self._violated("settled twice", f"{entry.sent.label} is completed and among the dead")
+            elif entry.end_state != COMPLETED and entry.sequence not in dead_ones:
+                self._violated("lost", f"{entry.sent.label} was {entry.end_state} and is nowhere")
+        for sent in self.sent.values():
+            if sent.acknowledged and not sent.sequences:
+                self._violated("lost", f"{sent.label} was acknowledged and never seen again")
 
-    def _grave(self, grave: DeadMessage, now: float) -> None:
-        entry = self._entry(grave)
+    def _dead_message(self, message: DeadMessage, now: float) -> None:
+        entry = self._entry(message)
         if entry is None:
             return
-        label = entry.letter.label
+        label = entry.sent.label
         if entry.token is not None:
             entry.tries.append("expired")
-        match grave.reason:
+        match message.reason:
             case "max_deliveries" if entry.end is None:
-                is_right = entry.count == self._max_deliveries and grave.reason == MAX_DELIVERIES
+                is_right = entry.count == self._max_deliveries and message.reason == MAX_DELIVERIES
             case "expired" if entry.end is None:
-                is_right = now >= entry.expires_at and grave.reason == EXPIRED
+                is_right = now >= entry.expires_at and message.reason == EXPIRED
             case reason:
                 end = entry.end
-                is_right = end is not None and (end.reason, end.description) == (reason, grave.description)
-        if not is_right or not grave.reason:
+                is_right = end is not None and (end.reason, end.description) == (reason, message.description)
+        if not is_right or not message.reason:
             self._violated(
                 "dead letter" if entry.count != self._max_deliveries + 1 else "tries",
-                f"{label} died of {grave.reason!r} after {entry.count} deliveries",
+                f"{label} died of {message.reason!r} after {entry.count} deliveries",
             )
-        if grave.delivery_count != entry.count or [attempt.outcome for attempt in grave.history] != entry.tries:
-            told = [attempt.outcome for attempt in grave.history]
-            self._violated("dead letter", f"{label} has {grave.delivery_count} tries {told}, not {entry.tries}")
-        if grave.error != entry.error:
+        if message.delivery_count != entry.count or [attempt.outcome for attempt in message.history] != entry.tries:
+            outcomes = [attempt.outcome for attempt in message.history]
+            self._violated("dead letter", f"{label} has {message.delivery_count} tries {outcomes}, not {entry.tries}")
+        if message.error != entry.error:
             self._violated("dead letter", f"{label} does not tell what failed last")

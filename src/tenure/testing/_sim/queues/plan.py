@@ -1,4 +1,4 @@
-"""What one seed draws for a queue: the setting of a run, what its messages are like, and how long all may take."""
+"""The settings that one seed draws for a queue: the plan of a run, its messages, and how long all may take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import RetryPolicy
 from tenure._timing import Timing
-from tenure.testing._sim.network import Weather, draw_weather
+from tenure.testing._sim.network import Conditions, draw_conditions
 from tenure.testing._sim.world import rate
 
 TIMINGS: tuple[Timing, ...] = (
@@ -54,7 +54,7 @@ FAULTS: tuple[str, ...] = (
     "stop",
     "shut_down",
     "pause_claims",
-    "lie",
+    "false_hint",
 )
 """What may go wrong, or be asked for; each seed has a part of them, so that rare meetings are not drowned."""
 
@@ -65,12 +65,12 @@ USER_NATURES: tuple[str, ...] = ("odd", "interrupts")
 """What messages may be like beside NATURES in half the seeds: their handlers raise what hardly anybody expects."""
 
 USER_FAULTS: tuple[str, ...] = (
-    "hook_raises",
-    "hook_lasts",
-    "hook_blocks",
-    "hook_interrupts",
-    "ear_raises",
-    "ear_blocks",
+    "error_hook_raises",
+    "error_hook_lasts",
+    "error_hook_blocks",
+    "error_hook_interrupts",
+    "event_hook_raises",
+    "event_hook_blocks",
 )
 """What the error hook and the event hook of a consumer may do, in the same seeds."""
 
@@ -82,7 +82,7 @@ BLOCKS_MAX = 2.0
 """User code blocks the loop for this many locks at most."""
 DELAY_MAX = 1.5
 """A message is sent with a delay of this many locks at most, and a handler asks for no longer one."""
-CALM_WORK = 0.02
+HEALED_WORK = 0.02
 """Once the faults are over, a handler takes this share of a lock at most."""
 
 
@@ -107,7 +107,7 @@ class Plan:
     broker_rate: float
     rates: tuple[float, ...]
     offsets: tuple[float, ...]
-    weather: Weather
+    conditions: Conditions
     patience: float
     ignores: float
     interleaves: float
@@ -130,7 +130,7 @@ class Plan:
 
 
 def draw(rng: random.Random, others: random.Random, users: random.Random) -> Plan:
-    """Draw the setting of a run, with *others* the faults of its store, and with *users* those of its users."""
+    """Draw the setting of a run, with *others* the faults of its store, and with *users* those of user code."""
     timing = rng.choice(TIMINGS)
     lock = timing.ttl
     consumers = rng.randint(2, 6)
@@ -157,7 +157,7 @@ def draw(rng: random.Random, others: random.Random, users: random.Random) -> Pla
         broker_rate=rate(rng, fastest, slowest),
         rates=tuple(rate(rng, slowest, fastest) for _ in range(consumers)),
         offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(consumers)),
-        weather=draw_weather(rng, lock, (0.0, 0.05, 0.2), faulty=faulty),
+        conditions=draw_conditions(rng, lock, (0.0, 0.05, 0.2), faulty=faulty),
         patience=rng.choice((0.8 * timing.retry_every, 1.5 * timing.retry_every, 4.0 * lock)),
         ignores=rng.choice((0.0, 0.2, 0.6)),
         interleaves=rng.choice((0.0, 0.0, 0.3)),
@@ -192,9 +192,9 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
 
     The sum of what may have to happen one after the other, each at its worst:
 
-    1. Who is busy comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores that; then
-       its error hook is waited for.
-    2. A lock runs out: of a delivery that nobody heard of, or that was given back without an answer.
+    1. A busy consumer comes back: a loop is blocked, a handler runs on, is cancelled at ``max_hold`` and ignores
+       that; then its error hook is waited for.
+    2. A lock runs out: of a delivery whose claim got no answer, or that was given back without an answer.
     3. Every question under way ends (``patience``), and its asker asks again, after the longest pause between
        unanswered questions.
     4. A delay ends.
@@ -204,7 +204,7 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
 
     Args:
-        latency: The longest that a message on the road takes once the faults are over.
+        latency: The longest that a message takes once the faults are over.
         messages: How many are not settled yet.
         consumers: How many are there to do it.
     """
@@ -212,9 +212,9 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     lock = timing.ttl
     busy = BLOCKS_MAX * lock + min(max(LONGEST, plan.pace) * lock, settings.max_hold) + IGNORES_MAX * lock
     asks_again = plan.patience + 1.2 * 1.5**6 / 4.0 * timing.retry_every
-    handling = CALM_WORK * lock + 4.0 * latency
+    handling = HEALED_WORK * lock + 4.0 * latency
     turn = 1.2 * settings.poll_every + handling * (1.0 + messages / (consumers * settings.concurrency))
     tries = plan.max_deliveries * (turn + plan.retry.maximum)
-    if "hook_lasts" in plan.faults:
+    if "error_hook_lasts" in plan.faults:
         busy += HOOK_MAX
     return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.message import Outgoing
-from tenure.testing._sim.client import Asked, Line
+from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Process
 from tenure.testing._sim.queues.broker import Send
-from tenure.testing._sim.queues.oracle import Letter
+from tenure.testing._sim.queues.oracle import SentMessage
 from tenure.testing._sim.queues.plan import DELAY_MAX
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Producer(Process):
-    """One process that sends. Only its road is broken, as there is no machine in it to be tested."""
+    """One process that sends. Only its network is broken, as there is no machine in it to be tested."""
 
     def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
         super().__init__(simulation.world, number, name, clock)
@@ -28,7 +28,7 @@ class Producer(Process):
         """How many batches are under way, or to be sent again."""
         self._asked = 0
         self._written = 0
-        self._line = Line(self, simulation.site, self.plan.patience, self._hear)
+        self._client = Client(self, simulation.server, self.plan.patience, self._on_answer)
 
     def begin(self) -> None:
         """Spread the bursts over the time of the run."""
@@ -48,7 +48,7 @@ class Producer(Process):
         rng, lock = self.world.rng, self.plan.timing.ttl
         self._written += 1
         label = f"{self.name}-{self._written}.{rng.choice(self.plan.natures)}"
-        self.simulation.book.wrote(Letter(label, is_named))
+        self.simulation.oracle.sending(SentMessage(label, is_named))
         return Outgoing(
             label.encode(),
             id=label if is_named else None,
@@ -59,14 +59,14 @@ class Producer(Process):
 
     def _ask(self, messages: list[Outgoing]) -> None:
         self._asked += 1
-        self._line.ask(self._asked, Send(self._asked, messages))
+        self._client.ask(self._asked, Send(self._asked, messages))
 
-    def _hear(self, ask: int, asked: Asked, answer: Any) -> None:
+    def _on_answer(self, ask: int, asked: Pending, answer: Any) -> None:
         messages = asked.question.messages
         if not isinstance(answer, NoAnswer):
             self.waiting -= 1
             for message in messages:
-                self.simulation.book.letters[message.body.decode()].acknowledged = True
+                self.simulation.oracle.sent[message.body.decode()].acknowledged = True
         elif messages[0].id is not None:
             self.after(self.plan.timing.retry_every * self.world.rng.random(), self._ask, messages)
         else:  # it may have been kept or not, and sent again, it might be there twice

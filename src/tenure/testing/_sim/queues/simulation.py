@@ -1,4 +1,4 @@
-"""One run from its seed to its report: faults, then calm and an empty queue demanded, then a stop and silence."""
+"""One run from its seed to its report: faults; then none, and an empty queue is demanded; then a stop and silence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tenure._queue.effects import Resume
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.locks import Locks
 from tenure._queue.pump import Pump, State
-from tenure.testing._sim.network import CALM_SPREAD, Network
+from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.queues.broker import SimulatedBroker
-from tenure.testing._sim.queues.broker_server import Site
+from tenure.testing._sim.queues.broker_server import BrokerServer
 from tenure.testing._sim.queues.checkers import Checkers
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.faults import QueueNemesis
-from tenure.testing._sim.queues.oracle import Book
+from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_within
 from tenure.testing._sim.queues.producer import Producer
 from tenure.testing._sim.report import QueueReport
@@ -24,12 +24,11 @@ from tenure.testing._sim.world import SkewedClock, World
 LAST_BATCH = 3
 """So many messages are sent after the faults: a queue that is stuck would not be noticed if nobody used it."""
 
-STORE_DICE = 320_000_000
-"""What makes another seed of a seed, to draw the faults of the store by: so that the kept seeds draw none of them, and
-are the runs that they were before there were these."""
+STORE_SEEDS = 320_000_000
+"""Added to a seed, it seeds the faults of the store: the kept seeds draw none, and stay the runs they were."""
 
-USER_DICE = 603_270_000
-"""The same, for what users misbehave by."""
+USER_SEEDS = 603_270_000
+"""The same, for the misbehaviour of user code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,48 +57,48 @@ class Simulation:
         self.mutant = mutant
         self.parts = parts or Parts()
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.rng, random.Random(STORE_DICE + seed), random.Random(USER_DICE + seed))
+        self.plan: Plan = draw(self.world.rng, random.Random(STORE_SEEDS + seed), random.Random(USER_SEEDS + seed))
         clock = SkewedClock(self.plan.broker_rate, self.world.rng.uniform(0.0, 1000.0))
-        self.network = Network(self.world, self.plan.weather, self.plan.timing)
-        self.book = Book(clock, self.plan.max_deliveries)
-        self.checkers = Checkers(self.world, self.plan, self.book)
-        self.book.findings = self.checkers
-        self.site = Site(self, clock)
+        self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
+        self.oracle = Oracle(clock, self.plan.max_deliveries)
+        self.checkers = Checkers(self.world, self.plan, self.oracle)
+        self.oracle.findings = self.checkers
+        self.server = BrokerServer(self, clock)
         self.nemesis = QueueNemesis(self)
-        self.calm = False
+        self.healed = False
         self.closing = False
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
-        self._births = 0
+        self._starts = 0
         pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
-        self.consumers: list[Consumer] = [self._born(number) for number in range(self.plan.consumers)]
+        self.consumers: list[Consumer] = [self._start(number) for number in range(self.plan.consumers)]
         true = SkewedClock(1.0, 0.0)
         numbers = range(self.plan.producers)
         self.producers = [Producer(self, 100 + number, f"p{number}", true) for number in numbers]
 
-    # --- births ---
+    # --- starts ---
 
-    def _born(self, number: int) -> Consumer:
-        self._births += 1
-        return self.parts.consumer(self, number, f"{'abcdefg'[number]}{self._births}", self._clocks[number])
+    def _start(self, number: int) -> Consumer:
+        self._starts += 1
+        return self.parts.consumer(self, number, f"{'abcdefg'[number]}{self._starts}", self._clocks[number])
 
-    def rebirth(self, number: int) -> None:
-        """Start a new process on the host *number*, if it has none that works."""
+    def restart(self, number: int) -> None:
+        """Start a new process on the host *number*, if none runs there."""
         if not self.consumers[number].running and not self.closing:
-            self.consumers[number] = self._born(number)
+            self.consumers[number] = self._start(number)
 
-    def reborn_later(self, number: int) -> None:
-        """Let somebody start the process again, after a while."""
+    def restart_later(self, number: int) -> None:
+        """Start the process again, after a while."""
         self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.consumers[number])
 
     def _replace(self, consumer: Consumer) -> None:
-        if self.consumers[consumer.number] is not consumer or self.calm:
+        if self.consumers[consumer.number] is not consumer or self.healed:
             return
         if consumer.running:
-            self.reborn_later(consumer.number)
+            self.restart_later(consumer.number)
             return
         consumer.die("gone")
-        self.rebirth(consumer.number)
+        self.restart(consumer.number)
 
     # --- phases ---
 
@@ -114,55 +113,55 @@ class Simulation:
         recovery = self._recover(bound)
         self._rest()
         self._stop()
-        now = self.site.clock.now()
-        self.book.audit(self.site.stats(), self.site.dead(), now)
+        now = self.server.clock.now()
+        self.oracle.audit(self.server.stats(), self.server.dead(), now)
         return QueueReport.of(
             self.checkers,
             mutant=self.mutant,
             setting=self.plan,
             recovery=recovery,
             bound=bound,
-            messages=self.book.acknowledged,
-            deliveries=self.book.deliveries,
+            messages=self.oracle.acknowledged,
+            deliveries=self.oracle.deliveries,
         )
 
     def _heal(self) -> None:
-        """End all faults, and wait until what they set in motion has arrived."""
-        self.calm = True
+        """End all faults, and wait until every delayed message has arrived."""
+        self.healed = True
         self.nemesis.rest()
         self.network.heal()
-        self.site.heal()
+        self.server.heal()
         for number, consumer in enumerate(self.consumers):
             if consumer.running and self.world.rng.random() < 0.2:
                 consumer.die("killed at the last moment")
-            consumer.hook = consumer.ear = ""
+            consumer.error_hook = consumer.event_hook = ""
             consumer.resume()
             consumer.feed(Resume())
             if not consumer.running and self.world.rng.random() < 0.5:
-                self.rebirth(number)
+                self.restart(number)
         if not self._at_work():
             self.consumers[0].die("gone")
-            self.rebirth(0)
+            self.restart(0)
         for producer in self.producers:
             producer.send(LAST_BATCH)
         self.world.run(max(self.world.now, self.network.latest))
         if self.world.traced:
-            self.world.note("fault", "no more")
+            self.world.log("fault", "no more")
 
     def _at_work(self) -> int:
         return sum(consumer.running and not consumer.draining for consumer in self.consumers)
 
     def _bound(self) -> float:
-        stats = self.site.stats()
+        stats = self.server.stats()
         return settled_within(
             self.plan,
-            latency=CALM_SPREAD * self.network.usual,
+            latency=SPREAD_MAX * self.network.usual,
             messages=stats.ready + stats.locked + stats.delayed + LAST_BATCH * self.plan.producers,
             consumers=max(1, self._at_work()),
         )
 
     def _is_drained(self) -> bool:
-        stats = self.site.stats()
+        stats = self.server.stats()
         under_way = any(producer.waiting for producer in self.producers)
         return not (under_way or stats.ready or stats.locked or stats.delayed or stats.deferred)
 
@@ -171,14 +170,14 @@ class Simulation:
         healed = self.world.now
         step = self.plan.timing.retry_every / 2
         if not self.world.run_until(self._is_drained, step=step, end=healed + bound):
-            self.checkers.not_drained(str(self.site.stats()), bound)
+            self.checkers.not_drained(str(self.server.stats()), bound)
         return self.world.now - healed
 
     def _rest(self) -> None:
-        """Wait until the last answers have come: then nobody has anything left in hand."""
+        """Wait until the last answers have come: then nobody has anything left."""
         timing = self.plan.timing
         longest = max(self.plan.patience, timing.ttl) + 2.0 * timing.retry_every
-        if "hook_lasts" in self.plan.faults:
+        if "error_hook_lasts" in self.plan.faults:
             longest += HOOK_MAX
         self.world.run(self.world.now + 1.3 * longest)
         for consumer in self.consumers:

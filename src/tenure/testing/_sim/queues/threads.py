@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Interleaved(deque[Delivery]):
-    """The waiting messages of a hold, between whose steps another thread may come in."""
+    """The waiting messages of a group, between whose steps another thread may come in."""
 
     def __init__(self, waiting: Iterable[Delivery], other_thread: Callable[[], None]) -> None:
         super().__init__(waiting)

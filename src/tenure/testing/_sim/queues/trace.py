@@ -14,20 +14,20 @@ from tenure._queue.effects import CancelHandler, Effect
 from tenure.testing._sim.queues.broker import Send
 
 
-def told(what: Any) -> str:
+def describe(what: Any) -> str:
     """Return a question or an answer in few words, for the log."""
     match what:
         case Receive(ask, limit):
             return f"receive #{ask}, up to {limit}"
         case Settle(ask, settlements):
-            verdicts = " ".join(f"{type(verdict).__name__}:{name(one)}" for one, verdict in settlements)
+            verdicts = " ".join(f"{type(verdict).__name__}:{label(one)}" for one, verdict in settlements)
             return f"settle #{ask} {verdicts}"
         case Renew(ask, held):
-            return f"renew #{ask} {' '.join(map(name, held))}"
+            return f"renew #{ask} {' '.join(map(label, held))}"
         case Send(ask, messages):
             return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
         case Claim(deliveries, due_in):
-            return f"{' '.join(map(name, deliveries)) or 'nothing'}" + (f", due {due_in:.3f}" if due_in else "")
+            return f"{' '.join(map(label, deliveries)) or 'nothing'}" + (f", due {due_in:.3f}" if due_in else "")
         case NoAnswer(why):
             return f"no answer ({why})"
         case [*answers]:
@@ -35,12 +35,12 @@ def told(what: Any) -> str:
     return str(what)
 
 
-def name(delivery: Any) -> str:
+def label(delivery: Any) -> str:
     """Return what a delivery is called in the log: its body, which delivery it is, and its token."""
     return f"{delivery.body.decode()}/{delivery.delivery_count}@{delivery.token}"
 
 
-def shown(effect: Effect) -> str:
+def describe_effect(effect: Effect) -> str:
     """Return an effect in few words, for the log."""
     match effect:
         case Receive(ask, limit):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _SettlesById(SimulatedBroker):
-    """Takes a verdict for what is locked, whoever holds the lock."""
+    """Takes a verdict on any locked message, whichever token it carries."""
 
     def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
         shelf = self._shelf(delivery.queue, now)
@@ -104,7 +104,7 @@ class _NeverExpires(SimulatedBroker):
 
 
 class _ExpiresEarly(SimulatedBroker):
-    """Hands out what is locked a quarter of a lock too early."""
+    """Hands out locked messages a quarter of a lock too early."""
 
     def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
         early = 0.25 * self._simulation.plan.timing.ttl

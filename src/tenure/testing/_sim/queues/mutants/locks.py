@@ -179,7 +179,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "outlives lock",
         ),
         "cancels-late": Mutant("a handler is told to stop when its lock ends", Parts(locks=_CancelsLate), "grace"),
-        "ignores-time": Mutant("a handler is told to stop only by a no", Parts(locks=_IgnoresTime), "untold"),
+        "ignores-time": Mutant("a handler is told to stop only by a no", Parts(locks=_IgnoresTime), "not cancelled"),
         "ignores-max-hold": Mutant("a handler may run for ever", Parts(locks=_IgnoresMaxHold), "max hold"),
         "keeps-for-ever": Mutant("what a handler keeps is held on", Parts(locks=_KeepsForEver), "max hold"),
         "cut-is-renewed": Mutant(

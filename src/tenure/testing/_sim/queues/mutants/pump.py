@@ -90,7 +90,7 @@ class _ClaimsWithoutPause(Pump):
 
 
 class _WaitsForHints(Pump):
-    """Never looks unless it is told to."""
+    """Claims only after a hint."""
 
     def _pause(self, due_in: float | None) -> float:
         return NEVER
@@ -143,7 +143,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             "what waits is handled during a pause", Parts(pump=_ServesWhilePaused), "left behind"
         ),
         "claims-without-pause": Mutant("an empty queue is asked in a loop", Parts(pump=_ClaimsWithoutPause), "busy"),
-        "waits-for-hints": Mutant("nobody looks unless told to", Parts(pump=_WaitsForHints), "not drained"),
+        "waits-for-hints": Mutant("a consumer claims only after a hint", Parts(pump=_WaitsForHints), "not drained"),
         "gives-up-asking": Mutant(
             "a claim without an answer is the last one", Parts(pump=_GivesUpAsking), "not drained"
         ),

@@ -44,15 +44,15 @@ class _GoesOnAfterInterrupt(Consumer):
         pass
 
 
-class _TakesFewOfHook(Consumer):
+class _ErrorHookExceptionsOnly(Consumer):
     """Expects of an error hook no more than an Exception."""
 
-    def _reports_hook(self, error: BaseException) -> bool:
+    def _reports_error_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
 
 
-class _TakesFewOfEar(Consumer):
-    def _reports_ear(self, error: BaseException) -> bool:
+class _EventHookExceptionsOnly(Consumer):
+    def _reports_event_hook(self, error: BaseException) -> bool:
         return isinstance(error, Exception)
 
 
@@ -80,15 +80,15 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
             Parts(consumer=_GoesOnAfterInterrupt),
             "interrupt",
         ),
-        "takes-few-of-hook": Mutant(
-            "an error hook may raise no BaseException", Parts(consumer=_TakesFewOfHook), "user object"
+        "error-hook-exceptions-only": Mutant(
+            "an error hook may raise no BaseException", Parts(consumer=_ErrorHookExceptionsOnly), "user object"
         ),
-        "takes-few-of-ear": Mutant(
-            "an event hook may raise no BaseException", Parts(consumer=_TakesFewOfEar), "user object"
+        "event-hook-exceptions-only": Mutant(
+            "an event hook may raise no BaseException", Parts(consumer=_EventHookExceptionsOnly), "user object"
         ),
         "waits-for-hook": Mutant("an error hook that never ends is waited for", Parts(consumer=_WaitsForHook), "slot"),
         "renews-on-the-loop": Mutant(
-            "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "untold"
+            "locks are kept on the loop that users block", Parts(consumer=_RenewsOnTheLoop), "not cancelled"
         ),
     }
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 
 
-class Place(Enum):
+class Stage(Enum):
     """Where a delivery stands, seen from outside."""
 
     WAITING = "waiting"
@@ -25,11 +25,11 @@ class Place(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Hand:
-    """A delivery in the hand of a consumer, as it looks from outside."""
+class TrackedDelivery:
+    """A delivery at its consumer, as it looks from outside."""
 
     delivery: Delivery
-    place: Place = Place.WAITING
+    stage: Stage = Stage.WAITING
     verdict: Verdict | None = None
     began: float = 0.0
     is_settling: bool = False
@@ -37,6 +37,6 @@ class Hand:
     is_asking: bool = False
     """Whether the broker has still to say what became of that."""
     trusted: float = -math.inf
-    """Until when its lock may be believed, by the consumer's clock: what the answers heard so far allow."""
-    told_until: float | None = None
+    """Until when its lock may be believed, by the consumer's clock: as the answers so far allow."""
+    cancelled_until: float | None = None
     """Until when its lock was believed when its handler was told to stop; None before."""
