@@ -10,7 +10,7 @@ from redis import asyncio as aioredis
 
 from tenure._backends import redis
 from tenure._backends.redis.queue import QUEUE_TRAITS
-from tenure._backends.redis.scripts import scripts
+from tenure._backends.redis.scripts import LEASES, QUEUES, scripts
 from tenure._election.store import LeaseStore
 from tenure._queue.broker import Broker
 from tenure._url import Url
@@ -43,8 +43,8 @@ class House:
         self._ways: dict[int, FaultProxy] = {}
         self._backends: list[redis.RedisBackend] = []
         async with aioredis.Redis.from_url(self._server.url) as client:
-            for file in ("leases.lua", "queue.lua"):
-                for script in scripts(file).values():  # known, so that an answer is that of the script itself
+            for files in (LEASES, QUEUES):
+                for script in scripts(files).values():  # known, so that an answer is that of the script itself
                     await client.script_load(script.text)
 
     async def backend(self) -> redis.RedisBackend:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from tenure._backends.redis.address import escaped
 from tenure._backends.redis.client import Client, patience
-from tenure._backends.redis.scripts import NOTE, Answer, Call, scripts
+from tenure._backends.redis.scripts import LEASES, NOTE, Answer, Call, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
@@ -41,7 +41,7 @@ class RedisLeases:
     def __init__(self, client: Client, wake: Wake) -> None:
         self._client = client
         self._wake = wake
-        self._lua = scripts("leases.lua", is_cluster=client.is_cluster)
+        self._lua = scripts(LEASES, is_cluster=client.is_cluster)
         self._prefix = client.options.leases
         self._names = f"{client.options.prefix}leases"
         self._listed: set[str] = set()

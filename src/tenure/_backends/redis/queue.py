@@ -11,7 +11,7 @@ claim of a hundred costs about ten commands inside one script, and that is as fa
 
 House rules:
 
-- Each verb is one script (``queue.lua``), so it is one step, however many messages it is about.
+- Each verb is one script (``lua/queue``), so it is one step, however many messages it is about.
 - Only the server's clock counts, read once in a script. What time has brought (locks, delays, ttls that have ended) is
   looked after by whoever asks next, a part in each script, before anything else: there is no sweeper.
 - A body is stored as it is, in the hash ``tenure:queue:{NAME}:body``; what its sender told of it, if anything, as JSON
@@ -33,7 +33,7 @@ from typing import Any, Literal, TypeVar
 from tenure._backends.redis.address import escaped
 from tenure._backends.redis.claims import Claims
 from tenure._backends.redis.client import Client, other_layout, patience
-from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, Argument, Call, Script, scripts
+from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, QUEUES, Answer, Argument, Call, Script, scripts
 from tenure._backends.redis.wake import Wake
 from tenure._frozen import FrozenDict
 from tenure._lease import NoAnswer
@@ -115,7 +115,7 @@ class RedisBroker:
     def __init__(self, client: Client, wake: Wake) -> None:
         self._client = client
         self._wake = wake
-        self._lua = scripts("queue.lua", is_cluster=client.is_cluster)
+        self._lua = scripts(QUEUES, is_cluster=client.is_cluster)
         self._prefix = client.options.prefix
         self._names = f"{self._prefix}queues"
         self._idle = f"{self._prefix}idle"

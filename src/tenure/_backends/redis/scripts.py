@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
@@ -35,19 +35,88 @@ GROWING = frozenset({"send"})
 keep what is held."""
 
 
+LEASES = ("leases",)
+QUEUES = tuple(
+    f"queue/{subject}"
+    for subject in (
+        "keys",
+        "rows",
+        "hints",
+        "places",
+        "due",
+        "deaths",
+        "claim",
+        "send",
+        "settle",
+        "sessions",
+        "live",
+        "dead_letters",
+        "queues",
+    )
+)
+"""Files of the folder ``lua``. What a shared function uses stands before it: in the same file, or in one before."""
+
+
 @cache
-def scripts(file: str, *, is_cluster: bool = False) -> dict[str, Script]:
-    """Return the scripts of *file*, a Lua file of this folder, by the name above each; "common" stands before all.
+def scripts(files: tuple[str, ...], *, is_cluster: bool = False) -> dict[str, Script]:
+    """Return the scripts of *files* by their names.
+
+    A file begins with what its scripts share with all of *files*: statements that stand before every script, and local
+    functions and values, each of which stands before those scripts that use it. Below each ``-- name:`` is a script.
 
     In a cluster, what a script publishes goes to the shard that it runs on, and not over the bus to every node.
     """
-    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
-    if is_cluster:
-        text = text.replace("'PUBLISH'", "'SPUBLISH'").replace("'NUMSUB'", "'SHARDNUMSUB'")
-    blocks = re.split(r"^-- name: (\w+).*\n", text, flags=re.MULTILINE)
-    named = dict(zip(blocks[1::2], blocks[2::2], strict=True))
-    common = named.pop("common", "")
-    return {name: Script.of(_flags(name) + common + text) for name, text in named.items()}
+    heads, shared, named = list[str](), list[_Shared](), dict[str, str]()
+    for file in files:
+        text = resources.files(__package__).joinpath("lua", f"{file}.lua").read_text(encoding="utf-8")
+        first, *blocks = re.split(r"^-- name: (\w+).*\n", text, flags=re.MULTILINE)
+        named.update(zip(blocks[::2], map(_bare, blocks[1::2]), strict=True))
+        head, *some = re.split(r"^(?=local )", _bare(first), flags=re.MULTILINE)
+        heads.append(head)
+        shared += (_Shared.of(one) for one in some)
+    return {
+        name: Script.of(_at_home(_flags(name) + "".join((*heads, *_used(shared, text), text)), is_cluster))
+        for name, text in named.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A local function of several scripts, or values of theirs."""
+
+    text: str
+    names: frozenset[str]
+    words: frozenset[str]
+
+    @classmethod
+    def of(cls, text: str) -> _Shared:
+        named = re.match(r"local (?:function )?(\w+(?:, \w+)*)", text)
+        assert named is not None
+        return cls(text, frozenset(named[1].split(", ")), _words(text))
+
+
+def _used(shared: Sequence[_Shared], text: str) -> Iterator[str]:
+    """Return what of *shared* is used by *text*, or by what that uses, in order."""
+    words, kept = set(_words(text)), list[str]()
+    for one in reversed(shared):  # what it uses stands before it
+        if words & one.names:
+            words |= one.words
+            kept.append(one.text)
+    return reversed(kept)
+
+
+def _words(text: str) -> frozenset[str]:
+    """Return the names that stand in *text*; what stands in quotation marks is a key, a command or a message."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r"'[^'\n]*'", "", text)))
+
+
+def _bare(text: str) -> str:
+    """Return *text* without comments and empty lines."""
+    return re.sub(r"\n+", "\n", re.sub(r" *--.*$", "", text, flags=re.MULTILINE)).lstrip()
+
+
+def _at_home(text: str, is_cluster: bool) -> str:
+    return text.replace("'PUBLISH'", "'SPUBLISH'").replace("'NUMSUB'", "'SHARDNUMSUB'") if is_cluster else text
 
 
 def _flags(name: str) -> str:

@@ -36,7 +36,7 @@ PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
 DEAF_MAX = 2.0
 """Seconds between two wakes while this user may not listen."""
 QUIET_MAX = 100
-"""Milliseconds for which hints are held back at most: as in queue.lua."""
+"""Milliseconds for which hints are held back at most: as in hints.lua."""
 
 
 class Wake:

@@ -7,10 +7,8 @@
 -- A hint that can't be published must not undo what was done: hence pcall.
 -- A question that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
 
--- name: common
-local layout = redis.call('HGET', KEYS[2], 'layout')
-if layout and layout ~= '1' then  -- of a later one nothing is read, and nothing written
-    return redis.error_reply('LAYOUT ' .. layout .. ' ' .. KEYS[2])
+if (redis.call('HGET', KEYS[2], 'layout') or '1') ~= '1' then  -- of a later layout nothing is read, and nothing written
+    return redis.error_reply('LAYOUT ' .. redis.call('HGET', KEYS[2], 'layout') .. ' ' .. KEYS[2])
 end
 
 -- name: acquire (holder, ttl in ms, metadata, channel)

@@ -1,0 +1,203 @@
+-- Claims, and the return of claims whose answer was lost.
+
+-- What a receiver is told of *sequences*, which are locked already. Often no message of a queue has a head.
+local function told(base, sequences, states, bodies, histories)
+    local heads = redis.call('HLEN', base .. 'head') > 0 and fetch('HMGET', base .. 'head', sequences) or {}
+    local answer = {sequences, states, heads, bodies or fetch('HMGET', base .. 'body', sequences)}
+    if histories then
+        answer[5] = fetch('HMGET', base .. 'death', sequences)
+        answer[6] = histories
+    end
+    return answer
+end
+
+-- Return the bodies of the first of *sequences*, up to the one that reaches CLAIM_BYTES; with histories where they are
+-- dead, which count, too. Few are fetched at once, so that large ones are not fetched for nothing.
+local function weighed(base, sequences, is_dead)
+    local step = math.max(1, math.min(50, math.floor(CLAIM_BYTES * 5 / setting(base, 'body_max', 2 ^ 20))))
+    local bodies, histories, size = {}, is_dead and {} or nil, 0
+    local last = 0
+    while last < #sequences do
+        local first = last + 1
+        last = math.min(last + step, #sequences)
+        local some = redis.call('HMGET', base .. 'body', unpack(sequences, first, last))
+        local more = is_dead and redis.call('HMGET', base .. 'history', unpack(sequences, first, last))
+        for i = 1, #some do
+            bodies[first + i - 1] = some[i]
+            size = size + #(some[i] or '')
+            if more then
+                histories[first + i - 1] = more[i]
+                size = size + #(more[i] or '')
+            end
+            if size >= CLAIM_BYTES then
+                return bodies, histories
+            end
+        end
+    end
+    return bodies, histories
+end
+
+-- Return the row if *token* locks it, at this moment.
+local function locked_row(base, is_dead, text, score, token)
+    if not text or not score or token == '' then
+        return nil
+    end
+    local row = read(text)
+    if row.token ~= token or (row.place == 'd') ~= is_dead then
+        return nil
+    end
+    local ends = tonumber(score)
+    if ends == NEVER then
+        ends = tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
+    end
+    return ends > NOW and row or nil
+end
+
+-- Note a claim, so that it can be given back if its answer is lost. An asker has a lane for each claim under way.
+local function note_claim(base, lane, mark, kind, token, what, lock)
+    redis.call('SET', base .. 'claim:' .. lane, mark .. '|' .. kind .. '|' .. token .. '|' .. what, 'PX', lock)
+end
+
+local function give_back(base, kind, token, what)
+    if kind == 's' then
+        if redis.call('HGET', base .. 'session_token', what) == token then
+            leave(base, what, false)
+        end
+        return
+    end
+    local is_dead = kind == 'd'
+    local locks = base .. (is_dead and 'dead:locked' or 'locked')
+    for sequence in string.gmatch(what, '%d+') do
+        local score = redis.call('ZSCORE', locks, sequence)
+        local row = score and row_of(base, sequence)
+        if row and row.token == token then
+            work = work - 1
+            redis.call('ZREM', locks, sequence)
+            if row.session then
+                redis.call('SREM', base .. 'held:' .. row.session, sequence)
+            end
+            if not is_dead then
+                row.count = row.count - 1
+            end
+            put(base, sequence, row, NOW)
+        end
+    end
+end
+
+-- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: nobody knows of them. Returns the
+-- lanes of those that were there. The others may still come.
+local function give_back_claims(base, first)
+    local found = {}
+    for i = first, #ARGV, 2 do
+        local key = base .. 'claim:' .. ARGV[i]
+        local mark, kind, token, what = string.match(redis.call('GET', key) or '', '^([^|]*)|(%a)|([^|]*)|(.*)$')
+        if mark == ARGV[i + 1] then
+            redis.call('DEL', key)
+            give_back(base, kind, token, what)
+            found[#found + 1] = ARGV[i]
+        end
+        local named = redis.call('GET', base .. 'named:' .. ARGV[i])
+        named = named and cjson.decode(named)
+        if named and named[1] == ARGV[i + 1] then
+            redis.call('DEL', base .. 'named:' .. ARGV[i])
+            many('RPUSH', base .. 'untold', named[2])
+            found[#found + 1] = ARGV[i]
+        end
+    end
+    return found
+end
+
+-- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
+local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
+local room = is_dead and 'dead:' or ''
+local ends = NOW + ARGV[2]
+local sequences, states, left = {}, {}, {}
+local locks, changes, timed = {}, {}, {}
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
+local bodies, histories
+repeat
+    local popped = redis.call('ZPOPMIN', base .. room .. 'ready', limit)
+    local some, ranks = {}, {}
+    for i = 1, #popped, 2 do
+        some[#some + 1], ranks[#ranks + 1] = popped[i], popped[i + 1]
+    end
+    local texts = fetch('HMGET', base .. 'state', some)
+    local live = {}
+    if is_dead or redis.call('EXISTS', base .. 'expiry') == 0 then  -- none has a ttl
+        live, some = some, {}
+    end
+    for i, sequence in ipairs(some) do
+        local expires = tonumber(string.match(texts[i], '^%d+|%d+|%d|(%d+)'))
+        if expires == 0 or expires > NOW then
+            live[#live + 1], texts[#live + 1], ranks[#live + 1] = sequence, texts[i], ranks[i]
+        elseif work > 0 then
+            work = work - 1
+            local row = read(texts[i])
+            take_out(base, sequence, row)
+            put(base, sequence, row, NOW)
+        else
+            left[#left + 1], left[#left + 2] = ranks[i], sequence
+        end
+    end
+    bodies, histories = weighed(base, live, is_dead)
+    for i, sequence in ipairs(live) do
+        if i <= #bodies then
+            -- As read and text_of would do it, but without making a table for each message.
+            local count, told_once, expires, place, session =
+                string.match(texts[i], '^(%d+)(|%d+|%d|)(%d+)|(%a)||(.*)$')
+            if not is_dead then
+                count = count + 1
+                if expires ~= '0' then
+                    timed[#timed + 1] = sequence
+                end
+            end
+            local text = count .. told_once .. expires .. '|' .. place .. '|' .. token .. '|' .. session
+            sequences[i], states[i] = sequence, text
+            locks[i * 2 - 1], locks[i * 2] = ends, sequence
+            changes[i * 2 - 1], changes[i * 2] = sequence, text
+        else
+            left[#left + 1], left[#left + 2] = ranks[i], sequence
+        end
+    end
+until #sequences > 0 or #left > 0 or #popped < limit * 2  -- else all that was popped has expired
+many('ZADD', base .. room .. 'ready', left)
+many('HSET', base .. 'state', changes)
+many('ZADD', base .. room .. 'locked', locks)
+many('ZREM', base .. 'expiry', timed)
+if #sequences > 0 then
+    note_claim(base, ARGV[5], token, is_dead and 'd' or 'q', token, table.concat(sequences, ' '), ARGV[2])
+end
+local due = -1
+if #sequences < limit then
+    due = (more or redis.call('EXISTS', base .. room .. 'ready') == 1) and 0
+        or due_in(base, {room .. 'delayed', room .. 'locked'})
+end
+local died = {}
+if is_dead then
+    keep_deaths(base)
+else
+    died = told_deaths(base, ARGV[5], token, ARGV[2])
+end
+return {ends, due, told(base, sequences, states, bodies, histories), found, died}
+
+-- name: receive_deferred (lock in ms, token, lane, how many sequences, the sequences, then lanes and marks to give back)
+local base, ends, token, last = KEYS[1], NOW + ARGV[1], ARGV[2], 4 + ARGV[4]
+local found = give_back_claims(base, last + 1)
+catch_up(base)
+keep_deaths(base)
+local sequences, states = {}, {}
+for i = 5, last do
+    local sequence = ARGV[i]
+    if redis.call('ZREM', base .. 'deferred', sequence) == 1 then
+        local row = row_of(base, sequence)
+        row.count, row.token = row.count + 1, token
+        save(base, sequence, row)
+        redis.call('ZADD', base .. 'locked', ends, sequence)
+        sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+    end
+end
+if #sequences > 0 then
+    note_claim(base, ARGV[3], token, 'q', token, table.concat(sequences, ' '), ARGV[1])
+end
+return {ends, -1, told(base, sequences, states), found, {}}

@@ -1,0 +1,71 @@
+-- Due times: locks, delays and ttls that have ended.
+
+-- End the lock of a session: it has expired, or was released, and what was received under it does not count. Returns
+-- whether that is done: of many messages, a part is looked after, and until all are, the session is nobody else's.
+local function leave(base, session, is_expired)
+    local held = redis.call('SPOP', base .. 'held:' .. session, math.max(work, 1))
+    work = work - #held - 1
+    for _, sequence in ipairs(held) do
+        redis.call('ZREM', base .. 'locked', sequence)
+        if is_expired then
+            lock_ends(base, sequence)
+        else
+            local row = row_of(base, sequence)
+            row.count = row.count - 1
+            put(base, sequence, row, NOW)
+        end
+    end
+    if redis.call('EXISTS', base .. 'held:' .. session) == 1 then
+        return false
+    end
+    redis.call('HDEL', base .. 'session_token', session)
+    redis.call('ZREM', base .. 'sessions', session)
+    refresh(base, session)
+    return true
+end
+
+-- Do a part of what time has brought; returns whether there may be more of it.
+local function catch_up(base)
+    local function each(key, act)
+        if work > 0 then
+            for _, which in ipairs(redis.call('ZRANGEBYSCORE', base .. key, '-inf', NOW, 'LIMIT', 0, work)) do
+                if work <= 0 then
+                    return
+                end
+                work = work - 1
+                act(which)
+            end
+        end
+    end
+    local function put_anew(sequence)
+        local row = row_of(base, sequence)
+        take_out(base, sequence, row)
+        put(base, sequence, row, NOW)
+    end
+    each('locked', function(sequence)
+        redis.call('ZREM', base .. 'locked', sequence)
+        lock_ends(base, sequence)
+    end)
+    each('sessions', function(session)
+        leave(base, session, true)
+    end)
+    each('expiry', put_anew)
+    each('delayed', put_anew)
+    for _, key in ipairs({'dead:locked', 'dead:delayed'}) do
+        each(key, function(sequence)
+            redis.call('ZREM', base .. key, sequence)
+            put(base, sequence, row_of(base, sequence), NOW)
+        end)
+    end
+    return work <= 0
+end
+
+-- In how many ms the first of these comes due; -1 if none will.
+local function due_in(base, keys)
+    local first = NEVER
+    for _, key in ipairs(keys) do
+        local at = redis.call('ZRANGE', base .. key, 0, 0, 'WITHSCORES')[2]
+        first = math.min(first, at and tonumber(at) or NEVER)
+    end
+    return first < NEVER and math.max(0, first - NOW) or -1
+end

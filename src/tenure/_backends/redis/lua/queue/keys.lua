@@ -1,0 +1,73 @@
+-- The keys of a queue, and what every script about queues begins with.
+--
+-- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and lie in one slot of a cluster:
+--   settings          hash    what was declared; a missing field has its default. layout: the version of this layout of
+--                             keys, if it is not the first
+--   sequence          number  the newest sequence given out
+--   retired           number  the same of a queue that was deleted; for eight days, which is longer than any lock
+--   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
+--                             place: where an unlocked message belongs: q in the queue, f deferred, d dead
+--                             token: the lock's, empty if it is not locked
+--   head, body        hashes  sequence -> what its sender told (JSON; missing if there is nothing to tell), its content
+--   history           hash    sequence -> its attempts, a line each: number|at|outcome|error (JSON)
+--   death             hash    sequence -> reason, description, at (JSON)
+--   ready             zset    claimable, without session, by rank: priority, then sequence
+--   delayed           zset    by the moment they become claimable
+--   expiry            zset    claimable or delayed, with a ttl, by its end
+--   locked            zset    by the end of the lock; +inf for those that a session's lock covers
+--   deferred          zset    by sequence
+--   dead              zset    all dead letters by sequence; each of them is in one of the next three
+--   dead:ready, dead:delayed, dead:locked            as above
+--   ids, inbox        zsets   ids of messages sent, by when; ids completed, by until when they are remembered
+--   session:NAME      zset    claimable, of this session, by sequence
+--   late:NAME         zset    delivered before and now delayed: they hold up those of their session behind them
+--   held:NAME         set     locked under the lock of this session
+--   waiting           zset    all that are in some session:NAME, by sequence
+--   free              zset    sessions that can be accepted, by the sequence that is next
+--   sessions          zset    locked sessions, by the end of the lock
+--   session_token, session_state                     hashes by session
+--   untold            list    deaths that no claim has named yet: sequence|count|reason|id
+--   live:quiet, dead:quiet        there while hints are held back, see wake
+--   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
+--                             the lock. So a claim whose answer was lost can be given back
+--   named:LANE        string  the mark of the newest claim of that lane that named deaths, and them (JSON); likewise
+--
+-- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
+
+for _, base in ipairs(KEYS) do  -- of a later layout nothing is read, and nothing written
+    local layout = string.sub(base, -1) == ':' and redis.call('HGET', base .. 'settings', 'layout')
+    if layout and layout ~= '1' then
+        return redis.error_reply('LAYOUT ' .. layout .. ' ' .. base)
+    end
+end
+local clock = redis.call('TIME')
+local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local RANK = 2 ^ 48   -- a rank is 9 - priority in these units, plus the sequence
+local PART = 4000     -- so many arguments go into one command; a script's stack has a limit
+local WORK = 128      -- so much that time has brought is looked after at once, so that no script runs for long
+local HEAVY = 8192    -- so many bytes that are rewritten count as one more
+local CLAIM_BYTES = 4 * 2 ^ 20  -- a claim ends with the message whose body reaches them: as in tenure._queue.broker
+local HISTORY = 50
+local UNTOLD = 10000  -- so many deaths are kept at most until a claim names them, and not for longer than a day
+local QUIET = 5       -- ms
+local QUIET_MAX = 100 -- as in wake.py
+local NEVER = math.huge
+
+local work = WORK     -- what is left of it
+
+local function many(command, key, arguments)
+    for first = 1, #arguments, PART do
+        redis.call(command, key, unpack(arguments, first, math.min(first + PART - 1, #arguments)))
+    end
+end
+
+local function fetch(command, key, fields)
+    local found = {}
+    for first = 1, #fields, PART do
+        local part = redis.call(command, key, unpack(fields, first, math.min(first + PART - 1, #fields)))
+        for i = 1, #part do
+            found[first + i - 1] = part[i]
+        end
+    end
+    return found
+end

@@ -1,0 +1,125 @@
+-- Counts, and a look at live messages.
+
+-- name: stats (whether to count at once)
+-- Returns nothing while more has come due than one script looks after: then it is to be asked again. What is counted at
+-- once all the same is counted where it most likely belongs.
+local base = KEYS[1]
+local more = catch_up(base)
+keep_deaths(base)
+if more and ARGV[1] == '0' then
+    return {}
+end
+local oldest = redis.call('ZRANGE', base .. 'waiting', 0, 0)[1]
+for priority = 0, 9 do
+    local from = (9 - priority) * RANK
+    local first = redis.call('ZRANGEBYSCORE', base .. 'ready', from, from + RANK - 1, 'LIMIT', 0, 1)[1]
+    if first and (not oldest or tonumber(first) < tonumber(oldest)) then
+        oldest = first
+    end
+end
+local function size(key)
+    return redis.call('ZCARD', base .. key)
+end
+local function due(key)
+    return redis.call('ZCOUNT', base .. key, '-inf', NOW)
+end
+local age = oldest and math.max(0, NOW - row_of(base, oldest).sent) or 0
+local orphaned, delayed, expired = due('locked'), due('delayed'), due('expiry')
+local ready = size('ready') + size('waiting') + orphaned + delayed - expired
+return {
+    math.max(0, ready), size('locked') - orphaned, size('delayed') - delayed, size('deferred'), size('dead') + expired, age,
+}
+
+-- name: waiting (limit, after, whether those that are ready are meant, and those that are deferred)
+-- Returns the lowest sequences behind *after* of what is there in order of them, sorted.
+local base, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local found = {}
+local function look(key, from, till)
+    for _, sequence in ipairs(redis.call('ZRANGEBYSCORE', base .. key, from, till, 'LIMIT', 0, limit)) do
+        found[#found + 1] = tonumber(sequence)
+    end
+end
+if ARGV[3] == '1' then
+    for priority = 0, 9 do
+        local from = (9 - priority) * RANK
+        look('ready', string.format('%.0f', from + after + 1), string.format('%.0f', from + RANK - 1))
+    end
+    look('waiting', '(' .. ARGV[2], '+inf')
+end
+if ARGV[4] == '1' then
+    look('deferred', '(' .. ARGV[2], '+inf')
+end
+table.sort(found)
+return {unpack(found, 1, math.min(#found, tonumber(limit)))}
+
+-- name: live (what: peek, count or purge; states, of rldf; session or nothing; sent before in ms or nothing; begin of made-up
+-- ids; how many ids, the ids, -1 for any; then sequences)
+-- Looks at these messages. Returns how many of them were meant and, for peek, them with their states and the moments that
+-- go with those; if they are large, of the first only, and then the one behind which to go on.
+local base, what, states, session, before, made_up = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local first, ids = 7 + math.max(0, tonumber(ARGV[6])), nil
+if tonumber(ARGV[6]) >= 0 then
+    ids = {}
+    for i = 7, first - 1 do
+        ids[ARGV[i]] = true
+    end
+end
+catch_up(base)
+keep_deaths(base)
+local function id_of(sequence)
+    local head = redis.call('HGET', base .. 'head', sequence)
+    local id = head and cjson.decode(head)[1]
+    return type(id) == 'string' and id or made_up .. sequence
+end
+local meant, letters, moments = {}, {}, {}
+for i = first, #ARGV do
+    local sequence = ARGV[i]
+    local row = row_of(base, sequence)
+    if row and row.place ~= 'd' then
+        local letter, moment = 'r', 0
+        if row.token ~= '' then
+            letter, moment = 'l', tonumber(redis.call('ZSCORE', base .. 'locked', sequence) or 0)
+            if moment == NEVER then
+                moment = tonumber(redis.call('ZSCORE', base .. 'sessions', row.session) or 0)
+            end
+        elseif row.place == 'f' then
+            letter = 'f'
+        else
+            local due = redis.call('ZSCORE', base .. 'delayed', sequence)
+            if due then
+                letter, moment = 'd', tonumber(due)
+            end
+        end
+        if string.find(states, letter, 1, true) and (session == '' or row.session == session)
+            and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(sequence)]) then
+            meant[#meant + 1], letters[#letters + 1], moments[#moments + 1] = sequence, letter, moment
+            if what == 'purge' then
+                take_out(base, sequence, row)
+                redis.call('ZREM', base .. 'deferred', sequence)
+                for _, key in ipairs({'state', 'head', 'body', 'history'}) do
+                    redis.call('HDEL', base .. key, sequence)
+                end
+                if row.session then  -- it may have held up others
+                    ring(base, false)
+                end
+            end
+        end
+    end
+end
+if what ~= 'peek' then
+    return {#meant}
+end
+local bodies = weighed(base, meant, false)
+local go_on = -1
+if #bodies < #meant then
+    meant = {unpack(meant, 1, #bodies)}
+    go_on = tonumber(meant[#meant])
+end
+return {#meant, go_on, told(base, meant, fetch('HMGET', base .. 'state', meant), bodies), letters, moments}
+
+-- name: peek_deferred (limit, after)
+local base = KEYS[1]
+catch_up(base)
+keep_deaths(base)
+local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
+return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}

@@ -1,0 +1,112 @@
+-- The places that a message can be in, and its way from one to another.
+
+local buried, causes = {}, {}  -- what this script has buried: sequences, and count|reason of each
+
+local function next_of(base, session)
+    local first = redis.call('ZRANGE', base .. 'session:' .. session, 0, 0)[1]
+    if not first then
+        return nil
+    end
+    local late = redis.call('ZRANGE', base .. 'late:' .. session, 0, 0)[1]
+    return not (late and tonumber(late) < tonumber(first)) and first or nil
+end
+
+local function refresh(base, session)
+    local first = redis.call('HEXISTS', base .. 'session_token', session) == 0 and next_of(base, session)
+    if first then
+        redis.call('ZADD', base .. 'free', first, session)
+    else
+        redis.call('ZREM', base .. 'free', session)
+    end
+end
+
+local function bury(base, sequence, row, reason, description)
+    row.place, row.token, row.expires = 'd', '', 0
+    buried[#buried + 1] = sequence
+    causes[#causes + 1] = row.count .. '|' .. reason
+    save(base, sequence, row)
+    redis.call('HSET', base .. 'death', sequence, cjson.encode({reason, description, NOW}))
+    redis.call('ZADD', base .. 'dead', sequence, sequence)
+    redis.call('ZADD', base .. 'dead:ready', rank(row, sequence), sequence)
+    ring(base, true)
+end
+
+-- Put an unlocked message where it belongs, claimable from *visible* on. It must be in no place.
+local function put(base, sequence, row, visible)
+    row.token = ''
+    if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
+        return bury(base, sequence, row, 'expired', 'not handled before its ttl had ended')
+    end
+    save(base, sequence, row)
+    if row.place == 'f' then
+        redis.call('ZADD', base .. 'deferred', sequence, sequence)
+    elseif row.place == 'd' then
+        if visible > NOW then
+            redis.call('ZADD', base .. 'dead:delayed', visible, sequence)
+        else
+            redis.call('ZADD', base .. 'dead:ready', rank(row, sequence), sequence)
+        end
+    else
+        if row.expires > 0 then
+            redis.call('ZADD', base .. 'expiry', row.expires, sequence)
+        end
+        if visible > NOW then
+            redis.call('ZADD', base .. 'delayed', visible, sequence)
+            if row.session and row.count > 0 then
+                redis.call('ZADD', base .. 'late:' .. row.session, sequence, sequence)
+                refresh(base, row.session)
+            end
+        elseif row.session then
+            redis.call('ZADD', base .. 'session:' .. row.session, sequence, sequence)
+            redis.call('ZADD', base .. 'waiting', sequence, sequence)
+            refresh(base, row.session)
+        else
+            redis.call('ZADD', base .. 'ready', rank(row, sequence), sequence)
+        end
+    end
+end
+
+-- Take a message that waits out of its place.
+local function take_out(base, sequence, row)
+    redis.call('ZREM', base .. 'expiry', sequence)
+    redis.call('ZREM', base .. 'delayed', sequence)
+    if row.session then
+        redis.call('ZREM', base .. 'session:' .. row.session, sequence)
+        redis.call('ZREM', base .. 'late:' .. row.session, sequence)
+        redis.call('ZREM', base .. 'waiting', sequence)
+        refresh(base, row.session)
+    else
+        redis.call('ZREM', base .. 'ready', sequence)
+    end
+end
+
+local function remember(base, sequence, row, outcome, error)
+    local history = redis.call('HGET', base .. 'history', sequence)
+    local line = row.count .. '|' .. NOW .. '|' .. outcome .. '|' .. error
+    if history then
+        local _, lines = string.gsub(history, '\n', '\n')
+        if lines + 1 >= HISTORY then
+            history = string.match(history, '^[^\n]*\n(.*)$')
+        end
+        work = work - math.floor(#history / HEAVY)
+        line = history .. '\n' .. line
+    end
+    redis.call('HSET', base .. 'history', sequence, line)
+end
+
+-- Whether *row* has no delivery left; then it is among the dead.
+local function exhausted(base, sequence, row)
+    if row.count < setting(base, 'max_deliveries', 10) then
+        return false
+    end
+    bury(base, sequence, row, 'max_deliveries', 'delivered ' .. row.count .. ' times, and never completed')
+    return true
+end
+
+local function lock_ends(base, sequence)
+    local row = row_of(base, sequence)
+    remember(base, sequence, row, 'expired', '')
+    if not exhausted(base, sequence, row) then
+        put(base, sequence, row, NOW)
+    end
+end

@@ -1,0 +1,73 @@
+-- The settings, the inbox and the end of a queue.
+
+-- name: declare (names and values)
+if #ARGV > 0 then
+    redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
+end
+
+-- name: handled (ids)
+local answers = {}
+for i, ends in ipairs(fetch('ZMSCORE', KEYS[1] .. 'inbox', ARGV)) do
+    answers[i] = ends and tonumber(ends) > NOW and 1 or 0
+end
+return answers
+
+-- name: delete (whether to delete it with what it holds)
+-- Returns whether it is gone (1), not empty (0), or too much for one step (2).
+local base, force = KEYS[1], ARGV[1] == '1'
+catch_up(base)
+keep_deaths(base)
+local rooms = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
+local found, names = {}, {}
+for _, key in ipairs(rooms) do
+    for _, sequence in ipairs(redis.call('ZRANGE', base .. key, 0, WORK - 1)) do
+        if #found < WORK then
+            found[#found + 1] = sequence
+        end
+    end
+end
+if #found > 0 and not force then
+    return 0
+end
+local function forget_session(name)
+    redis.call('DEL', base .. 'session:' .. name, base .. 'late:' .. name, base .. 'held:' .. name)
+end
+for i, text in ipairs(fetch('HMGET', base .. 'state', found)) do
+    local row = text and read(text)
+    if row and row.session then
+        redis.call('ZREM', base .. 'session:' .. row.session, found[i])
+        redis.call('ZREM', base .. 'late:' .. row.session, found[i])
+        redis.call('SREM', base .. 'held:' .. row.session, found[i])
+        refresh(base, row.session)
+    end
+end
+for _, key in ipairs({'dead:ready', 'dead:delayed', 'dead:locked', 'expiry', unpack(rooms)}) do
+    many('ZREM', base .. key, found)
+end
+for _, key in ipairs({'state', 'head', 'body', 'history', 'death'}) do
+    many('HDEL', base .. key, found)
+end
+if #found == WORK then
+    return 2
+end
+for _, key in ipairs({'session_token', 'session_state'}) do
+    for _, name in ipairs(redis.call('HKEYS', base .. key)) do
+        forget_session(name)
+    end
+end
+if redis.call('EXISTS', base .. 'sequence') == 1 then
+    redis.call('SET', base .. 'retired', redis.call('GET', base .. 'sequence'), 'EX', 8 * 86400)
+end
+for _, key in ipairs({
+    'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'untold', unpack(rooms),
+}) do
+    redis.call('UNLINK', base .. key)
+end
+return 1
+
+-- name: delete_when_idle (name, ms)
+return redis.call('ZADD', KEYS[1], NOW + ARGV[2], ARGV[1])
+
+-- name: idle
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', NOW, 'LIMIT', 0, 100)

@@ -1,0 +1,101 @@
+-- Sessions: their locks, claims under them, their state.
+
+local function session_holds(base, session, token)
+    local ends = redis.call('ZSCORE', base .. 'sessions', session)
+    return ends and tonumber(ends) > NOW and redis.call('HGET', base .. 'session_token', session) == token
+        and tonumber(ends) or nil
+end
+
+-- name: accept (lock in ms, token, whether a session is named, its name, lane, then lanes and marks to give back)
+local base, ends, session = KEYS[1], NOW + ARGV[1], ARGV[3] == '1' and ARGV[4]
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
+if not session then
+    session = redis.call('ZRANGE', base .. 'free', 0, 0)[1]
+elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
+    session = nil
+end
+if not session then
+    local due = more and 0 or due_in(base, {'delayed', 'sessions'})
+    return {found, due, told_deaths(base, ARGV[5], ARGV[2], ARGV[1])}
+end
+keep_deaths(base)
+note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
+redis.call('HSET', base .. 'session_token', session, ARGV[2])
+redis.call('ZADD', base .. 'sessions', ends, session)
+redis.call('ZREM', base .. 'free', session)
+return {found, ends, session, redis.call('HGET', base .. 'session_state', session)}
+
+-- name: receive_session (session, token, limit, lane, mark, then lanes and marks to give back)
+local base, session, token, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
+local found = give_back_claims(base, 6)
+local more = catch_up(base)
+local ends = session_holds(base, session, token)
+if not ends then
+    keep_deaths(base)
+    return {0, found}
+end
+local sequences, states, size = {}, {}, 0
+while #sequences < limit and size < CLAIM_BYTES do
+    local sequence = next_of(base, session)
+    if not sequence then
+        break
+    end
+    local row = row_of(base, sequence)
+    if row.expires > 0 and row.expires <= NOW then  -- more of them than were looked after just now
+        if work <= 0 then
+            more = true
+            break
+        end
+        work = work - 1
+        take_out(base, sequence, row)
+        put(base, sequence, row, NOW)
+    else
+        take_out(base, sequence, row)
+        row.count, row.token = row.count + 1, token
+        save(base, sequence, row)
+        redis.call('ZADD', base .. 'locked', '+inf', sequence)
+        redis.call('SADD', base .. 'held:' .. session, sequence)
+        sequences[#sequences + 1], states[#states + 1] = sequence, text_of(row)
+        size = size + redis.call('HSTRLEN', base .. 'body', sequence)
+    end
+end
+local left = math.max(1, math.ceil(ends - NOW))
+if #sequences > 0 then
+    note_claim(base, ARGV[4], ARGV[5], 'q', token, table.concat(sequences, ' '), left)
+end
+local due = -1
+if #sequences < limit then
+    due = (more or next_of(base, session)) and 0 or due_in(base, {'delayed'})
+end
+return {ends, due, told(base, sequences, states), found, told_deaths(base, ARGV[4], ARGV[5], left)}
+
+-- name: release (session, token)
+-- Returns 2 while more was received under the lock than one script gives back: then it is to be asked again.
+if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
+    return 0
+end
+local is_done = leave(KEYS[1], ARGV[1], false)
+keep_deaths(KEYS[1])
+if not is_done then
+    return 2
+end
+ring(KEYS[1], false)
+return 1
+
+-- name: read_state (session, token)
+if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
+    return {0}
+end
+return {1, redis.call('HGET', KEYS[1] .. 'session_state', ARGV[1])}
+
+-- name: write_state (session, token, and the state, or not)
+if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
+    return 0
+end
+if ARGV[3] then
+    redis.call('HSET', KEYS[1] .. 'session_state', ARGV[1], ARGV[3])
+else
+    redis.call('HDEL', KEYS[1] .. 'session_state', ARGV[1])
+end
+return 1
