@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tenure._backend import Diagnosis as Diagnosis
     from tenure._backend import connect as connect
     from tenure._election.elector import Election as Election
-    from tenure._election.elector import Term as Term
+    from tenure._election.term import Term as Term
     from tenure._lease import Leader as Leader
     from tenure._queue.broker import QueueTraits as QueueTraits
     from tenure._queue.consumer import Consumer as Consumer
@@ -50,7 +50,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "tenure._backend": ("Backend", "Diagnosis", "connect"),
-    "tenure._election.elector": ("Election", "Term"),
+    "tenure._election.elector": ("Election",),
+    "tenure._election.term": ("Term",),
     "tenure.errors": (
         "BackendNotInstalled",
         "ConfigError",

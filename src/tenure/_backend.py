@@ -17,8 +17,10 @@ from weakref import WeakSet, WeakValueDictionary
 
 from tenure import _registry as registry
 from tenure._election.driver import Driver
-from tenure._election.elector import Election, Health, MakeTerm, Term, leader_of
+from tenure._election.elector import Election, leader_of
+from tenure._election.health import Health
 from tenure._election.store import LeaseStore, LeaseTraits, require_ttl
+from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges

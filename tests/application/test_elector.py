@@ -10,8 +10,10 @@ import pytest
 
 from tenure._backends.memory.leases import MemoryLeases
 from tenure._election.driver import Driver
-from tenure._election.elector import Election, Health, Term
+from tenure._election.elector import Election
+from tenure._election.health import Health
 from tenure._election.store import LeaseTraits
+from tenure._election.term import Term
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._timing import Timing

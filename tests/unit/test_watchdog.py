@@ -134,7 +134,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
     def work(term):
         if term.token > 1:
             return
-        until = term._deadline.at
+        until = term._exit_deadline.at
         stuck = threading.Event()
         def block():
             stuck.set()
@@ -197,9 +197,9 @@ async def main():
     async with tenure.connect(sys.argv[1]) as backend:
         election = backend.election("chair", ttl=1.0, overrun="exit")
         running = asyncio.ensure_future(election.run(work))
-        while election._candidate is None or election._candidate._term is None:
+        while election._candidate is None or election._candidate.term is None:
             await asyncio.sleep(0) if election._candidate is None else time.sleep(0.01)  # so that it can't begin
-        first = election._candidate._term
+        first = election._candidate.term
         while first.remaining():
             time.sleep(0.01)
         time.sleep(0.1)
@@ -235,9 +235,9 @@ def test_without_its_thread_nobody_stands(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_touches_nothing_of_it() -> None:
     with tenure.sync.connect("memory:") as backend, backend.election("chair", overrun="exit").campaign() as term:
-        assert term._deadline is not None
-        changed = term._deadline._watchdog._changed  # type: ignore[union-attr]
-        child = _fork_while_held(changed, term._end)
+        assert term._exit_deadline is not None
+        changed = term._exit_deadline._watchdog._changed  # type: ignore[union-attr]
+        child = _fork_while_held(changed, term._note_work_end)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         term.check()
 

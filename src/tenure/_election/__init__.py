@@ -1,1 +1,1 @@
-"""Leader election: the machine that decides, the door to the store, the room where work runs."""
+"""Leader election: the machine that decides, the port to the store, the driver, and the objects that users meet."""

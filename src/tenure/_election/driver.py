@@ -1,7 +1,7 @@
-"""The driver: feeds machines and does what they say. Dull on purpose; every decision is the machine's.
+"""The driver: feeds inputs to machines and performs their effects. It decides nothing itself.
 
-It lives on the renewal loop. One driver serves all candidates of one store, so that renewals which are due at about
-the same time travel together.
+It runs on the renewal loop. One driver serves all candidates of one store, so that renewals which are due at about
+the same time go out in one statement.
 """
 
 from __future__ import annotations
@@ -41,62 +41,62 @@ from tenure.errors import TenureError, Unavailable, in_words
 from tenure.events import Event, Reason
 
 BATCH_MAX = 500
-"""Renewals in one call to the store: enough to be cheap, few enough not to hold others up."""
+"""Renewals in one call to the store: enough to be cheap, few enough not to delay others."""
 
 SUSPEND_CHECK = 1.0
-"""Seconds between looks for a suspend: timers stand still meanwhile, our clock doesn't."""
+"""Seconds between checks for a suspend: the loop's timers stand still during one, our clock doesn't."""
 
 
 class WorkHost(Protocol):
-    """Where a candidate's work runs. All but ``healthy`` are called on the renewal loop and must not block it."""
+    """The owner of a candidate's work. All methods are called on the renewal loop and must not block it."""
 
     metadata: Metadata
     probe: LoopProbe | None
     has_health: bool
 
-    def begin(self, grant: Grant, trusted_until: float) -> None:
+    def start_work(self, grant: Grant, trusted_until: float) -> None:
         """Start the work of this term."""
         ...
 
-    def trust(self, token: int, until: float) -> None:
-        """Believe in the term until then."""
+    def set_trust(self, token: int, until: float) -> None:
+        """Trust the term *until* then."""
         ...
 
-    def cancel(self, token: int, reason: Reason) -> None:
+    def cancel_work(self, token: int, reason: Reason) -> None:
         """Tell the work to stop."""
         ...
 
-    def must_end_by(self, at: float) -> None:
-        """Work that still runs then has overrun; called again whenever that changes."""
+    def set_overrun_time(self, at: float) -> None:
+        """Work that still runs *at* this time has overrun; called again whenever that changes."""
         ...
 
-    def overran(self, token: int) -> None:
+    def work_overran(self, token: int) -> None:
         """The work did not stop in time."""
         ...
 
-    def stalled(self) -> str | None:
-        """Say why the work makes no progress, or None."""
+    def stall_reason(self) -> str | None:
+        """Return why the work makes no progress, or None."""
         ...
 
-    async def healthy(self, within: float) -> str | None:
-        """Ask the work's own health callback: say why it is not well, or None."""
+    async def health_problem(self, within: float) -> str | None:
+        """Call the health callback; return why the work is not healthy, or None. Takes at most *within* seconds."""
         ...
 
-    def failed(self, error: BaseException) -> None:
-        """The candidacy is over: what was asked can never work, or tenure itself is broken."""
+    def candidacy_failed(self, error: BaseException) -> None:
+        """The candidacy is over: its request can never work, or tenure itself has a bug."""
         ...
 
-    def left(self) -> None:
-        """The candidacy has ended, and nothing of it is under way."""
+    def candidacy_ended(self) -> None:
+        """The candidacy has ended, and no request of it is unanswered."""
         ...
 
     def emit(self, event: Event) -> None:
-        """Pass on what happened."""
+        """Pass *event* to the observers."""
         ...
 
 
 class Candidacy:
-    """One machine at work: its timer, its hints, its questions to the store."""
+    """One machine, with its timer, its hints and its requests to the store."""
 
     def __init__(self, driver: Driver, machine: Machine, host: WorkHost) -> None:
         self.machine = machine
@@ -104,25 +104,26 @@ class Candidacy:
         self._driver = driver
         self._timer: asyncio.TimerHandle | None = None
         self._hints: asyncio.Task[None] | None = None
-        self._was_answered = False  # once a question of ours has worked, only its state can make the store refuse
+        self._was_answered = False  # after one success a refusal may pass: it is retried
         self.ended: asyncio.Event = asyncio.Event()
         self._term_over = asyncio.Event()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._driver.store.traits.hints:
-            self._hints = self._driver.spawn(self._listen())
+            name, pause = self.machine.name, self.machine.timing.retry_every
+            self._hints = self._driver.spawn(self._driver.follow_hints(name, lambda: self.feed(Hint()), pause))
         self.feed(Tick())
 
     def feed(self, event: Input) -> None:
-        """Give *event* to the machine, do what it says, and wake it when it wants."""
+        """Give *event* to the machine, perform its effects, and set the timer for ``wake_at``."""
         if self.ended.is_set():
             return
         try:
             effects = self.machine.handle(event, self._driver.clock.now())
-            self.host.must_end_by(self.machine.overruns_at)
+            self.host.set_overrun_time(self.machine.overruns_at)
             for effect in effects:
                 self._perform(effect)
-        except Exception as error:  # a machine that breaks must not leave anybody believing
+        except Exception as error:  # a bug in the machine must not leave the term trusted
             self.fail(error)
             return
         if not self.machine.has_term:
@@ -130,10 +131,10 @@ class Candidacy:
         if self.machine.is_finished:
             self._finish()
         else:
-            self._arm()
+            self._set_timer()
 
     async def resign(self, wait: bool) -> bool:
-        """End the present term, and *wait* until its lease is handed back; False if there is none."""
+        """End the present term, and *wait* until its lease is released; False if there is none."""
         if not self.machine.has_term:
             return False
         self._term_over.clear()
@@ -146,12 +147,12 @@ class Candidacy:
         if self.ended.is_set():
             return
         if grant := self.machine.grant:
-            self.host.trust(grant.token, -NEVER)
+            self.host.set_trust(grant.token, -NEVER)
             try:
-                self.host.cancel(grant.token, "stopped")
-            finally:  # nobody will look at the deadline any more: if it is to exit, it is now
-                self.host.overran(grant.token)
-        self.host.failed(error)
+                self.host.cancel_work(grant.token, "stopped")
+            finally:  # no timer watches the deadline any more: with overrun="exit", exit now
+                self.host.work_overran(grant.token)
+        self.host.candidacy_failed(error)
         self._finish()
 
     def _finish(self) -> None:
@@ -162,9 +163,9 @@ class Candidacy:
         if self._hints:
             self._hints.cancel()
         self._driver.candidacies.discard(self)
-        self.host.left()
+        self.host.candidacy_ended()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
         wake_at = self.machine.wake_at
@@ -173,59 +174,48 @@ class Candidacy:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Renew(ask, grant):
-                self._driver.renew_soon(self, ask, grant)
-            case Acquire(ask, holder):
+            case Renew(request_id, grant):
+                self._driver.renew_soon(self, request_id, grant)
+            case Acquire(request_id, holder):
                 machine, store = self.machine, self._driver.store
                 claim = store.acquire(machine.name, holder, machine.timing.ttl, self.host.metadata)
-                self._driver.spawn(self._question(ask, claim))
-            case Release(ask, grant):
-                self._driver.spawn(self._question(ask, self._driver.store.release(grant)))
+                self._driver.spawn(self._ask_store(request_id, claim))
+            case Release(request_id, grant):
+                self._driver.spawn(self._ask_store(request_id, self._driver.store.release(grant)))
             case StartWork(grant, until):
-                self.host.begin(grant, until)
+                self.host.start_work(grant, until)
             case Trust(token, until):
-                self.host.trust(token, until)
+                self.host.set_trust(token, until)
             case CancelWork(token, reason):
-                self.host.cancel(token, reason)
+                self.host.cancel_work(token, reason)
             case WorkOverran(token):
-                self.host.overran(token)
+                self.host.work_overran(token)
             case Emit(event):
                 self.host.emit(event)
 
-    async def _question(self, ask: int, call: Coroutine[Any, Any, Answer]) -> None:
+    async def _ask_store(self, request_id: int, call: Coroutine[Any, Any, Answer]) -> None:
         try:
             answer = await call
         except Unavailable as error:
             answer = NoAnswer(str(error))
         except Exception as error:
-            if not self._was_answered:  # it can never work as it is, or is a bug: neither must be waited out
+            if not self._was_answered:  # a wrong configuration or a bug: retrying would hide it
                 self.fail(error)
                 return
             answer = unknown(error)
-        except BaseException as error:  # every question comes back, or nobody could ever leave
-            self.feed(Answered(ask, unknown(error)))
+        except BaseException as error:  # every request is answered, or the candidacy could never end
+            self.feed(Answered(request_id, unknown(error)))
             if is_our_end(error):
                 raise
             return
         else:
             self._was_answered = True
-        self.feed(Answered(ask, answer))
-
-    async def _listen(self) -> None:
-        while True:
-            try:
-                async for _ in self._driver.store.hints(self.machine.name):
-                    self.feed(Hint())
-            except (Exception, asyncio.CancelledError) as error:
-                if is_our_end(error):
-                    raise
-                # Hints may be absent, whatever the reason; the machine looks again in its own time.
-            await asyncio.sleep(self.machine.timing.retry_every)
+        self.feed(Answered(request_id, answer))
 
 
 @dataclass(frozen=True, slots=True)
-class _Due:
-    """A renewal that goes out in this turn of the loop."""
+class _DueRenewal:
+    """A renewal that goes out in this iteration of the loop."""
 
     candidacy: Candidacy
     request_id: int
@@ -243,7 +233,7 @@ class Driver:
         self.clock = clock
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.candidacies: set[Candidacy] = set()
-        self._due: list[_Due] = []
+        self._due: list[_DueRenewal] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._probes: dict[asyncio.AbstractEventLoop, LoopProbe] = {}
         self._watches: set[asyncio.Event] = set()
@@ -251,23 +241,23 @@ class Driver:
         self._lag = self._clock_lag()
         self._suspend_watch: asyncio.TimerHandle | None = None
 
-    def stand(self, machine: Machine, host: WorkHost) -> Candidacy:
-        """Begin a candidacy.
+    def start_candidacy(self, machine: Machine, host: WorkHost) -> Candidacy:
+        """Start a candidacy.
 
         Raises:
             Unavailable: The driver was closed.
         """
         if self._is_closing:
-            raise Unavailable("the backend was closed, so nobody can stand there; connect again")
+            raise Unavailable("the backend was closed, so no candidate can campaign on it; connect again")
         candidacy = Candidacy(self, machine, host)
         self.candidacies.add(candidacy)
         if self._suspend_watch is None:
             self._watch_suspend()
-        candidacy.begin()
+        candidacy.start()
         return candidacy
 
     async def close(self) -> None:
-        """End every candidacy that is left, then everything that is under way."""
+        """End every candidacy, then every request that is still unanswered."""
         self._is_closing = True
         for woken in self._watches:
             woken.set()
@@ -281,7 +271,7 @@ class Driver:
                     await asyncio.gather(*(ended for ended, _ in leaving))
             except TimeoutError:
                 pass
-            finally:  # also if nobody waits any longer: who is left must hear of it
+            finally:  # also if this call is cancelled: the owners of the remaining candidacies must be told
                 self._fail_all()
         if self._suspend_watch:
             self._suspend_watch.cancel()
@@ -291,8 +281,8 @@ class Driver:
 
     def _fail_all(self) -> None:
         for candidacy in list(self.candidacies):
-            what = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
-            candidacy.fail(Unavailable(f"the backend was closed while {what}; the lease is left to run out"))
+            cause = "work was still running" if candidacy.machine.grant else "the store had not answered yet"
+            candidacy.fail(Unavailable(f"the backend was closed while {cause}; the lease is left to run out"))
 
     def spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(call)
@@ -301,17 +291,17 @@ class Driver:
         return task
 
     def probe_of(self, loop: asyncio.AbstractEventLoop) -> LoopProbe:
-        """Return the one pulse of *loop*, so that all who work there share its questions."""
+        """Return the probe of *loop*, shared by all candidates whose work runs there."""
         if loop not in self._probes:
             self._probes = {known: probe for known, probe in self._probes.items() if not known.is_closed()}
             self._probes[loop] = LoopProbe(loop)
         return self._probes[loop]
 
-    # --- renewals travel together ---
+    # --- renewals in batches ---
 
-    def renew_soon(self, candidacy: Candidacy, ask: int, grant: Grant) -> None:
-        """Renew along with whoever else is due; the question goes out in this turn of the loop."""
-        self._due.append(_Due(candidacy, ask, grant))
+    def renew_soon(self, candidacy: Candidacy, request_id: int, grant: Grant) -> None:
+        """Renew in one batch with all others that are due; the batch goes out in this iteration of the loop."""
+        self._due.append(_DueRenewal(candidacy, request_id, grant))
         if len(self._due) == 1:
             self.loop.call_soon(self._renew_due)
 
@@ -321,51 +311,51 @@ class Driver:
             if candidacy.machine.renewable_from <= now:
                 candidacy.feed(RenewTogether())
         due, self._due = self._due, []
-        groups: dict[tuple[int, float], list[_Due]] = {}
+        groups: dict[tuple[int, float], list[_DueRenewal]] = {}
         for one in due:
             host = one.candidacy.host
-            # Those of one loop stand or fall together. A health callback may be slow, so who has one goes alone.
+            # All work of one loop shares its probe. A health callback may be slow, so such a renewal goes alone.
             place = id(host) if host.has_health else id(host.probe)
             groups.setdefault((place, one.candidacy.machine.timing.ttl), []).append(one)
         for (_, ttl), group in groups.items():
             for start in range(0, len(group), BATCH_MAX):
                 self.spawn(self._renew(group[start : start + BATCH_MAX], ttl))
 
-    async def _renew(self, group: list[_Due], ttl: float) -> None:
+    async def _renew(self, group: list[_DueRenewal], ttl: float) -> None:
         try:
-            await self._ask_to_renew(group, ttl)
-        except BaseException as error:  # every question comes back, or nobody could ever leave
-            _answer_alike(group, unknown(error))
+            await self._renew_if_healthy(group, ttl)
+        except BaseException as error:  # every request is answered, or the candidacy could never end
+            _answer_all(group, unknown(error))
             if is_our_end(error):
                 raise
 
-    async def _ask_to_renew(self, group: list[_Due], ttl: float) -> None:
+    async def _renew_if_healthy(self, group: list[_DueRenewal], ttl: float) -> None:
         host = group[0].candidacy.host
-        # Half of the time that the machine waits, so that it hears "withheld" and not "no answer".
+        # Half of the time that the machine waits, so that it gets RenewalWithheld and not NoAnswer.
         within = min(one.candidacy.machine.timing.retry_every for one in group) / 2
-        if host.probe is not None and not await host.probe.beats(within):
-            _answer_alike(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
+        if host.probe is not None and not await host.probe.responds(within):
+            _answer_all(group, RenewalWithheld(f"the event loop that runs the work did not answer for {within:g} s"))
             return
-        if host.has_health and (why := await host.healthy(within)):
-            _answer_alike(group, RenewalWithheld(why))
+        if host.has_health and (why := await host.health_problem(within)):
+            _answer_all(group, RenewalWithheld(why))
             return
-        moving = []
+        progressing = []
         for one in group:
-            if why := one.candidacy.host.stalled():
+            if why := one.candidacy.host.stall_reason():
                 one.answered(RenewalWithheld(why))
             else:
-                moving.append(one)
-        if not moving:
+                progressing.append(one)
+        if not progressing:
             return
-        # An exception ends nothing here, not even a ConfigError: the terms end when their time is up.
-        answers = await self.store.renew([one.grant for one in moving], ttl)
-        for one, answer in zip(moving, answers, strict=True):
+        # An exception ends no term here, not even a ConfigError: terms end when their time is up.
+        answers = await self.store.renew([one.grant for one in progressing], ttl)
+        for one, answer in zip(progressing, answers, strict=True):
             one.answered(answer)
 
     # --- suspend ---
 
     def _watch_suspend(self) -> None:
-        """Timers of the loop stand still while the machine sleeps. When the clocks have come apart, wake everybody."""
+        """Feed a tick to every machine after a suspend: the loop's timers stood still, and our clock did not."""
         lag = self._clock_lag()
         if lag - self._lag > SUSPEND_CHECK / 2:
             for candidacy in list(self.candidacies):
@@ -379,18 +369,18 @@ class Driver:
     # --- observing ---
 
     async def watch(self, name: str, poll: float, longest: float) -> AsyncGenerator[HeldBy | Vacant, None]:
-        """Yield who holds *name*, at first and at every change that is seen.
+        """Yield the holder of *name*, at first and at every change that is seen.
 
-        Looks every *poll* seconds, or, where the store gives hints, when a lease ends, and at least every *longest*.
+        Asks every *poll* seconds, or, where the store gives hints, when a lease ends, and at least every *longest*.
 
         Raises:
             Unavailable: The driver was closed.
-            ConfigError: The store can't be asked as it is, and never could.
+            ConfigError: The store can't be asked as it is configured, and never could.
         """
         woken = asyncio.Event()
         self._watches.add(woken)
-        listener = self.spawn(self._wake(name, woken.set, poll)) if self.store.traits.hints else None
-        seen: HeldBy | Vacant | None = None  # what was told last
+        hints = self.spawn(self.follow_hints(name, woken.set, poll)) if self.store.traits.hints else None
+        seen: HeldBy | Vacant | None = None  # the last answer that was yielded
         try:
             while not self._is_closing:
                 woken.clear()
@@ -398,7 +388,7 @@ class Driver:
                 try:
                     found = await self.store.inspect(name)
                 except Unavailable:
-                    found = None  # don't know: what was seen last stands, look again
+                    found = None  # don't know: the last answer stands; ask again
                 except (Exception, asyncio.CancelledError) as error:
                     if seen is None or is_our_end(error):
                         raise
@@ -406,7 +396,7 @@ class Driver:
                 if found is not None:
                     if isinstance(found, HeldBy) and found.remaining is not None:
                         # A hint may be lost, and the lease may be much longer than ours would be.
-                        wait = min(found.remaining + poll / 100, max(poll, longest) if listener else poll)
+                        wait = min(found.remaining + poll / 100, max(poll, longest) if hints else poll)
                     if seen is None or not _is_same(found, seen):
                         seen = found
                         yield found
@@ -418,22 +408,24 @@ class Driver:
             raise Unavailable("the backend was closed, so nothing more can be seen there; connect again")
         finally:
             self._watches.discard(woken)
-            if listener:
-                listener.cancel()
+            if hints:
+                hints.cancel()
 
-    async def _wake(self, name: str, wake: Callable[[], None], pause: float) -> None:
+    async def follow_hints(self, name: str, on_hint: Callable[[], None], pause: float) -> None:
+        """Call *on_hint* at every hint about *name*. If the store's hints end or fail, ask for them after a *pause*."""
         while True:
             try:
                 async for _ in self.store.hints(name):
-                    wake()
+                    on_hint()
             except (Exception, asyncio.CancelledError) as error:
                 if is_our_end(error):
                     raise
+                # Hints are optional, whatever the reason: callers also ask in their own time.
             await asyncio.sleep(pause)
 
 
 def is_cancelled() -> bool:
-    """Whether the current task is being cancelled; a ``CancelledError`` may also be what somebody just raised."""
+    """Whether the current task is being cancelled; user code may also raise ``CancelledError`` by itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -444,17 +436,17 @@ def is_our_end(error: BaseException) -> bool:
 
 
 def unknown(error: BaseException) -> NoAnswer:
-    """Return what *error* is as an answer: a driver's or a store's own failure, which says neither yes nor no."""
+    """Return *error*, a failure of the store or its driver, as an answer: it says neither yes nor no."""
     return NoAnswer(str(error) if isinstance(error, TenureError) else f"the store failed with {in_words(error)}")
 
 
 def _is_same(one: HeldBy | Vacant, other: HeldBy | Vacant) -> bool:
-    """Whether the same term is told of, or a vacancy both times. By its holder too: tokens may fall."""
+    """Whether both are the same term, or both a vacancy. Compares holders too, as tokens may fall."""
     if isinstance(one, HeldBy) and isinstance(other, HeldBy):
         return (one.holder, one.token) == (other.holder, other.token)
     return type(one) is type(other)
 
 
-def _answer_alike(group: list[_Due], answer: Answer) -> None:
+def _answer_all(group: list[_DueRenewal], answer: Answer) -> None:
     for one in group:
         one.answered(answer)

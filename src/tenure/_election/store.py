@@ -1,4 +1,4 @@
-"""The door to a store of leases: what an election asks of it, and what it can do.
+"""The port to a store of leases: the operations that an election needs, and the traits of a store.
 
 Answers that the domain expects are values. An exception means *could not find out* (``Unavailable``) or *can never
 work* (``ConfigError``).
@@ -17,16 +17,16 @@ from tenure.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LeaseTraits:
-    """What a store can do: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
+    """What a store can do, as data: the suite, docs, checks and callers read the same object. Times in seconds."""
 
     ttl_min: float
     ttl_max: float
     fencing: Literal["native", "emulated"]
-    """Where the rising token comes from: the store's own counter, or one that we keep in it."""
+    """The source of the rising token: the store's own counter, or one that tenure keeps in it."""
     expiry: Literal["store clock", "observed"]
-    """Who judges that a lease is over: the store, or the watcher's own monotonic clock."""
+    """Which clock ends a lease: the store's, or the monotonic clock of the process that watches it."""
     hints: bool
-    """Whether a vacancy wakes the others; without, they look every ``retry_every``."""
+    """Whether a vacancy wakes other candidates; if not, they ask every ``retry_every``."""
     survives_restart: bool
     """Whether leases and tokens outlive the store's process."""
 
@@ -42,25 +42,25 @@ class LeaseStore(Protocol):
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* for *ttl* seconds if it is free, under a token one higher than any before.
 
-        *holder* is new for each acquisition. If it holds the name already, an earlier answer was lost on its way: the
-        same grant is given again, extended.
+        *holder* is new for each acquisition. If it holds the name already, an earlier answer was lost: the same grant
+        is returned again, extended.
         """
         ...
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Extend many claims by *ttl* seconds from now, in one step; the answers stand in the order of *grants*.
 
-        A renewal never shortens a claim, however late it is carried out. Where claims lie on several servers, one that
-        can't be asked gives ``NoAnswer`` for its claims and costs the others nothing; ``Unavailable`` is for all.
+        A renewal never shortens a claim, however late it is executed. Where claims lie on several servers, one that
+        can't be reached gives ``NoAnswer`` for its claims, and does not delay the others; ``Unavailable`` is for all.
         """
         ...
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Hand a claim back, so that the name is free at once; its token is kept."""
+        """Release a claim, so that the name is free at once; its token is kept."""
         ...
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*, without changing anything."""
+        """Return the holder of *name*, without changing anything."""
         ...
 
     async def names(self) -> Sequence[str]:
@@ -68,26 +68,26 @@ class LeaseStore(Protocol):
         ...
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none. It hears of it in its next answer or by hint."""
+        """Ask the present holder to step down; False if there is none. Its next answer, or a hint, tells it."""
         ...
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when something may have changed for *name*. A hint may lie, may be late, may be absent.
+        """Yield when something may have changed for *name*. A hint may be wrong, late or absent.
 
-        What changed between this call and the moment when the store really listens is told by a first hint.
+        A change between this call and the moment when the store really listens is reported by a first hint.
         """
         ...
 
 
 NAME_MAX = 1_024
-"""Every store takes names and holders of up to so many characters, whatever they are."""
+"""Every store accepts names and holders of up to this many characters, whatever they are."""
 
 
 def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
-    """Refuse, the same on every store, what can't name an election or a holder.
+    """Refuse a name of an election or holder that some store can't keep; the rule is the same on every store.
 
     Raises:
-        ConfigError: It isn't text, is empty, is too long, or holds a character that not every store can keep.
+        ConfigError: It isn't text, is empty, is too long, or contains a character that some store can't keep.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the {of} must be text of 1 to {most} characters, not {name!r}")
@@ -95,7 +95,7 @@ def require_name(name: object, of: str = "name", most: int = NAME_MAX) -> None:
         raise ConfigError(f"the {of} must have at most {most} characters, not {len(name)}: {name[:40]!r}…")
     if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ConfigError(
-            f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: not every store keeps them"
+            f"the {of} must hold no NUL and no lone surrogate, as {name!r} does: some stores can't keep them"
         )
 
 

@@ -100,7 +100,7 @@ class LoopProbe:
         self._loop = loop
         self._waiting: asyncio.Future[None] | None = None
 
-    async def beats(self, within: float) -> bool:
+    async def responds(self, within: float) -> bool:
         """Return whether the loop answers *within* so many seconds. Who asks meanwhile shares the question."""
         asking = asyncio.get_running_loop()
         if asking is self._loop:

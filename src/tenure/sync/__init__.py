@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import tenure._backend
 from tenure._backend import not_open, url_given
-from tenure._election.elector import Health
+from tenure._election.health import Health
 from tenure._queue.received import BlockingMessage as Message
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread

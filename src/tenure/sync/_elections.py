@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import tenure._election.elector
-from tenure._election.elector import TermBase
+from tenure._election.term import TermBase
 from tenure._lease import Grant, Leader
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
@@ -104,7 +104,7 @@ class Election:
         finally:
             try:
                 if term is not None:
-                    term._end()
+                    term._note_work_end()
                 if not self._renewal_thread.is_forked:
                     self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
                 elif term is not None and failure is None:
@@ -124,7 +124,7 @@ class Election:
         """Hand the lease back, as the program ends inside of the block; not while a thread may still work in it."""
         if self._renewal_thread.is_forked or (owner is not threading.current_thread() and owner.is_alive()):
             return
-        term._end()
+        term._note_work_end()
         patience = self.timing.grace + self.timing.retry_every
         with suppress(TenureError, TimeoutError):  # then the lease is left to run out
             self._renewal_thread.call_blocking(lambda: asyncio.wait_for(campaign.withdraw(), patience))
@@ -179,6 +179,6 @@ def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
     except BaseException as raised:  # SystemExit in a thread would end nothing but the thread
         error = TenureError(f"work raised {in_words(raised)}")
         error.__cause__ = raised
-    term._end()
+    term._note_work_end()
     outcome.set_result(error)
     del error, outcome  # or the error's traceback would hold this frame, and this frame the error

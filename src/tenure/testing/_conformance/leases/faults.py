@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tenure._election.driver import Driver
-from tenure._election.elector import Election, Term
+from tenure._election.elector import Election
 from tenure._election.store import LeaseStore, LeaseTraits
+from tenure._election.term import Term
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
