@@ -2,6 +2,7 @@
 #
 #   make demo ARGS='--help'            arguments for the program behind a target
 #   make test PYTHON=python3.13        another interpreter (after `make clean`)
+#   make quick PYTHON=python3.13       the quick tests on another interpreter, beside .venv
 
 PYTHON ?= python3
 ARGS   ?=
@@ -14,7 +15,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick format lint types layers unit wheel coverage bench servers clean
+.PHONY: help demo quick test pythons lowest format lint types layers unit wheel coverage bench servers clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +23,22 @@ help: ## List what there is
 demo: $(VENV)/.demo ## See it work (ARGS='...')
 	@$(BIN)/tenure demo $(ARGS)
 
+ifeq ($(origin PYTHON),command line)
+quick: ## Check what can be checked in a minute, before each commit: format, lint, layers, types, tests without servers
+	@$(PYTHON) scripts/pythons.py $$(command -v $(PYTHON) || echo $(PYTHON)) -- $(ARGS)
+else
+quick: $(VENV)/.dev
+	@$(BIN)/python scripts/stages.py format lint layers types quick
+endif
+
 test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, wheel, tests
 	@$(BIN)/python scripts/stages.py
 
-quick: | $(BIN)/python ## Run the unit, room and CLI tests on every Python of 3.11 to 3.14 that is there (ARGS='-x')
+pythons: | $(BIN)/python ## Run the quick tests on every Python of 3.11 to 3.14 that is there (ARGS='3.12 3.13 -- -x')
 	@$(BIN)/python scripts/pythons.py $(ARGS)
+
+lowest: $(VENV)/.dev servers ## Run the tests of all stores with the lowest versions that pyproject.toml allows
+	@$(BIN)/python scripts/pythons.py --lowest -- $(ARGS)
 
 format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
 	@$(BIN)/ruff check --fix-only .

@@ -1,122 +1,184 @@
 """
-Run the unit, room and command-line tests on every Python that tenure is for and that is there.
+Run the tests of ``make quick`` on other Pythons, side by side: ``python scripts/pythons.py 3.12 3.13 -- -x``.
 
-The versions are those that pyproject.toml names as supported. Each is looked for as ``python3.N`` on the path, and
-gets an environment of its own, ``.venv-3.N``, in which only what the tests need is installed. Arguments go to pytest.
+Without versions, on every one that pyproject.toml names as supported. Each is looked for as ``python3.N`` on the path,
+then where pyenv and uv keep theirs; the path of an interpreter does as well. Each gets an environment of its own,
+``.venv-3.N``, in which only what the tests need is installed. What follows ``--`` goes to pytest.
+
+With ``--lowest``, every dependency has the lowest version that pyproject.toml allows (constraints/lowest.txt), on the
+lowest Python alone. The drivers are what is tried then, so the tests of all stores run.
 """
 
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ["tests/unit", "tests/application", "tests/cli"]
-CONSTRAINTS = ROOT / "constraints" / "dev.txt"
+PINNED = ROOT / "constraints" / "dev.txt"
+LOWEST = ROOT / "constraints" / "lowest.txt"
+VERSION = "Programming Language :: Python :: 3."
 
-# As in stages.py: enough workers to fill the waits, and a file stays on one of them.
-WORKERS = ["-n", "3", "--dist", "loadfile"]
+SIDE_BY_SIDE = 2
+QUICK = ["-n", "2", "--dist", "loadfile", "--quick"]
+STORES = ["-n", "3", "--dist", "loadfile", "tests/unit", "tests/application", "tests/backends", "tests/conformance"]
 
 ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.executable)"
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is run on a version, and on what."""
+
+    tests: Sequence[str]
+    constraints: str
+    suffix: str = ""
+
+
 def main(arguments: list[str]) -> int:
-    results = {version: tried(version, arguments) for version in supported()}
+    ours, more = arguments, []
+    if "--" in arguments:
+        cut = arguments.index("--")
+        ours, more = arguments[:cut], arguments[cut + 1 :]
+    named = [argument for argument in ours if argument != "--lowest"]
+    if "--lowest" in ours:
+        versions, plan = named or supported()[:1], Plan([*STORES, *more], lowest(), "-lowest")
+    else:
+        versions, plan = named or supported(), Plan([*QUICK, *more], PINNED.read_text())
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        results = list(pool.map(partial(tried, plan=plan), versions))
     print(f"\n{'python':<10}{'seconds':>8}  result")
-    for version, (result, seconds) in results.items():
+    for version, (result, seconds) in zip(versions, results, strict=True):
         print(f"{version:<10}{seconds:>8.1f}  {result}")
-    outcomes = [result for result, _ in results.values()]
+    outcomes = [result for result, _ in results]
     if "ok" not in outcomes and "FAILED" not in outcomes:
-        print("none of them is there, so nothing was tried", file=sys.stderr)
+        print("none of these Pythons is here, so nothing was tried", file=sys.stderr)
         return 1
-    return 1 if "FAILED" in outcomes else 0
+    return 1 if "FAILED" in outcomes or (named and set(outcomes) != {"ok"}) else 0
 
 
 def supported() -> list[str]:
     """Return the versions that pyproject.toml names."""
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    found = (re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", one) for one in classifiers)
-    return [one[1] for one in found if one]
+    return ["3." + one.removeprefix(VERSION) for one in classifiers if one.startswith(VERSION)]
 
 
-def tried(version: str, arguments: list[str]) -> tuple[str, float]:
-    """Run the tests on one version; tell how that ended, and how long it took."""
-    python, why = interpreter(version)
-    if python is None:
+def lowest() -> str:
+    """Return the pinned versions, and the lowest ones in place of those that pyproject.toml gives a bound."""
+    lines = [*PINNED.read_text().splitlines(), *LOWEST.read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    return "".join(f"{name}=={version}\n" for name, version in pins.items())
+
+
+def tried(version: str, plan: Plan) -> tuple[str, float]:
+    """Run the tests on one version, and print what they print at their end; return the result and the time."""
+    python, why = asked(Path(version)) if os.sep in version else interpreter(version.removeprefix("python"))
+    if not python:
         return f"absent: {why}", 0.0
-    print(f"\n--- Python {version}: {python}", flush=True)
+    print(f"--- Python {version}: {python}", flush=True)
     begun = time.monotonic()
-    passed = passes(version, python, arguments)
+    passed, output = passes(python, plan)
+    print(f"\n--- Python {version}\n{output}", flush=True)
     return "ok" if passed else "FAILED", time.monotonic() - begun
 
 
-def interpreter(version: str, path: str | None = None) -> tuple[str | None, str]:
-    """Return the first ``python3.N`` on the *path* that can make environments; or else why there is none.
+def interpreter(version: str, folders: Sequence[str | Path] | None = None) -> tuple[str, str]:
+    """Return the first ``python3.N`` of these *folders* that can make environments; or else why there is none.
 
-    What merely has the name may be a stand-in for a version that was never installed.
+    A command of that name may be a stand-in for a version that was never installed.
     """
     found = []
-    for folder in os.get_exec_path() if path is None else path.split(os.pathsep):
+    for folder in where_pythons_are() if folders is None else folders:
         command = Path(folder) / f"python{version}"
         if not command.is_file() or not os.access(command, os.X_OK):
             continue
-        try:
-            done = subprocess.run(
-                [command, "-I", "-c", ASK],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            found.append(f"{command} can't be run: {error}")
-            continue
-        says, _, executable = done.stdout.strip().partition(" ")
-        if done.returncode == 0 and says == version:
+        executable, why = asked(command, version)
+        if executable:
             return executable, ""
-        told = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
-        found.append(f"{command} can't make environments: {told[0]}")
-    return None, "; ".join(found) or f"no python{version} on the path"
+        found.append(why)
+    return "", "; ".join(found) or f"no python{version} on the path"
 
 
-def passes(version: str, python: str, arguments: list[str]) -> bool:
-    venv = ROOT / f".venv-{version}"
-    if not install(venv, python):
-        return False
+def where_pythons_are() -> Iterator[str | Path]:
+    yield from os.get_exec_path()
+    yield from Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin")
+    yield from Path.home().glob(".local/share/uv/python/*/bin")
+
+
+def asked(command: Path, version: str | None = None) -> tuple[str, str]:
+    """Return the interpreter that *command* is, or nothing and what is wrong with it."""
+    try:
+        done = subprocess.run(
+            [command, "-I", "-c", ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{command} can't be run: {error}"
+    says, _, executable = done.stdout.strip().partition(" ")
+    if done.returncode == 0 and version in (None, says):
+        return executable, ""
+    told = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
+    return "", f"{command} can't make environments: {told[0]}"
+
+
+def passes(python: str, plan: Plan) -> tuple[bool, str]:
+    asks = [python, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    version = subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()
+    venv = ROOT / f".venv-{version}{plan.suffix}"
+    installed, output = install(venv, python, plan.constraints)
+    if not installed:
+        return False, output
     path = f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    line: list[str | Path] = [venv / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    line += [*WORKERS, *TESTS, *arguments]
-    environment = os.environ | {"PATH": path}
-    return subprocess.run(line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    line = [str(venv / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", *plan.tests]
+    return run(line, {"PATH": path})
 
 
-def install(venv: Path, python: str) -> bool:
+def install(venv: Path, python: str, constraints: str) -> tuple[bool, str]:
     """Install what the tests need into *venv*, unless what is there was made by the same interpreter and files."""
     stamp = venv / ".stamp"
-    made_of = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + CONSTRAINTS.read_bytes()).hexdigest()
+    made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + constraints).encode()).hexdigest()
     wanted = f"{python} {made_of}\n"
     if stamp.is_file() and stamp.read_text() == wanted:
-        return True
+        return True, ""
     print(f"installing tenure and what its tests need into {venv.name}", flush=True)
-    stamp.unlink(missing_ok=True)
-    constraints = str(CONSTRAINTS)
+    made, output = run([python, "-m", "venv", "--clear", str(venv)], {})
+    if not made:
+        return False, output
+    file = venv / "constraints.txt"
+    file.write_text(constraints)
     # The variables pin what pip installs to build tenure, for old and new pips.
-    environment = os.environ | {"PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": constraints}
-    pip: list[str | Path] = [venv / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    steps: list[list[str | Path]] = [
-        [python, "-m", "venv", "--clear", venv],
-        [*pip, "install", "-c", constraints, "-e", ".[all,test]"],
-    ]
-    for step in steps:
-        if subprocess.run(step, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False).returncode:
-            return False
-    stamp.write_text(wanted)
-    return True
+    environment = {"PIP_CONSTRAINT": str(file), "PIP_BUILD_CONSTRAINT": str(file)}
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    installed, output = run([*pip, "install", "-c", str(file), "-e", ".[all,test]"], environment)
+    if installed:
+        stamp.write_text(wanted)
+    return installed, output
+
+
+def run(command: list[str], environment: dict[str, str]) -> tuple[bool, str]:
+    """Run *command*; return whether it succeeded, and what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 0, done.stdout
 
 
 if __name__ == "__main__":

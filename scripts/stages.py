@@ -2,7 +2,7 @@
 Run the checks one after the other, cheapest first, and end with a table of their times.
 
 Every stage runs, also after a failure, so that one run tells everything; the exit status is 1 if any failed.
-Names given as arguments choose stages: ``python scripts/stages.py lint types``.
+Names given as arguments choose stages: ``python scripts/stages.py lint types``. The tests name their slowest twenty.
 """
 
 import os
@@ -17,6 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
+# Three workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine with
+# two cores. A file stays on one worker, so its tests still run one after the other.
+WORKERS = ["-n", "3", "--dist", "loadfile"]
+
 STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],
     "lint": [["ruff", "check", "."]],
@@ -27,11 +31,12 @@ STAGES: dict[str, list[list[str]]] = {
         [PYTHON, "scripts/check_public_types.py"],
     ],
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
-    # Three workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine
-    # with two cores. A file stays on one worker, so its tests still run one after the other; the files begin in the
-    # order of tests/conftest.py, and not with those of most tests.
-    "tests": [[PYTHON, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]],
+    # The files begin in the order of tests/conftest.py, and not with those of most tests.
+    "tests": [[PYTHON, "-m", "pytest", *WORKERS, "--no-loadscope-reorder", "--durations", "20"]],
+    # What is run before each commit: no server, no long wait; tests/conftest.py lists what belongs to it.
+    "quick": [[PYTHON, "-m", "pytest", *WORKERS, "--quick"]],
 }
+EVERYTHING = [name for name in STAGES if name != "quick"]
 
 QUIET = {"layers", "types"}  # much to say when all is well: shown only if something is wrong
 SIDE_BY_SIDE = {"types"}  # its commands don't know each other, use a core each, and nothing in them is timed
@@ -42,7 +47,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}", file=sys.stderr)
         return 2
-    results = [(name, *timed(name)) for name in names or STAGES]
+    results = [(name, *timed(name)) for name in names or EVERYTHING]
     print(f"\n{'stage':<10}{'seconds':>8}  result")
     for name, passed, seconds in results:
         print(f"{name:<10}{seconds:>8.1f}  {'ok' if passed else 'FAILED'}")

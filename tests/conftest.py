@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.servers import Azurite, Postgres, Redis, url_of
+from tests.servers import NO_SERVERS, Azurite, Postgres, Redis, url_of
 
 # Where Python is told to keep no bytecode, each of the many processes that the tests start would compile the library.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -21,6 +21,50 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.register_profile("tenure", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tenure")
 
+
+QUICK = [
+    "unit",
+    "properties",
+    "scenarios",
+    "application",
+    "cli",
+    "conformance/test_kinds.py",
+    "conformance/test_memory.py",
+    "conformance/test_planted_away.py",
+    "conformance/test_sqlite.py",
+    "conformance/test_sqlite_queue.py",
+]
+"""The folders and files of ``make quick``: machines, units, memory and SQLite. No server is started."""
+
+NOT_QUICK = [
+    "application/test_consumer.py::test_a_handler_that_blocks_keeps_its_lock",
+    "application/test_consumer.py::test_a_process_is_stopped",
+    "application/test_consumer.py::test_a_process_that_dies_harms_its_own_message_only",
+    "application/test_consumer.py::test_a_session_in_which_a_thread_runs_on_goes_to_nobody_else",
+    "application/test_consumer.py::test_a_thread_that_is_stuck_does_not_keep_the_process",
+    "application/test_consumer.py::test_no_process_outlives_its_consumer",
+    "application/test_consumer.py::test_sigterm_ends_it_gracefully",
+    "application/test_elector.py::test_a_thousand_leases_share_their_renewals",
+    "application/test_failures_told.py",
+    "application/test_forked.py",
+    "application/test_peers.py",
+    "application/test_processes.py",
+    "application/test_sigterm.py",
+    "application/test_threads.py",
+    "application/test_queue_threads.py",
+    "cli/test_completion.py",
+    "cli/test_errors.py",
+    "cli/test_help.py",
+    "cli/test_live.py",
+    "cli/test_send_lines.py",
+    "unit/test_names.py",
+    "unit/test_peers_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
+    "unit/test_peers_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",
+    "unit/test_pytest_plugin.py",
+    "unit/test_sqlite_fence.py::test_of_processes_that_race_no_old_token_slips_through",
+    "unit/test_watchdog.py",
+]
+"""Files and tests of these folders that start processes or servers, or that take a second and more."""
 
 LONGEST = [
     "process/test_lead.py",
@@ -44,15 +88,60 @@ LONGEST = [
 ]
 """The files that take half a minute and more, the longest first, and those that wait beside those that compute."""
 
+HERE = Path(__file__).parent
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: a worker that begins one of them last keeps the others waiting."""
-    here = Path(__file__).parent
-    places = {here / name: place for place, name in enumerate(LONGEST)}
-    gone = [str(path) for path in places if not path.is_file()]
-    if gone:
-        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {', '.join(gone)}")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run the tests of `make quick` only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        os.environ[NO_SERVERS] = "1"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under ``--quick``, don't import what isn't quick."""
+    if not config.getoption("quick") or not collection_path.is_relative_to(HERE):
+        return None
+    path = collection_path.relative_to(HERE)
+    chosen = [Path(name) for name in QUICK]
+    if not any(path.is_relative_to(name) or name.is_relative_to(path) for name in chosen) or str(path) in NOT_QUICK:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under ``--quick``, drop the tests that aren't; and begin with the files that take longest.
+
+    A worker that begins a long file last keeps the others waiting.
+    """
+    unknown = [name for name in (*QUICK, *NOT_QUICK, *LONGEST) if not is_there(name)]
+    if unknown:
+        raise pytest.UsageError(f"tests/conftest.py names what isn't there: {', '.join(unknown)}")
+    if config.getoption("quick"):
+        dropped = [item for item in items if is_dropped(item)]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
+    places = {HERE / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))  # others stay as they are
+
+
+def is_there(name: str) -> bool:
+    """Tell whether a folder, a file, or a test in a file is there."""
+    file, _, test = name.partition("::")
+    path = HERE / file
+    return f"def {test}(" in path.read_text() if test and path.is_file() else path.exists() and not test
+
+
+def is_dropped(item: pytest.Item) -> bool:
+    """Tell whether a test is left out of ``make quick``."""
+    function = getattr(item, "originalname", item.name)
+    return (
+        f"{item.path.relative_to(HERE)}::{function}" in NOT_QUICK
+        or item.get_closest_marker("process") is not None
+        or item.get_closest_marker("sim") is not None
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,17 @@ from tests.servers.certificates import Authority
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, free_port
 from tests.servers.redis import Redis
-from tests.servers.sharing import private, shared, url_of
+from tests.servers.sharing import NO_SERVERS, private, shared, url_of
 
-__all__ = ["Authority", "Azurite", "Postgres", "Redis", "Server", "free_port", "private", "shared", "url_of"]
+__all__ = [
+    "NO_SERVERS",
+    "Authority",
+    "Azurite",
+    "Postgres",
+    "Redis",
+    "Server",
+    "free_port",
+    "private",
+    "shared",
+    "url_of",
+]

@@ -10,7 +10,12 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
+import pytest
+
 from tests.servers.process import do_without
+
+NO_SERVERS = "TENURE_TEST_NO_SERVERS"
+"""Set in the environment of ``make quick``, whose tests start none."""
 
 
 class Startable(Protocol):
@@ -62,6 +67,8 @@ def shared(kind: type[S], **options: Any) -> S:
 
 def require(kind: type[Startable]) -> None:
     """Skip the test where there can be no server of this *kind*, or fail it if nothing may be missing."""
+    if os.environ.get(NO_SERVERS):
+        pytest.fail("a test of `make quick` starts no server; name it in NOT_QUICK (tests/conftest.py)", pytrace=False)
     if reason := kind.missing():
         do_without(f"{reason}; to run this test, install {kind.install}")
 

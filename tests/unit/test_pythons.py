@@ -1,14 +1,15 @@
-"""``make quick``: which Pythons are taken to be there."""
+"""``make pythons`` and ``make lowest``: which Pythons are taken to be there, and what is installed for them."""
 
 from __future__ import annotations
 
-import os
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from scripts.pythons import interpreter, supported
+from scripts.pythons import LOWEST, ROOT, interpreter, lowest, supported
 
 OURS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -23,7 +24,7 @@ def a_command(folder: Path, script: str) -> str:
 
 def test_ours_is_supported_and_found(tmp_path: Path) -> None:
     assert OURS in supported()
-    found, why = interpreter(OURS, a_command(tmp_path / "bin", f'exec {sys.executable} "$@"'))
+    found, why = interpreter(OURS, [a_command(tmp_path / "bin", f'exec {sys.executable} "$@"')])
     assert (found, why) == (sys.executable, "")
 
 
@@ -37,12 +38,21 @@ def test_ours_is_supported_and_found(tmp_path: Path) -> None:
 )
 def test_what_only_has_the_name_is_absent_and_no_obstacle(tmp_path: Path, script: str, says: str) -> None:
     stand_in = a_command(tmp_path / "stand_in", script)
-    found, why = interpreter(OURS, stand_in)
-    assert found is None
+    found, why = interpreter(OURS, [stand_in])
+    assert found == ""
     assert says in why
     real = a_command(tmp_path / "real", f'exec {sys.executable} "$@"')
-    assert interpreter(OURS, f"{stand_in}{os.pathsep}{real}") == (sys.executable, "")
+    assert interpreter(OURS, [stand_in, real]) == (sys.executable, "")
 
 
 def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
-    assert interpreter("3.11", str(tmp_path)) == (None, "no python3.11 on the path")
+    assert interpreter("3.11", [tmp_path]) == ("", "no python3.11 on the path")
+
+
+def test_the_lowest_versions_are_the_bounds_of_pyproject() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    runtime = [each for extra in ("azure", "cli", "postgres", "redis") for each in extras[extra]]
+    bounds = {re.split(r"[\[>]", each)[0]: each.partition(">=")[2] for each in runtime}
+    pinned = dict(line.split("==") for line in LOWEST.read_text().splitlines() if "==" in line)
+    assert {name: pinned.get(name) for name in bounds} == bounds
+    assert {f"{name}=={version}" for name, version in bounds.items()} <= set(lowest().split())
