@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.boot import agreed, this_boot
-from tenure._backends.sqlite.client import Database, Options, Worker
+from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.leases import LEASES, SqliteLeases
 from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.worker import Worker
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure.testing import ManualClock
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from tenure._backends import sqlite
-from tenure._backends.sqlite import client
-from tenure._backends.sqlite.client import Database, Options, translate
+from tenure._backends.sqlite import client, worker
+from tenure._backends.sqlite.address import Options
+from tenure._backends.sqlite.client import Database, translate
 from tenure._lease import Granted, HeldBy, Lost
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
@@ -382,7 +383,7 @@ async def test_a_disk_that_hangs(tmp_path: Path, opener: Opener, monkeypatch: py
     await backend.leases.acquire("name", "ann#1", 60)
     gate = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(client, "PATIENCE", 0.1)
+        patch.setattr(worker, "PATIENCE", 0.1)
         stuck = asyncio.ensure_future(backend._worker.run(lambda database: gate.wait(60)))
         for ask in (lambda: stuck, lambda: backend.leases.acquire("name", "ann#1", 60)):
             error = await in_time(ask)

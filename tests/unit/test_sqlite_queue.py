@@ -19,13 +19,15 @@ import pytest
 import tenure
 from tenure._backends import sqlite
 from tenure._backends.sqlite import client
-from tenure._backends.sqlite.client import Database, Options, Worker
+from tenure._backends.sqlite.address import Options
+from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.leases import LEASES
 from tenure._backends.sqlite.operations import CLAIM_MAX, IDLE, QUEUES, Ledger
 from tenure._backends.sqlite.queue import SqliteBroker, _give_back
 from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer, _Shift
 from tenure._queue.broker import EVERYTHING, Claim, NoSession
 from tenure._queue.message import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tenure._backends import sqlite
-from tenure._backends.sqlite import client
+from tenure._backends.sqlite import worker
 from tenure._lease import Granted, HeldBy, Vacant
 from tenure._url import Url
 from tenure.errors import Unavailable
@@ -83,7 +83,7 @@ async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
 
     monkeypatch.setattr(one._wake, "ring", ring)
     with monkeypatch.context() as patch, pytest.raises(Unavailable, match="no answer"):
-        patch.setattr(client, "PATIENCE", 1.0)  # enough for the thread to be about it
+        patch.setattr(worker, "PATIENCE", 1.0)  # enough for the thread to be about it
         await one.leases.acquire("name", "ann#1", 600)
     assert await asyncio.to_thread(committed.wait, 30)
     assert isinstance(await other.leases.inspect("name"), HeldBy)

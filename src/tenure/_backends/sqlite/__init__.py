@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tenure._backends.sqlite.client import Database, Options, Worker, path_of
+from tenure._backends.sqlite.address import Options, path_of
+from tenure._backends.sqlite.client import Database
+from tenure._backends.sqlite.diagnosis import diagnose
 from tenure._backends.sqlite.fence import Fence
 from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure._backends.sqlite.operations import IDLE, QUEUES
@@ -16,6 +18,7 @@ from tenure._backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
 from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.transaction import Within, transact
 from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
@@ -66,7 +69,7 @@ class SqliteBackend:
 
     async def describe(self) -> Sequence[Fact]:
         """Ask the file and the library about themselves."""
-        return [*await self._worker.run(Database.facts), self._wake.fact()]
+        return [*await self._worker.run(diagnose), self._wake.fact()]
 
     async def close(self) -> None:
         """Close the connections, end their threads, and stop listening."""

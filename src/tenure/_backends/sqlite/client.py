@@ -5,32 +5,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import random
-import re
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from typing import Literal, TypeVar
-from urllib.parse import unquote
+from typing import TypeVar
 
+from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.reserve import Reserve, largest_file
-from tenure._opened import Fact
-from tenure._runtime.threads import Threads
-from tenure._url import Url
+from tenure._backends.sqlite.schema import Part, create, missing, versions
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
 LIBRARY_MIN = (3, 35, 0)  # RETURNING
-LIBRARY_SOUND = (3, 51, 3)  # mends the reset of the write-ahead log, broken since 3.7.0
 PATIENCE = 5.0
 """How many seconds beyond ``busy`` a caller waits for the disk before it is told that there was no answer."""
 
@@ -105,92 +97,6 @@ def _obstacle(path: str) -> str:
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"its folder {folder} can't be written from here, and SQLite keeps its log beside the file"
     return ""
-
-
-# --- the address -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The query of an ``sqlite:`` URL.
-
-    Args:
-        synchronous: ``full`` keeps every answer through a loss of power; ``normal`` is faster, and may then lose the
-            newest ones, tokens too. Neither loses anything when only a process dies.
-        busy: For how many seconds to go on trying for the write lock.
-        create: Whether to create the file, or tenure's tables in it, if there are none; without, that is an error.
-    """
-
-    synchronous: Literal["full", "normal"] = "full"
-    busy: float = 5.0
-    create: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.busy <= 3_600.0:
-            raise ConfigError(f"busy must be from 0 to 3600 seconds, not {self.busy:g}; try busy=5")
-
-
-def path_of(url: Url) -> str:
-    """Return the file that *url* names, as a real path: all processes must agree on the folder of the wake sockets.
-
-    Raises:
-        ConfigError: The URL is spelled as something else; the message has the right spelling.
-    """
-    right = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
-    rest = url.written.partition(":")[2].partition("?")[0]
-    # What stands before an @ may be a password.
-    if "@" in url.path and (url.netloc or not rest.startswith("//")):
-        raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {right}")
-    if url.netloc:
-        host = url.netloc.rpartition("@")[2]
-        raise ConfigError(f"{str(url)!r} has a host, {host!r}; write sqlite:///{host}{url.path}: {right}")
-    if not rest.startswith("//"):
-        raise ConfigError(f"{str(url)!r} lacks slashes; write sqlite:///{rest}: {right}")
-    path = unquote(url.path[1:])
-    if not path or "\0" in path:
-        raise ConfigError(f"{str(url)!r} names no file; write {right}, or memory: to keep nothing")
-    if path == ":memory:":
-        raise ConfigError(f"{str(url)!r} would be lost with its connection; write memory: or memory:NAME")
-    if path.endswith("/"):
-        raise ConfigError(f"{str(url)!r} names a folder; name a file in it, as in sqlite:///{url.path[1:]}work.db")
-    return os.path.realpath(path)
-
-
-# --- SQL ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A set of tables with a version of its own: ``script`` is a file of this folder that creates them."""
-
-    name: str
-    version: int
-    script: str
-
-
-def _text(file: str) -> str:
-    return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
-
-
-@cache
-def statements(file: str) -> dict[str, str]:
-    """Return the statements of *file*, an SQL file of this folder, by the name that stands above each."""
-    blocks = re.split(r"^-- name: (\w+)\n", _text(file), flags=re.MULTILINE)
-    return dict(zip(blocks[1::2], (block.strip() for block in blocks[2::2]), strict=True))
-
-
-def _script(file: str) -> list[str]:
-    """Cut a script into statements: ``executescript`` would end the transaction that they are to run in."""
-    found, statement = [], ""
-    for line in _text(file).splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            found.append(statement.strip())
-            statement = ""
-    return found
-
-
-# --- one connection ----------------------------------------------------------------------------------------------
 
 
 class Database:
@@ -295,34 +201,14 @@ class Database:
             with suppress(sqlite3.Error):
                 connection.close()
 
-    def facts(self) -> list[Fact]:
-        """Ask the file and the library about themselves.
+    def require_room(self) -> None:
+        """Refuse if there is no room to send anything.
 
         Raises:
-            DiskFullError: There is no room to send anything.
+            DiskFullError: There is none.
         """
         if hasattr(os, "statvfs") and self._reserve.is_disk_full():
             raise DiskFullError(_full(self.path))
-        journal = self.read(lambda connection: connection.execute("PRAGMA journal_mode").fetchone()[0])
-        known = self.read(_versions)
-        sound = ".".join(map(str, LIBRARY_SOUND))
-        return [
-            Fact("file", self.path),
-            Fact(
-                "SQLite",
-                sqlite3.sqlite_version,
-                ""
-                if sqlite3.sqlite_version_info >= LIBRARY_SOUND
-                else f"before {sound}, a rare race at the reset of the log can damage a file; use {sound} or newer",
-            ),
-            Fact("journal mode", journal),
-            Fact(
-                "synchronous",
-                self.options.synchronous,
-                "" if self.options.synchronous == "full" else "the newest answers, tokens too, may go with the power",
-            ),
-            *(Fact(f"tables of {part}", f"version {version}, by {by}") for part, (version, by) in known.items()),
-        ]
 
     # --- patience ---
 
@@ -435,7 +321,7 @@ class Database:
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
-            if not self.options.create and not _versions(connection):
+            if not self.options.create and not versions(connection):
                 raise self._barred(
                     f"{self.path} has no tables of tenure, so nobody has led or sent anything there; look for a "
                     "misspelling, or let the first candidate or sender create them"
@@ -448,7 +334,9 @@ class Database:
                     f"{self.path} was asked to keep a write-ahead log, and stayed with {journal!r}: its file system "
                     "can't share memory between processes; put the file on a disk of this machine"
                 )
-            self._prepare(connection)
+            absent = missing(connection, self._parts, self.path)
+            if absent:
+                self._transact(connection, lambda connection: create(connection, absent))
             if self._reads_only:
                 connection.execute("PRAGMA query_only = ON")
             status = os.stat(self.path)
@@ -468,135 +356,5 @@ class Database:
             connection.execute("PRAGMA synchronous = full")
             return None
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Create our tables where they are missing, and refuse what a newer tenure has written."""
-        known = _versions(connection)
-        missing = [part for part in self._parts if part.name not in known]
-        for part in self._parts:
-            version, written_by = known.get(part.name, (part.version, ""))
-            if version != part.version:  # none is older: there has been no other version yet
-                raise ConfigError(
-                    f"the tables of {part.name} in {self.path} have version {version}, written by tenure {written_by}, "
-                    f"and this tenure reads version {part.version}; use tenure {written_by} or newer, or another file"
-                )
-        if missing:
-            self._transact(connection, lambda connection: _create(connection, missing))
-
 
 _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # as SQLite does it
-
-
-def _versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
-    exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tenure_schema'"
-    if connection.execute(exists).fetchone() is None:
-        return {}
-    rows = connection.execute("SELECT part, version, written_by FROM tenure_schema ORDER BY part")
-    return {part: (version, written_by) for part, version, written_by in rows}
-
-
-def _create(connection: sqlite3.Connection, parts: Sequence[Part]) -> None:
-    for part in parts:
-        for statement in _script(part.script):
-            connection.execute(statement)
-        # Another process may have been first; then its row stands.
-        row = (part.name, part.version, _tenure_version())
-        connection.execute("INSERT OR IGNORE INTO tenure_schema (part, version, written_by) VALUES (?, ?, ?)", row)
-
-
-def _tenure_version() -> str:
-    from importlib import metadata  # slow to import, and needed once in a file's life
-
-    try:
-        return metadata.version("tenure")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-# --- one thread --------------------------------------------------------------------------------------------------
-
-_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
-
-
-class Worker:
-    """A thread that owns a ``Database`` and does its work, one job after the other; made anew after a fork.
-
-    Args:
-        make: Makes the database; called when the first job comes.
-    """
-
-    def __init__(self, make: Callable[[], Database]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._staff: tuple[Threads, Database] | None = None
-        self._closed = False
-
-    async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
-        """Return what *job* returns; it runs in the thread. A caller that is cancelled only stops waiting.
-
-        Args:
-            job: What to do.
-            unwanted: Runs in the thread, some time after *job*, if the caller is not told what that returned. It may
-                not have been done at all.
-
-        Raises:
-            Unavailable: The file could not be asked, or the answer did not come in time.
-            ConfigError: The file can't be used as it is, or the worker is closed.
-        """
-        thread, database = self._hired()
-        busy = database.options.busy
-        until = time.monotonic() + busy  # counted from here: jobs that queue behind a lock give up together
-
-        def work() -> T:
-            database.until = until
-            return job(database)
-
-        try:
-            async with asyncio.timeout(busy + PATIENCE):
-                return await asyncio.get_running_loop().run_in_executor(thread, work)
-        except BaseException as error:
-            if unwanted is not None:
-                _do_after(thread, database, unwanted)
-            if isinstance(error, TimeoutError):
-                raise Unavailable(
-                    f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
-                    "What was asked may still be done"
-                ) from error
-            raise
-
-    async def close(self) -> None:
-        """Close the connection and end the thread; what is still queued is done first."""
-        self._closed = True
-        with self._lock:
-            staff, self._staff = self._staff, None
-        if staff is None or self._pid != os.getpid():
-            return
-        thread, database = staff
-        with suppress(TimeoutError):
-            async with asyncio.timeout(database.options.busy + PATIENCE):
-                await asyncio.get_running_loop().run_in_executor(thread, database.close)
-        thread.shutdown(wait=False)
-
-    def _hired(self) -> tuple[Threads, Database]:
-        if self._pid != os.getpid():
-            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
-            _LEFT_BEHIND.append(self._staff)
-            self._lock, self._staff, self._pid = threading.Lock(), None, os.getpid()
-        with self._lock:
-            if self._closed:
-                raise ConfigError("this backend was closed; connect again")
-            if self._staff is None:
-                self._staff = (Threads(1, "tenure-sqlite"), self._make())
-            return self._staff
-
-
-def _do_after(thread: Threads, database: Database, job: Callable[[Database], object]) -> None:
-    """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
-
-    def work() -> None:
-        database.until = time.monotonic() + database.options.busy
-        with suppress(TenureError):
-            job(database)
-
-    with suppress(RuntimeError):  # shut down: then what it should follow is done, and the connection closed
-        thread.submit(work)

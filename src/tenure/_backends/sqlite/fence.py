@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from tenure._backends.sqlite.client import statements
+from tenure._backends.sqlite.statements import statements
 from tenure.errors import ConfigError, TermLost
 
 _SQL = statements("fence.sql")

@@ -29,8 +29,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from tenure._backends.sqlite.boot import agreed, is_older_start, this_boot
-from tenure._backends.sqlite.client import Database, DiskFullError, Part, Worker, statements
+from tenure._backends.sqlite.client import Database, DiskFullError
+from tenure._backends.sqlite.schema import Part
+from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.worker import Worker
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant

@@ -9,8 +9,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tenure._backends.sqlite.client import Part, statements
 from tenure._backends.sqlite.rows import Meta, columns_of, dead_message_of, death_of, headers_column, runs_of, unpack
+from tenure._backends.sqlite.schema import Part
+from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Places
 from tenure._backends.sqlite.view import LockGroup, Queue
 from tenure._queue.broker import CLAIM_BYTES, Claim, LiveSelection, NoSession, QueueSettings, Selection, SettingChanges

@@ -22,10 +22,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tenure._backends.sqlite.client import Worker
 from tenure._backends.sqlite.operations import Ledger
 from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.wake import Wake
+from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
 from tenure._queue.broker import (
     Claim,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenure._backends.sqlite.boot import agreed, this_boot
-from tenure._backends.sqlite.client import statements
+from tenure._backends.sqlite.statements import statements
 from tenure._runtime.clock import Clock
 
 _SQL = statements("queue.sql")

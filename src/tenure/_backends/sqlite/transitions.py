@@ -20,8 +20,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from tenure._backends.sqlite.client import statements
 from tenure._backends.sqlite.rows import history_with, pack, unpack
+from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.view import LockGroup, Queue, View
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Died, Failure, Settled

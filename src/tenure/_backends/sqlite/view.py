@@ -8,7 +8,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tenure._backends.sqlite.client import statements
 from tenure._backends.sqlite.rows import (
     Meta,
     conditions_of,
@@ -17,6 +16,7 @@ from tenure._backends.sqlite.rows import (
     live_conditions_of,
     unpack,
 )
+from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.times import FileClock
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
 from tenure._queue.message import (

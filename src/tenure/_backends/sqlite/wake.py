@@ -16,8 +16,9 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from tenure._backends.sqlite.client import Database, Worker
+from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.sockets import PATH_MAX, bind, folder_of, is_found, take_away, tell_all, through_proc
+from tenure._backends.sqlite.worker import Worker
 from tenure._opened import Fact
 from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError

@@ -1,0 +1,64 @@
+"""The tables of tenure in an SQLite file, and their versions."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure._backends.sqlite.statements import script
+from tenure.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A set of tables with a version of its own: ``script`` is a file of this folder that creates them."""
+
+    name: str
+    version: int
+    script: str
+
+
+def versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
+    """Return the version of each part in the file, and which tenure wrote it."""
+    exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tenure_schema'"
+    if connection.execute(exists).fetchone() is None:
+        return {}
+    rows = connection.execute("SELECT part, version, written_by FROM tenure_schema ORDER BY part")
+    return {part: (version, written_by) for part, version, written_by in rows}
+
+
+def missing(connection: sqlite3.Connection, parts: Sequence[Part], path: str) -> list[Part]:
+    """Return those of *parts* that the file at *path* doesn't have yet.
+
+    Raises:
+        ConfigError: A newer tenure has written one of them.
+    """
+    known = versions(connection)
+    for part in parts:
+        version, written_by = known.get(part.name, (part.version, ""))
+        if version != part.version:  # none is older: there has been no other version yet
+            raise ConfigError(
+                f"the tables of {part.name} in {path} have version {version}, written by tenure {written_by}, "
+                f"and this tenure reads version {part.version}; use tenure {written_by} or newer, or another file"
+            )
+    return [part for part in parts if part.name not in known]
+
+
+def create(connection: sqlite3.Connection, parts: Sequence[Part]) -> None:
+    """Create the tables of *parts*. Inside a transaction."""
+    for part in parts:
+        for statement in script(part.script):
+            connection.execute(statement)
+        # Another process may have been first; then its row stands.
+        row = (part.name, part.version, _tenure_version())
+        connection.execute("INSERT OR IGNORE INTO tenure_schema (part, version, written_by) VALUES (?, ?, ?)", row)
+
+
+def _tenure_version() -> str:
+    from importlib import metadata  # slow to import, and needed once in a file's life
+
+    try:
+        return metadata.version("tenure")
+    except metadata.PackageNotFoundError:
+        return "unknown"

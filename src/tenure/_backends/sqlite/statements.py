@@ -1,0 +1,30 @@
+"""The SQL files of this folder, as statements."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from functools import cache
+from importlib import resources
+
+
+def _text(file: str) -> str:
+    return resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+
+
+@cache
+def statements(file: str) -> dict[str, str]:
+    """Return the statements of *file*, an SQL file of this folder, by the name that stands above each."""
+    blocks = re.split(r"^-- name: (\w+)\n", _text(file), flags=re.MULTILINE)
+    return dict(zip(blocks[1::2], (block.strip() for block in blocks[2::2]), strict=True))
+
+
+def script(file: str) -> list[str]:
+    """Cut a script into statements: ``executescript`` would end the transaction that they are to run in."""
+    found, statement = [], ""
+    for line in _text(file).splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            found.append(statement.strip())
+            statement = ""
+    return found

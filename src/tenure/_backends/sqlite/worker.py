@@ -1,0 +1,104 @@
+"""A thread that owns a connection, with a door for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from tenure._backends.sqlite.client import PATIENCE, Database
+from tenure._runtime.threads import Threads
+from tenure.errors import ConfigError, TenureError, Unavailable
+
+T = TypeVar("T")
+
+_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
+
+
+class Worker:
+    """A thread that owns a ``Database`` and does its work, one job after the other; made anew after a fork.
+
+    Args:
+        make: Makes the database; called when the first job comes.
+    """
+
+    def __init__(self, make: Callable[[], Database]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._staff: tuple[Threads, Database] | None = None
+        self._closed = False
+
+    async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
+        """Return what *job* returns; it runs in the thread. A caller that is cancelled only stops waiting.
+
+        Args:
+            job: What to do.
+            unwanted: Runs in the thread, some time after *job*, if the caller is not told what that returned. It may
+                not have been done at all.
+
+        Raises:
+            Unavailable: The file could not be asked, or the answer did not come in time.
+            ConfigError: The file can't be used as it is, or the worker is closed.
+        """
+        thread, database = self._hired()
+        busy = database.options.busy
+        until = time.monotonic() + busy  # counted from here: jobs that queue behind a lock give up together
+
+        def work() -> T:
+            database.until = until
+            return job(database)
+
+        try:
+            async with asyncio.timeout(busy + PATIENCE):
+                return await asyncio.get_running_loop().run_in_executor(thread, work)
+        except BaseException as error:
+            if unwanted is not None:
+                _do_after(thread, database, unwanted)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(
+                    f"{database.path} gave no answer within {busy + PATIENCE:g} s; the disk may hang. "
+                    "What was asked may still be done"
+                ) from error
+            raise
+
+    async def close(self) -> None:
+        """Close the connection and end the thread; what is still queued is done first."""
+        self._closed = True
+        with self._lock:
+            staff, self._staff = self._staff, None
+        if staff is None or self._pid != os.getpid():
+            return
+        thread, database = staff
+        with suppress(TimeoutError):
+            async with asyncio.timeout(database.options.busy + PATIENCE):
+                await asyncio.get_running_loop().run_in_executor(thread, database.close)
+        thread.shutdown(wait=False)
+
+    def _hired(self) -> tuple[Threads, Database]:
+        if self._pid != os.getpid():
+            # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
+            _LEFT_BEHIND.append(self._staff)
+            self._lock, self._staff, self._pid = threading.Lock(), None, os.getpid()
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this backend was closed; connect again")
+            if self._staff is None:
+                self._staff = (Threads(1, "tenure-sqlite"), self._make())
+            return self._staff
+
+
+def _do_after(thread: Threads, database: Database, job: Callable[[Database], object]) -> None:
+    """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
+
+    def work() -> None:
+        database.until = time.monotonic() + database.options.busy
+        with suppress(TenureError):
+            job(database)
+
+    with suppress(RuntimeError):  # shut down: then what it should follow is done, and the connection closed
+        thread.submit(work)
