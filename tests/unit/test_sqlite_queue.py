@@ -21,14 +21,14 @@ from tenure._backends import sqlite
 from tenure._backends.sqlite import client
 from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.client import Database
+from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES
-from tenure._backends.sqlite.operations import CLAIM_MAX, IDLE, QUEUES, Ledger
+from tenure._backends.sqlite.operations import CLAIM_MAX, IDLE, QUEUES, Operations
 from tenure._backends.sqlite.queue import SqliteBroker, _give_back
-from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
-from tenure._backends.sqlite.writer import Writer, _Shift
+from tenure._backends.sqlite.writer import Writer, _WriterThread
 from tenure._queue.broker import EVERYTHING, Claim, NoSession
 from tenure._queue.message import (
     COMPLETE,
@@ -98,7 +98,9 @@ class House:
         worker = Worker(lambda: Database(self.path, options, [QUEUES, IDLE], reads_only=True))
         wake = Wake(self.path, worker)
         writer = Writer(
-            lambda: Database(self.path, options, [QUEUES, IDLE], syncs_apart=True), times, lambda name: wake.ring(name)
+            lambda: Database(self.path, options, [QUEUES, IDLE], syncs_apart=True),
+            times,
+            lambda name: wake.notify(name),
         )
         self.writers.append(writer)
         self._workers.append(worker)
@@ -167,7 +169,7 @@ async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncI
     """Keep the writer busy until so many requests wait for it, which the block makes."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold_up(ledger: Ledger) -> None:
+    def hold_up(operations: Operations) -> None:
         begun.set()
         assert go_on.wait(PATIENCE)
 
@@ -175,9 +177,9 @@ async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncI
     try:
         assert await asyncio.to_thread(begun.wait, PATIENCE)
         yield
-        shift = writer._shift
-        assert shift is not None
-        await until(lambda: (shift._inbox.qsize(), len(shift._urgent)) == (count + urgent, urgent), within=PATIENCE)
+        thread = writer._thread
+        assert thread is not None
+        await until(lambda: (thread._inbox.qsize(), len(thread._urgent)) == (count + urgent, urgent), within=PATIENCE)
     finally:
         go_on.set()
     await held_up
@@ -207,12 +209,12 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
     await broker.send("q", [Outgoing(b"first")])
     [writer] = house.writers
 
-    def half_way(ledger: Ledger) -> None:
-        ledger.send("q", [Outgoing(b"never")])
+    def half_way(operations: Operations) -> None:
+        operations.send("q", [Outgoing(b"never")])
         raise ValueError("bad by itself")
 
-    def unfit(ledger: Ledger) -> None:
-        ledger.send("q", [Outgoing(b"neither", id="n"), Outgoing(b"", reply_to=object())])  # type: ignore[arg-type]
+    def unfit(operations: Operations) -> None:
+        operations.send("q", [Outgoing(b"neither", id="n"), Outgoing(b"", reply_to=object())])  # type: ignore[arg-type]
 
     asked: list[Awaitable[object]] = [
         broker.send("q", [Outgoing(b"a")]),
@@ -234,7 +236,7 @@ async def test_deaths_beside_a_bad_request_are_told_once(house: House) -> None:
     house.wall += 6.0
     [writer] = house.writers
 
-    def bad(ledger: Ledger) -> None:
+    def bad(operations: Operations) -> None:
         raise ValueError("bad by itself")
 
     async with until_asked_for(writer, 2):
@@ -283,8 +285,8 @@ async def test_a_full_disk_is_no_answer_and_the_next_question_is_asked_anew(hous
     await broker.send("q", [Outgoing(b"before")])
     [writer] = house.writers
 
-    def limit(ledger: Ledger) -> None:
-        ledger._run("PRAGMA max_page_count = 1").fetchone()  # never below what there is, so: full
+    def limit(operations: Operations) -> None:
+        operations._run("PRAGMA max_page_count = 1").fetchone()  # never below what there is, so: full
 
     await writer.submit(limit)
     with pytest.raises(Unavailable, match="full"):
@@ -350,10 +352,10 @@ async def test_a_claim_whose_loop_is_closed_is_given_back(house: House) -> None:
     async def give_up() -> None:
         started = threading.Event()
 
-        def receive_late(ledger: Ledger) -> Claim:
+        def receive_late(operations: Operations) -> Claim:
             started.set()
             go_on.wait(PATIENCE)
-            return ledger.receive("q", 10, 60.0)
+            return operations.receive("q", 10, 60.0)
 
         claiming = writer.submit(receive_late, _give_back, lasting=False)
         assert await asyncio.to_thread(started.wait, PATIENCE)
@@ -446,7 +448,7 @@ def _forgets_the_disk(self: Any, group: list[Any]) -> None:
 async def test_an_answer_before_the_disk_is_found(
     house: House, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any, list[Any]], None]
 ) -> None:
-    monkeypatch.setattr(_Shift, "_answer", plant)
+    monkeypatch.setattr(_WriterThread, "_answer", plant)
     with pytest.raises(AssertionError):
         await answers_wait_for_the_disk(house, monkeypatch)
 
@@ -562,9 +564,12 @@ async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) ->
         [writer] = house.writers
         counted = [0, 0]
 
-        def look(ledger: Ledger) -> None:
-            connection: sqlite3.Connection = ledger._run.__self__.connection  # type: ignore[attr-defined]
-            works: list[Callable[[], object]] = [lambda: ledger.count("q"), lambda: ledger.receive("q", 1, 10.0)]
+        def look(operations: Operations) -> None:
+            connection: sqlite3.Connection = operations._run.__self__.connection  # type: ignore[attr-defined]
+            works: list[Callable[[], object]] = [
+                lambda: operations.count("q"),
+                lambda: operations.receive("q", 1, 10.0),
+            ]
             for place, work in enumerate(works):
                 seen = 0
 

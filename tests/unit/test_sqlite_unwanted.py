@@ -77,11 +77,11 @@ async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
     assert await one.leases.names() == []
     committed, goes_on = threading.Event(), threading.Event()
 
-    def ring(_: str) -> None:
+    def notify(_: str) -> None:
         committed.set()
         goes_on.wait(60)
 
-    monkeypatch.setattr(one._wake, "ring", ring)
+    monkeypatch.setattr(one._wake, "notify", notify)
     with monkeypatch.context() as patch, pytest.raises(Unavailable, match="no answer"):
         patch.setattr(worker, "PATIENCE", 1.0)  # enough for the thread to be about it
         await one.leases.acquire("name", "ann#1", 600)
@@ -108,7 +108,7 @@ async def test_it_is_kept_for_a_holder_that_asked_again(file: Path, opener: Open
     seen = await other.leases.inspect("name")
     assert isinstance(seen, HeldBy)
     assert seen.holder == "ann#1"
-    assert one.leases._asking == {}
+    assert one.leases._pending == {}
 
 
 async def test_it_is_handed_back_when_nobody_waits_for_any_of_the_answers(file: Path, opener: Opener) -> None:
@@ -121,7 +121,7 @@ async def test_it_is_handed_back_when_nobody_waits_for_any_of_the_answers(file: 
         await asyncio.sleep(0.05)
     await one.leases.names()
     assert isinstance(await other.leases.inspect("name"), Vacant)
-    assert one.leases._asking == {}
+    assert one.leases._pending == {}
 
 
 async def test_a_grant_that_was_told_is_not_taken_away_by_a_question_given_up(file: Path, opener: Opener) -> None:

@@ -108,7 +108,7 @@ async def test_a_burst_that_overflows_wakes_everybody(opener: Opener) -> None:
 
     def flood() -> None:  # from a thread, so that this loop can't read meanwhile
         for name in [*names, "name"]:
-            one._wake.ring(f"lease:{name}")
+            one._wake.notify(f"lease:{name}")
 
     thread = threading.Thread(target=flood)
     thread.start()
@@ -120,13 +120,13 @@ async def test_a_full_socket_does_not_keep_others_from_being_woken(opener: Opene
     """A stopped process never reads. What it has not read must not count against those who do."""
     one, stopped, other = opener(), opener(), opener()
     await listening(stopped)
-    home, reading = stopped._wake._home, stopped._wake._socket
+    home, reading = stopped._wake._loop, stopped._wake._socket
     assert home is not None
     assert reading is not None
     home.remove_reader(reading)
     hints = await listening(other)
     for _ in range(600):
-        one._wake.ring("lease:name")
+        one._wake.notify("lease:name")
         await asyncio.wait_for(anext(hints), PATIENCE)
 
 

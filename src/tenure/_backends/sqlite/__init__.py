@@ -12,10 +12,10 @@ from tenure._backends.sqlite.address import Options, path_of
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.diagnosis import diagnose
 from tenure._backends.sqlite.fence import Fence
+from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
 from tenure._backends.sqlite.operations import IDLE, QUEUES
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
-from tenure._backends.sqlite.times import FileClock
 from tenure._backends.sqlite.transaction import Within, transact
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
@@ -62,7 +62,7 @@ class SqliteBackend:
         self._writer = Writer(
             lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True, used=used),
             times,
-            lambda queue: self._wake.ring(topic_of(queue)),
+            lambda queue: self._wake.notify(topic_of(queue)),
         )
         self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True, used=used))
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)

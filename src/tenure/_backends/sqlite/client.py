@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tenure._backends.sqlite.address import Options
 from tenure._backends.sqlite.reserve import Reserve, largest_file
-from tenure._backends.sqlite.schema import Part, create, missing, versions
+from tenure._backends.sqlite.schema import TableSet, create, missing, versions
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ PATIENCE = 5.0
 """How many seconds beyond ``busy`` a caller waits for the disk before it is told that there was no answer."""
 
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # a limit on files, or a quota, is the latter
-_BARRED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _NOT_READ = "it can't be read from here; check the rights on the file and its folder"
 _NOT_WRITTEN = "it can't be written from here; check the rights on the file and its folder, for SQLite writes both"
 
@@ -38,7 +38,7 @@ class DiskFullError(Unavailable):
 
 def translate(error: sqlite3.Error, path: str) -> TenureError:
     """Turn what SQLite said about the file at *path* into one of ours."""
-    match _primary(error):
+    match _primary_code(error):
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(
                 f"{path} stayed locked by another connection for all the time given (option busy); "
@@ -53,7 +53,7 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
             )
         case sqlite3.SQLITE_FULL:
             return DiskFullError(_full(path))
-        case code if code in _BARRED:
+        case code if code in _NO_ACCESS:
             obstacle = _obstacle(path)
             if obstacle:
                 return ConfigError(f"{path} can't be used: {obstacle}")
@@ -70,7 +70,7 @@ def _full(path: str) -> str:
     )
 
 
-def _primary(error: sqlite3.Error) -> int | None:
+def _primary_code(error: sqlite3.Error) -> int | None:
     """Return SQLite's primary result code; None if the error is Python's own."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
@@ -119,7 +119,7 @@ class Database:
         self,
         path: str,
         options: Options,
-        parts: Sequence[Part],
+        parts: Sequence[TableSet],
         *,
         reads_only: bool = False,
         syncs_apart: bool = False,
@@ -229,7 +229,7 @@ class Database:
                 may_make_room = False
                 self._empty_log()
             except sqlite3.Error as error:
-                code = _primary(error)
+                code = _primary_code(error)
                 if code is None:  # a ProgrammingError: a bug of ours, let it fly
                     raise
                 if may_make_room and code in _FULL:
@@ -239,7 +239,7 @@ class Database:
                     self._empty_log()
                     continue
                 if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    self._give_up(error)
+                    self._fail(error)
                 if time.monotonic() >= self.until:
                     raise translate(error, self.path) from error
                 time.sleep(random.uniform(0.0001, pause))
@@ -264,14 +264,14 @@ class Database:
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
-    def _give_up(self, error: sqlite3.Error) -> None:
+    def _fail(self, error: sqlite3.Error) -> None:
         self.close()  # whatever is wrong with this connection, the next question gets a new one
         ours = translate(error, self.path)
-        if isinstance(ours, ConfigError) and _primary(error) in _BARRED:
-            ours = self._barred(str(ours))
+        if isinstance(ours, ConfigError) and _primary_code(error) in _NO_ACCESS:
+            ours = self._unusable(str(ours))
         raise ours from error
 
-    def _barred(self, why: str) -> TenureError:
+    def _unusable(self, why: str) -> TenureError:
         """Return what to raise for a file that can't be used: for good, or only now."""
         return (
             Unavailable(f"{why} (it was usable before, so it may be again)")
@@ -315,14 +315,14 @@ class Database:
                 "use a Python that was built with a newer one"
             )
         if not self.options.create and not os.path.exists(self.path):
-            raise self._barred(
+            raise self._unusable(
                 f"there is no file {self.path}, so nobody has led or sent anything there; look for a "
                 "misspelling, or let the first candidate or sender create it"
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             if not self.options.create and not versions(connection):
-                raise self._barred(
+                raise self._unusable(
                     f"{self.path} has no tables of tenure, so nobody has led or sent anything there; look for a "
                     "misspelling, or let the first candidate or sender create them"
                 )

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from tenure._backends.sqlite.boot import agreed, is_older_start, this_boot
 from tenure._backends.sqlite.client import Database, DiskFullError
-from tenure._backends.sqlite.schema import Part
+from tenure._backends.sqlite.schema import TableSet
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
@@ -39,7 +39,7 @@ from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 from tenure._runtime.clock import Clock
 
-LEASES = Part("leases", version=1, script="schema.sql")
+LEASES = TableSet("leases", version=1, script="leases_schema.sql")
 
 TRAITS = LeaseTraits(
     ttl_min=0.1,
@@ -73,7 +73,7 @@ class _Row:
 
 
 @dataclass(slots=True, eq=False)
-class _Asking:
+class _PendingAcquire:
     """The calls of one holder that are under way. Written on the callers' loop and in the worker's thread."""
 
     calls: set[object] = field(default_factory=set)
@@ -96,9 +96,9 @@ class SqliteLeases:
         self._wake = wake
         self._clock = clock
         self._boot = boot
-        self._agreed = bool(boot)
-        self._foreign: dict[str, tuple[int, int, float]] = {}  # token, renewals, and when it is over by our clock
-        self._asking: dict[tuple[str, str], _Asking] = {}
+        self._boot_settled = bool(boot)
+        self._foreign_rows: dict[str, tuple[int, int, float]] = {}  # token, renewals, and when it is over by our clock
+        self._pending: dict[tuple[str, str], _PendingAcquire] = {}
 
     @property
     def traits(self) -> LeaseTraits:
@@ -111,19 +111,19 @@ class SqliteLeases:
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
         told = json.dumps(dict(metadata))
-        asking, call = self._asking.setdefault((name, holder), _Asking()), object()
-        asking.calls.add(call)
+        pending, call = self._pending.setdefault((name, holder), _PendingAcquire()), object()
+        pending.calls.add(call)
         try:
             answer = await self._worker.run(
-                lambda database: self._acquire(database, asking, name, holder, ttl, told),
-                unwanted=lambda database: self._hand_back(database, asking, call),
+                lambda database: self._acquire(database, pending, name, holder, ttl, told),
+                unwanted=lambda database: self._release_unwanted(database, pending, call),
             )
-            asking.told = asking.told or isinstance(answer, Granted)
+            pending.told = pending.told or isinstance(answer, Granted)
             return answer
         finally:
-            asking.calls.discard(call)
-            if not asking.calls:
-                self._asking.pop((name, holder), None)
+            pending.calls.discard(call)
+            if not pending.calls:
+                self._pending.pop((name, holder), None)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
         """Extend many claims by *ttl* seconds from now, in one transaction."""
@@ -161,13 +161,13 @@ class SqliteLeases:
     # --- in the worker's thread ---
 
     def _acquire(
-        self, database: Database, asking: _Asking, name: str, holder: str, ttl: float, metadata: str
+        self, database: Database, pending: _PendingAcquire, name: str, holder: str, ttl: float, metadata: str
     ) -> Granted | HeldBy:
-        self._agree(database)
+        self._settle_boot(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is not None and self._is_ours(row, now) and self._is_live(row, now) and row.holder != holder:
-            return _held(row, row.expires_at - now)
+            return _held_by(row, row.expires_at - now)
 
         def claim(connection: sqlite3.Connection) -> tuple[Granted | HeldBy, bool]:
             answer, won = self._claim(connection, name, holder, ttl, metadata)
@@ -178,14 +178,14 @@ class SqliteLeases:
 
         answer, won = database.write(claim)
         if won and isinstance(answer, Granted):
-            asking.won = answer.grant
-            self._wake.ring(f"lease:{name}")
+            pending.won = answer.grant
+            self._wake.notify(f"lease:{name}")
         return answer
 
-    def _hand_back(self, database: Database, asking: _Asking, call: object) -> None:
-        asking.calls.discard(call)
-        if not asking.calls and not asking.told and (grant := asking.won):
-            asking.won = None
+    def _release_unwanted(self, database: Database, pending: _PendingAcquire, call: object) -> None:
+        pending.calls.discard(call)
+        if not pending.calls and not pending.told and (grant := pending.won):
+            pending.won = None
             self._release(database, grant)
 
     def _release(self, database: Database, grant: Grant) -> bool:
@@ -200,21 +200,21 @@ class SqliteLeases:
         now = self._clock.now()
         asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
         if row is None or not self._is_live(row, now) or (row.holder != holder and self._is_outwaited(row, now)):
-            self._foreign.pop(name, None)
+            self._foreign_rows.pop(name, None)
             (token,) = connection.execute(_SQL["claim"], asked).fetchone()
             return Granted(Grant(name, holder, token)), True
         if row.holder == holder:
             connection.execute(_SQL["stamp"], {**asked, "by_holder": 1})
             return Granted(Grant(name, holder, row.token), bool(row.resign_asked)), False
         if self._is_ours(row, now):
-            return _held(row, row.expires_at - now), False
+            return _held_by(row, row.expires_at - now), False
         if not self._is_remembered(row):
-            self._foreign[name] = (row.token, row.renewals, now + row.ttl)
+            self._foreign_rows[name] = (row.token, row.renewals, now + row.ttl)
         connection.execute(_SQL["stamp"], {**asked, "ttl": row.ttl, "by_holder": 0})
-        return _held(row, row.ttl), False
+        return _held_by(row, row.ttl), False
 
     def _renew(self, database: Database, grants: Sequence[Grant], ttl: float) -> list[Granted | Lost]:
-        self._agree(database)
+        self._settle_boot(database)
         keys = [(grant.name, grant.holder, grant.token) for grant in grants]
         asked = json.dumps(keys)
 
@@ -229,21 +229,21 @@ class SqliteLeases:
 
     def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
         """Run a statement on one row, and tell the others if it changed the row."""
-        self._agree(database)
+        self._settle_boot(database)
         changed = database.write(
             lambda connection: connection.execute(_SQL[statement], {**asked, **self._present()}).fetchone() is not None
         )
         if changed:
-            self._wake.ring(f"lease:{asked['name']}")
+            self._wake.notify(f"lease:{asked['name']}")
         return changed
 
     def _inspect(self, database: Database, name: str) -> HeldBy | Vacant:
-        self._agree(database)
+        self._settle_boot(database)
         row = database.read(lambda connection: _find(connection, name))
         now = self._clock.now()
         if row is None or not self._is_live(row, now):
             return Vacant(name, row.token, self._vacant_for(row, now)) if row else Vacant(name)
-        return _held(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
+        return _held_by(row, row.expires_at - now if self._is_ours(row, now) else row.ttl)
 
     # --- time ---
 
@@ -264,19 +264,19 @@ class SqliteLeases:
         return now if is_older_start(row.boot, self._boot) else None
 
     def _is_remembered(self, row: _Row) -> bool:
-        return self._foreign.get(row.name, ())[:2] == (row.token, row.renewals)
+        return self._foreign_rows.get(row.name, ())[:2] == (row.token, row.renewals)
 
     def _is_outwaited(self, row: _Row, now: float) -> bool:
         """Whether we have seen another boot's row go without a renewal for its whole ttl."""
-        return self._is_remembered(row) and now >= self._foreign[row.name][2]
+        return self._is_remembered(row) and now >= self._foreign_rows[row.name][2]
 
-    def _agree(self, database: Database) -> None:
+    def _settle_boot(self, database: Database) -> None:
         """Settle, before anything else, under which name this boot stands in the file."""
-        if not self._agreed:
+        if not self._boot_settled:
             boots = database.read(
                 lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]
             )
-            self._boot, self._agreed = agreed(this_boot(), boots), True
+            self._boot, self._boot_settled = agreed(this_boot(), boots), True
 
 
 def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
@@ -284,6 +284,6 @@ def _find(connection: sqlite3.Connection, name: str) -> _Row | None:
     return _Row(*row) if row else None
 
 
-def _held(row: _Row, remaining: float) -> HeldBy:
+def _held_by(row: _Row, remaining: float) -> HeldBy:
     assert row.holder is not None
     return HeldBy(row.name, row.holder, row.token, remaining, FrozenDict(json.loads(row.metadata)))

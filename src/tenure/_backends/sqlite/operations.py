@@ -9,11 +9,19 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tenure._backends.sqlite.rows import Meta, columns_of, dead_message_of, death_of, headers_column, runs_of, unpack
-from tenure._backends.sqlite.schema import Part
+from tenure._backends.sqlite.queue_reader import LockGroup, Queue
+from tenure._backends.sqlite.rows import (
+    MessageRow,
+    columns_of,
+    dead_message_of,
+    death_of,
+    headers_column,
+    runs_of,
+    unpack,
+)
+from tenure._backends.sqlite.schema import TableSet
 from tenure._backends.sqlite.statements import statements
-from tenure._backends.sqlite.transitions import Places
-from tenure._backends.sqlite.view import LockGroup, Queue
+from tenure._backends.sqlite.transitions import Transitions
 from tenure._queue.broker import CLAIM_BYTES, Claim, LiveSelection, NoSession, QueueSettings, Selection, SettingChanges
 from tenure._queue.message import (
     COMPLETE,
@@ -44,8 +52,8 @@ CLAIM_MAX = 1_000
 FORGET_MAX = 100
 """So many ids are forgotten by a claim that finds nothing."""
 
-QUEUES = Part("queues", version=1, script="queue_schema.sql")
-IDLE = Part("idle queues", version=1, script="idle_schema.sql")
+QUEUES = TableSet("queues", version=1, script="queue_schema.sql")
+IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
 
 STEP = 1_000
 """So many messages are deleted with their queue in one transaction."""
@@ -53,7 +61,7 @@ STEP = 1_000
 _SQL = statements("queue.sql")
 
 
-class Ledger(Places):
+class Operations(Transitions):
     """The books, to be written in."""
 
     def open(self, name: str) -> Queue:
@@ -81,17 +89,17 @@ class Ledger(Places):
 
     # --- sending ---
 
-    def send(self, name: str, messages: Sequence[Outgoing], *, needs_room: bool = True) -> list[str]:
+    def send(self, name: str, messages: Sequence[Outgoing], *, needs_reserve: bool = True) -> list[str]:
         """Keep *messages*; return their ids. With *needs_room*, only if a reserve is left on the disk."""
-        if needs_room:
-            self.needs_room = True
+        if needs_reserve:
+            self.needs_reserve = True
         queue = self.open(name)
         prefix, sequence, delayed = self._prefix, self._newest, queue.delayed
         add_plain = self._plain.setdefault(queue.number, []).extend
         ids = []
         for message in messages:
             named = message.id
-            if named is not None and not self._is_first(queue, named):
+            if named is not None and not self._is_new_id(queue, named):
                 ids.append(named)
                 continue
             sequence += 1
@@ -103,7 +111,7 @@ class Ledger(Places):
         if sequence != self._newest:
             queue.ready += sequence - self._newest - (queue.delayed - delayed)
             self._newest = sequence
-            self.rung[name] = None
+            self.changed[name] = None
         return ids
 
     def _add(self, queue: Queue, sequence: int, message: Outgoing) -> None:
@@ -141,22 +149,22 @@ class Ledger(Places):
             return message.at if message.at > self._at.wall else None
         return self._at.wall + message.delay if message.delay else None
 
-    def _is_first(self, queue: Queue, name: str) -> bool:
+    def _is_new_id(self, queue: Queue, name: str) -> bool:
         """Whether no message was sent under this *name* in the window; from now on one was."""
         since = self._at.wall - queue.dedupe_window
         # Two at a time, for one that is added: so what is remembered doesn't grow for ever, and no sweep is needed.
-        self._run(_SQL["forget_sent"], (queue.number, since, 2))
+        self._run(_SQL["delete_old_sent_ids"], (queue.number, since, 2))
         if not queue.dedupe_window:
             return True
-        return self._run(_SQL["sent"], (queue.number, name, self._at.wall, since)).rowcount > 0
+        return self._run(_SQL["remember_sent_id"], (queue.number, name, self._at.wall, since)).rowcount > 0
 
-    def _forget(self, queue: Queue) -> None:
+    def _delete_old_ids(self, queue: Queue) -> None:
         """Forget ids that are over, of this queue and of another one: there, nobody may send or receive any more."""
         other = self._run(_SQL["any_queue"]).fetchone()
         for number in {queue.number & ~1, *(other or ())}:
             one = self._numbered(number)
-            self._run(_SQL["forget_sent"], (number, self._at.wall - one.dedupe_window, FORGET_MAX))
-            self._run(_SQL["forget_remembered"], (number, self._at.wall, FORGET_MAX))
+            self._run(_SQL["delete_old_sent_ids"], (number, self._at.wall - one.dedupe_window, FORGET_MAX))
+            self._run(_SQL["delete_old_handled_ids"], (number, self._at.wall, FORGET_MAX))
 
     # --- claiming ---
 
@@ -165,24 +173,26 @@ class Ledger(Places):
         queue = self.find(name)
         if queue is None:
             return Claim(())
-        self._flush()
+        self._write_sent()
         due_in = self.apply_due(queue)
         rows, due_in = self._claimable(queue, "", limit, due_in)
         if not rows:
-            self._forget(queue)
+            self._delete_old_ids(queue)
             return Claim((), due_in)
         last = rows[-1]
-        self._run(_SQL["take_ready"], (queue.number, "", last[11], last[0]))
+        self._run(_SQL["delete_ready_up_to"], (queue.number, "", last[11], last[0]))
         queue.ready -= len(rows)
         token = _new_token()
-        self._hold(queue, token, 0, rows, lock)
-        return Claim(self._deliveries(queue, rows, token, self._at.wall + lock), None if len(rows) == limit else due_in)
+        self._insert_claim(queue, token, 0, rows, lock)
+        return Claim(
+            self._locked_deliveries(queue, rows, token, self._at.wall + lock), None if len(rows) == limit else due_in
+        )
 
     def _claimable(
         self, queue: Queue, session: str, limit: int, due_in: float | None
-    ) -> tuple[Sequence[Meta], float | None]:
+    ) -> tuple[Sequence[MessageRow], float | None]:
         """Return what may be claimed, up to what has expired and is not entered yet: there is too much for one step."""
-        rows: list[Meta] = []
+        rows: list[MessageRow] = []
         size = 0
         for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
             if row[10] is not None and row[10] <= self._at.wall:
@@ -198,30 +208,37 @@ class Ledger(Places):
         queue = self.find(name)
         if queue is None:
             return Claim(())
-        self._flush()
+        self._write_sent()
         self.apply_due(queue)
-        found = [one for one in dict.fromkeys(sequences) if self._take("deferred", queue.number, one)]
+        found = [one for one in dict.fromkeys(sequences) if self._take_from("deferred", queue.number, one)]
         if not found:
             return Claim(())
         queue.deferred -= len(found)
         rows = [self._run(_SQL["message"], (sequence,)).fetchone() for sequence in found]
         token = _new_token()
-        self._hold(queue, token, 0, rows, lock, was_deferred=True)
-        return Claim(self._deliveries(queue, rows, token, self._at.wall + lock))
+        self._insert_claim(queue, token, 0, rows, lock, was_deferred=True)
+        return Claim(self._locked_deliveries(queue, rows, token, self._at.wall + lock))
 
-    def _hold(
-        self, queue: Queue, token: int, part: int, rows: Sequence[Meta], lock: float, *, was_deferred: bool = False
+    def _insert_claim(
+        self,
+        queue: Queue,
+        token: int,
+        part: int,
+        rows: Sequence[MessageRow],
+        lock: float,
+        *,
+        was_deferred: bool = False,
     ) -> None:
-        self._insert_hold(
+        self._insert_group(
             LockGroup(
                 token, part, queue.number, None, int(was_deferred), 0.0, lock, dict.fromkeys(row[0] for row in rows)
             )
         )
         queue.locked += len(rows)
 
-    def _deliveries(self, queue: Queue, rows: Sequence[Meta], token: int, until: float) -> list[Delivery]:
+    def _locked_deliveries(self, queue: Queue, rows: Sequence[MessageRow], token: int, until: float) -> list[Delivery]:
         """Make deliveries of *rows*, which are locked now; their ttl does not end under a lock."""
-        made = self._made(queue, rows, token, until)
+        made = self._deliveries_of(queue, rows, token, until)
         timed = [(queue.number, row[10], row[0]) for row in rows if row[10] is not None]
         if timed:
             self._run_many(_SQL["delete_expiry"], timed)
@@ -238,67 +255,67 @@ class Ledger(Places):
         """Extend many locks to *lock* seconds from now."""
         answers: list[Renewed | Lapsed] = [LAPSED] * len(held)
         for token, places in _by_token(held).items():
-            holds = self._holds(token)
+            groups = self._groups(token)
             kept: dict[int, None] = {}
             for place in places:
                 one = held[place]
-                hold = self._hold_of(holds, one)
-                if hold is None:
+                group = self._group_of(groups, one)
+                if group is None:
                     continue
                 if isinstance(one, SessionLock):
-                    self._renew_hold(hold, lock)
-                elif hold.session is None:
+                    self._renew_group(group, lock)
+                elif group.session is None:
                     kept[one.sequence] = None
-                until = hold.until if hold.session is not None else max(hold.until, self._at.now + lock)
+                until = group.until if group.session is not None else max(group.until, self._at.now + lock)
                 answers[place] = Renewed(self._at.wall + until - self._at.now)
             if kept:
-                self._renew_part(holds, kept, lock)
+                self._renew_some(groups, kept, lock)
         return answers
 
-    def _renew_part(self, holds: list[LockGroup], kept: dict[int, None], lock: float) -> None:
+    def _renew_some(self, groups: list[LockGroup], kept: dict[int, None], lock: float) -> None:
         """Renew those *kept*: as they are if they are all of a row, and else in a row of their own."""
-        for hold in holds:
-            mine = [sequence for sequence in hold.sequences if sequence in kept]
+        for group in groups:
+            mine = [sequence for sequence in group.sequences if sequence in kept]
             if not mine:
                 continue
-            if len(mine) == len(hold.sequences):
-                self._renew_hold(hold, lock)
+            if len(mine) == len(group.sequences):
+                self._renew_group(group, lock)
                 continue
             for sequence in mine:
-                del hold.sequences[sequence]
-            self._keep(hold)
-            (newest,) = self._run(_SQL["newest_part"], (hold.token,)).fetchone()
-            longer = max(lock, hold.until - self._at.now)
-            part = replace(hold, part=(newest or 0) + 1, lock=longer, sequences=dict.fromkeys(mine))
-            self._insert_hold(part)
+                del group.sequences[sequence]
+            self._save_group(group)
+            (newest,) = self._run(_SQL["newest_part"], (group.token,)).fetchone()
+            longer = max(lock, group.until - self._at.now)
+            part = replace(group, part=(newest or 0) + 1, lock=longer, sequences=dict.fromkeys(mine))
+            self._insert_group(part)
 
-    def _renew_hold(self, hold: LockGroup, lock: float) -> None:
-        hold.lock = max(lock, hold.until - self._at.now)  # a lock never ends sooner for being renewed
-        hold.until = self._at.now + hold.lock
-        self._run(_SQL["renew_hold"], (self._at.boot, hold.until, hold.lock, hold.token, hold.part))
+    def _renew_group(self, group: LockGroup, lock: float) -> None:
+        group.lock = max(lock, group.until - self._at.now)  # a lock never ends sooner for being renewed
+        group.until = self._at.now + group.lock
+        self._run(_SQL["renew_lock_group"], (self._at.boot, group.until, group.lock, group.token, group.part))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
         """Pass many verdicts."""
         answers: list[Settled | Lapsed] = [LAPSED] * len(settlements)
         gone: dict[int, list[int]] = {}
         for token, places in _by_token([delivery for delivery, _ in settlements]).items():
-            holds = self._holds(token)
-            for hold in holds:
-                self._settle_in(hold, settlements, places, answers, gone)
+            groups = self._groups(token)
+            for group in groups:
+                self._settle_group(group, settlements, places, answers, gone)
         for number, sequences in gone.items():
             self._remove(self._numbered(number), sequences)
         return answers
 
-    def _settle_in(
+    def _settle_group(
         self,
-        hold: LockGroup,
+        group: LockGroup,
         settlements: Sequence[Settlement],
         places: Iterable[int],
         answers: list[Settled | Lapsed],
         gone: dict[int, list[int]],
     ) -> None:
         """Pass those of the verdicts at *places* that are on messages of *hold*; note those that are to be removed."""
-        name, left, removed = self._numbered(hold.queue).name, hold.sequences, []
+        name, left, removed = self._numbered(group.queue).name, group.sequences, []
         before = len(left)
         for place in places:
             delivery, verdict = settlements[place]
@@ -314,17 +331,17 @@ class Ledger(Places):
                 answers[place] = SETTLED
                 self._complete(delivery, verdict)
             else:
-                answers[place] = self._pass(hold, sequence, verdict)
+                answers[place] = self._apply(group, sequence, verdict)
         if removed:
-            gone.setdefault(hold.queue, []).extend(removed)
+            gone.setdefault(group.queue, []).extend(removed)
         if len(left) != before:
-            self._keep(hold)
+            self._save_group(group)
 
     def _complete(self, delivery: Delivery, verdict: Complete) -> None:
         if verdict.remember:
             self.remember(delivery.queue, delivery.id, verdict.remember)
         for name, message in verdict.sends:
-            self.send(name, [message], needs_room=False)  # it takes the place of the one that was completed
+            self.send(name, [message], needs_reserve=False)  # it takes the place of the one that was completed
 
     def _remove(self, queue: Queue, sequences: list[int]) -> None:
         """Remove messages that were locked for good."""
@@ -334,22 +351,22 @@ class Ledger(Places):
         if queue.is_dead:
             self._run_many(_SQL["delete_deaths"], [(queue.number, first, last) for first, last in runs])
 
-    def _pass(self, hold: LockGroup, sequence: int, verdict: Verdict) -> Settled:
+    def _apply(self, group: LockGroup, sequence: int, verdict: Verdict) -> Settled:
         """Pass a verdict other than ``Complete`` on a message that is in no place just now."""
-        queue = self._numbered(hold.queue)
+        queue = self._numbered(group.queue)
         queue.locked -= 1
         match verdict:
             case Defer():
                 self._run(_SQL["insert_deferred"], (queue.number, sequence))
                 queue.deferred += 1
-                self._note(sequence, None)
+                self._record_attempt(sequence, None)
             case DeadLetter(reason, description, error):
-                self._note(sequence, "rejected", error, counts=not queue.is_dead)
-                self._bury(queue, sequence, reason, description)
+                self._record_attempt(sequence, "rejected", error, counts=not queue.is_dead)
+                self._dead_letter(queue, sequence, reason, description)
             case Abandon(delay, error):
-                return self._put_back(queue, hold, sequence, "abandoned", delay, error)
+                return self._requeue(queue, group, sequence, "abandoned", delay, error)
             case GiveBack():
-                return self._put_back(queue, hold, sequence)
+                return self._requeue(queue, group, sequence)
             case Complete():
                 raise AssertionError("a completed message is removed")
         return SETTLED
@@ -361,30 +378,30 @@ class Ledger(Places):
         queue = self.find(name) if session is None else self.open(name)
         if queue is None:
             return NoSession()
-        self._flush()
+        self._write_sent()
         due_in = self.apply_due(queue)
-        self._refresh_sessions()
+        self._write_sessions()
         if session is None:
             row = self._run(_SQL["free_session"], (queue.number,)).fetchone()
             if row is None:
                 return NoSession(due_in)
             (session,) = row
             assert session is not None
-        elif self._run(_SQL["hold_of_session"], (queue.number, session)).fetchone():
+        elif self._run(_SQL["lock_group_of_session"], (queue.number, session)).fetchone():
             return NoSession(due_in)
         token = _new_token()
-        self._insert_hold(LockGroup(token, 0, queue.number, session, 0, 0.0, lock, {}))
+        self._insert_group(LockGroup(token, 0, queue.number, session, 0, 0.0, lock, {}))
         self._touched[queue.number, session] = None
         row = self._run(_SQL["state"], (queue.number, session)).fetchone()
         return SessionLock(name, session, token, self._at.wall + lock, row[0] if row else None)
 
     def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        self._flush()
-        hold = self._hold_of(self._holds(held.token), held)
-        if hold is None:
+        self._write_sent()
+        group = self._group_of(self._groups(held.token), held)
+        if group is None:
             return LAPSED
-        queue = self._numbered(hold.queue)
+        queue = self._numbered(group.queue)
         next_in = self.apply_due(queue)
         rows, due_in = self._claimable(queue, held.session, limit, next_in)
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
@@ -393,61 +410,61 @@ class Ledger(Places):
             due_in = next_in  # however much there is behind it
         if not rows:
             return Claim((), due_in)
-        self._run(_SQL["take_ready"], (queue.number, held.session, 0, rows[-1][0]))
+        self._run(_SQL["delete_ready_up_to"], (queue.number, held.session, 0, rows[-1][0]))
         queue.ready -= len(rows)
         queue.locked += len(rows)
-        hold.sequences.update(dict.fromkeys(row[0] for row in rows))
-        self._keep(hold)
+        group.sequences.update(dict.fromkeys(row[0] for row in rows))
+        self._save_group(group)
         self._touched[queue.number, held.session] = None
-        until = self._at.wall + hold.until - self._at.now
-        return Claim(self._deliveries(queue, rows, hold.token, until), None if len(rows) == limit else due_in)
+        until = self._at.wall + group.until - self._at.now
+        return Claim(self._locked_deliveries(queue, rows, group.token, until), None if len(rows) == limit else due_in)
 
     def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
-        hold = self._hold_of(self._holds(held.token), held)
-        if hold is None:
+        group = self._group_of(self._groups(held.token), held)
+        if group is None:
             return LAPSED
-        queue = self._numbered(hold.queue)
-        self._run(_SQL["delete_hold"], (hold.token, hold.part))
-        queue.locked -= len(hold.sequences)
-        for sequence in hold.sequences:
-            if self._put_back(queue, hold, sequence).dead:
-                self._tell_dead(queue, sequence)
+        queue = self._numbered(group.queue)
+        self._run(_SQL["delete_lock_group"], (group.token, group.part))
+        queue.locked -= len(group.sequences)
+        for sequence in group.sequences:
+            if self._requeue(queue, group, sequence).dead:
+                self._report_death(queue, sequence)
         self._touched[queue.number, held.session] = None
-        self.rung[queue.name] = None
+        self.changed[queue.name] = None
         return SETTLED
 
     def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store a session's state."""
-        self._refresh_sessions()  # so that it has a row
-        hold = self._hold_of(self._holds(held.token), held)
-        if hold is None:
+        self._write_sessions()  # so that it has a row
+        group = self._group_of(self._groups(held.token), held)
+        if group is None:
             return LAPSED
-        self._run(_SQL["set_state"], (state, hold.queue, held.session))
+        self._run(_SQL["set_state"], (state, group.queue, held.session))
         return SETTLED
 
     # --- dead letters, inbox ---
 
     def take_dead(self, name: str, which: Selection, limit: int, *, to: str | None) -> list[int]:
         """Put dead letters that nobody holds into the queue *to*, or remove them; return their sequences."""
-        self._flush()
+        self._write_sent()
         dead = self._dead_of(name)
         if dead is None:
             return []
-        found = self._selected(dead, which, limit, held=False)
+        found = self._selected(dead, which, limit, with_locked=False)
         live = self._numbered(dead.number - 1)
         for sequence in found:
-            _, priority, session, due_at, _, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
-            if self._take("ready", dead.number, "", 0, sequence):
+            _, priority, session, due_at, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
+            if self._take_from("ready", dead.number, "", 0, sequence):
                 dead.ready -= 1
-            elif self._take("delayed", dead.number, due_at, sequence):
+            elif self._take_from("delayed", dead.number, due_at, sequence):
                 dead.delayed -= 1
             if to is not None and to != name:
                 self._send_anew(to, dead, sequence)
             if to == name:
-                self._run(_SQL["revive"], (sequence,))
-                self._shelve(live, sequence, session, priority, 0.0, None, blocks=False)
-                self.rung[live.name] = None
+                self._run(_SQL["reset_message"], (sequence,))
+                self._enqueue(live, sequence, session, priority, 0.0, None, blocks=False)
+                self.changed[live.name] = None
             else:
                 self._run(_SQL["delete_messages"], (sequence, sequence))
             self._run(_SQL["delete_deaths"], (dead.number, sequence, sequence))
@@ -456,9 +473,9 @@ class Ledger(Places):
     def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
         """Send a dead letter of another queue to the one called *name*, whatever ids are remembered there."""
         letter = dead_message_of(
-            dead.name, self._prefix, self._run(_SQL["dead_message"], (dead.number, sequence)).fetchone()
+            dead.name, self._prefix, self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone()
         )
-        _, _, _, _, _, history = self._run(_SQL["standing"], (sequence,)).fetchone()
+        _, _, _, _, _, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
         queue = self.open(name)
         self._newest += 1
         anew = Outgoing(
@@ -472,13 +489,13 @@ class Ledger(Places):
         )
         self._add(queue, self._newest, anew)
         queue.ready += 1
-        self._flush()
-        self._run(_SQL["set_standing"], (0, history, self._newest))
-        self.rung[name] = None
+        self._write_sent()
+        self._run(_SQL["set_message_state"], (0, history, self._newest))
+        self.changed[name] = None
 
     def purge_live(self, name: str, sequences: Sequence[int], which: LiveSelection) -> int:
         """Remove those of *sequences* that wait in a state that is meant; tell how many."""
-        self._flush()
+        self._write_sent()
         queue = self.find(name)
         gone = [] if queue is None else [one for one in sequences if self._take_waiting(queue, one, which)]
         if gone:
@@ -487,31 +504,31 @@ class Ledger(Places):
 
     def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
         """Take a message out of where it waits; False if it doesn't, or in another state than those meant."""
-        row = self._run(_SQL["standing"], (sequence,)).fetchone()
+        row = self._run(_SQL["message_state"], (sequence,)).fetchone()
         if row is None:
             return False
         _, priority, session, due_at, expires_at, _ = row
         rank = -priority if session is None else 0
-        if which.wants("ready") and self._take("ready", queue.number, session or "", rank, sequence):
+        if which.wants("ready") and self._take_from("ready", queue.number, session or "", rank, sequence):
             queue.ready -= 1
-        elif which.wants("delayed") and self._take("delayed", queue.number, due_at, sequence):
+        elif which.wants("delayed") and self._take_from("delayed", queue.number, due_at, sequence):
             queue.delayed -= 1
-        elif which.wants("deferred") and self._take("deferred", queue.number, sequence):
+        elif which.wants("deferred") and self._take_from("deferred", queue.number, sequence):
             queue.deferred -= 1
         else:
             return False
         if expires_at is not None:
-            self._take("expiry", queue.number, expires_at, sequence)
+            self._take_from("expiry", queue.number, expires_at, sequence)
         if session is not None:  # it may have held up others
             self._touched[queue.number, session] = None
-            self.rung[queue.name] = None
+            self.changed[queue.name] = None
         return True
 
     def remember(self, name: str, id_: str, seconds: float) -> None:
         """Note *id_* in the inbox of a queue."""
         queue = self.open(name.removesuffix(DEAD_SUFFIX))
-        self._run(_SQL["forget_remembered"], (queue.number, self._at.wall, 4))
-        self._run(_SQL["remember"], (queue.number, id_, self._at.wall + seconds))
+        self._run(_SQL["delete_old_handled_ids"], (queue.number, self._at.wall, 4))
+        self._run(_SQL["remember_handled_id"], (queue.number, id_, self._at.wall + seconds))
 
     # --- the end of a queue ---
 
@@ -521,8 +538,8 @@ class Ledger(Places):
 
     def delete(self, name: str, *, force: bool) -> bool:
         """Delete a queue; tell whether that is so: it isn't if something is in it, or by *force* was until now."""
-        self._flush()
-        self._refresh_sessions()  # none may be entered for a queue that is gone
+        self._write_sent()
+        self._write_sessions()  # none may be entered for a queue that is gone
         self._write_counts()  # other requests of this transaction may have sent to it
         queue = self.find(name)
         if queue is None:
@@ -533,15 +550,15 @@ class Ledger(Places):
         elif self._run(_SQL["size"], {"queue": queue.number}).fetchone()[0]:
             return False
         for number in (queue.number, queue.number + 1):
-            for what in ("holds", "sessions", "ids", "inbox", "idle", "retention"):
-                self._run(_SQL[f"forget_{what}"], (number,))
+            for what in ("lock_groups", "sessions", "sent_ids", "handled_ids", "idle", "retention"):
+                self._run(_SQL[f"clear_{what}"], (number,))
             self._run(_SQL["delete_queue"], (number,))
         self._queues.clear()
         return True
 
     def empty(self, name: str) -> bool:
         """Delete some of the messages of a queue, in whatever state; tell whether there may be more."""
-        self._flush()
+        self._write_sent()
         queue = self.find(name)
         if queue is None:
             return False
@@ -554,13 +571,13 @@ class Ledger(Places):
             taken = self._run(_SQL[f"empty_{place}"], (queue.number, STEP)).fetchall()
             setattr(queue, place, getattr(queue, place) - len(taken))
             found += [sequence for (sequence,) in taken]
-        for token, part, packed in self._run(_SQL["some_holds"], (queue.number, STEP)).fetchall():
+        for token, part, packed in self._run(_SQL["some_lock_groups"], (queue.number, STEP)).fetchall():
             sequences = unpack(packed)
-            self._run(_SQL["delete_hold"], (token, part))
+            self._run(_SQL["delete_lock_group"], (token, part))
             queue.locked -= len(sequences)
             found += sequences
         for first, last in runs_of(found) if found else ():  # a run has no gaps, so nothing of other queues is in it
-            timed = self._run(_SQL["timed"], (queue.number, first, last)).fetchall()
+            timed = self._run(_SQL["expiring"], (queue.number, first, last)).fetchall()
             self._run_many(_SQL["delete_expiry"], timed)
             self._run(_SQL["delete_deaths"], (queue.number, first, last))
             self._run(_SQL["delete_messages"], (first, last))

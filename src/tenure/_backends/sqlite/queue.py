@@ -22,8 +22,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tenure._backends.sqlite.operations import Ledger
-from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.operations import Operations
+from tenure._backends.sqlite.queue_reader import QueueReader
 from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer
@@ -89,15 +90,15 @@ class SqliteBroker:
 
     async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        return await self._writer.submit(lambda ledger: ledger.declare(queue, changes))
+        return await self._writer.submit(lambda operations: operations.declare(queue, changes))
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
-        return await self._read(lambda ledger: ledger.settings(queue))
+        return await self._read(lambda reader: reader.settings(queue))
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""
-        return await self._read(Ledger.names)
+        return await self._read(QueueReader.names)
 
     def hints(self, queue: str) -> AsyncIterator[None]:
         """Yield when messages of *queue* may have become claimable, by this process or another."""
@@ -107,69 +108,75 @@ class SqliteBroker:
 
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Keep all of *messages*; return their ids."""
-        return await self._writer.submit(lambda ledger: ledger.send(queue, messages))
+        return await self._writer.submit(lambda operations: operations.send(queue, messages))
 
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
-        claim = await self._writer.submit(lambda ledger: ledger.receive(queue, limit, lock), _give_back, lasting=False)
+        claim = await self._writer.submit(
+            lambda operations: operations.receive(queue, limit, lock), _give_back, lasting=False
+        )
         died = self._writer.died(queue)
         return claim._replace(died=died) if died else claim
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         return await self._writer.submit(
-            lambda ledger: ledger.receive_deferred(queue, sequences, lock), _give_back, lasting=False
+            lambda operations: operations.receive_deferred(queue, sequences, lock), _give_back, lasting=False
         )
 
     async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now."""
-        return await self._writer.submit(lambda ledger: ledger.renew(held, lock), lasting=False, urgent=True)
+        return await self._writer.submit(lambda operations: operations.renew(held, lock), lasting=False, urgent=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Pass many verdicts."""
         for delivery, verdict in settlements:
             if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
                 raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
-        return await self._writer.submit(lambda ledger: ledger.settle(settlements))
+        return await self._writer.submit(lambda operations: operations.settle(settlements))
 
     # --- sessions ---
 
     async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
         """Lock *session*, or the next free one with a message waiting."""
-        held = await self._writer.submit(lambda ledger: ledger.accept(queue, session, lock), _leave, lasting=False)
+        held = await self._writer.submit(
+            lambda operations: operations.accept(queue, session, lock), _leave, lasting=False
+        )
         return held._replace(died=self._writer.died(queue)) if isinstance(held, NoSession) else held
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
-        claim = await self._writer.submit(lambda ledger: ledger.receive_session(held, limit), _give_back, lasting=False)
+        claim = await self._writer.submit(
+            lambda operations: operations.receive_session(held, limit), _give_back, lasting=False
+        )
         died = self._writer.died(held.queue)
         return claim._replace(died=died) if died and isinstance(claim, Claim) else claim
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
-        return await self._writer.submit(lambda ledger: ledger.release(held))
+        return await self._writer.submit(lambda operations: operations.release(held))
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         """Return a session's state."""
-        return await self._read(lambda ledger: ledger.read_state(held))
+        return await self._read(lambda reader: reader.read_state(held))
 
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
         """Store a session's state."""
-        return await self._writer.submit(lambda ledger: ledger.write_state(held, state))
+        return await self._writer.submit(lambda operations: operations.write_state(held, state))
 
     # --- looking on, dead letters ---
 
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue*: from counts that are kept, so it takes the same time for any number."""
-        return await self._look(queue, lambda ledger: ledger.count(queue))
+        return await self._look(queue, lambda reader: reader.count(queue))
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""
-        return await self._look(queue, lambda ledger: ledger.peek(queue, which, limit))
+        return await self._look(queue, lambda reader: reader.peek(queue, which, limit))
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, some hundreds in one step: those that a reader has found."""
-        found = await self._look(queue, lambda ledger: ledger.unlocked(queue, which))
+        found = await self._look(queue, lambda reader: reader.unlocked(queue, which))
         if dry_run:
             return len(found)
         parts = [found[first : first + TAKE_MAX] for first in range(0, len(found), TAKE_MAX)]
@@ -177,18 +184,18 @@ class SqliteBroker:
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
-        return await self._look(queue, lambda ledger: ledger.peek_deferred(queue, limit, after))
+        return await self._look(queue, lambda reader: reader.peek_deferred(queue, limit, after))
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
-        return await self._look(queue, lambda ledger: ledger.peek_dead(queue, which, limit))
+        return await self._look(queue, lambda reader: reader.peek_dead(queue, which, limit))
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
         """Put dead letters back into *queue*, some hundreds in one step."""
         if dry_run:
-            return await self._look(queue, lambda ledger: ledger.count_dead(queue, which, limit))
+            return await self._look(queue, lambda reader: reader.count_dead(queue, which, limit))
         return await self._take_dead(queue, which, limit, to=to or queue)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
@@ -197,7 +204,7 @@ class SqliteBroker:
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the inbox remembers."""
-        return await self._read(lambda ledger: ledger.are_remembered(queue, ids))
+        return await self._read(lambda reader: reader.are_remembered(queue, ids))
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
         """Delete *queue*, if it is empty; by *force*, its messages go first, some hundreds in one step."""
@@ -205,18 +212,18 @@ class SqliteBroker:
             found = await self.stats(queue)
             if count_of(found) and not force:
                 return NotEmpty(found)
-            while force and await self._writer.submit(lambda ledger: ledger.empty(queue)):
+            while force and await self._writer.submit(lambda operations: operations.empty(queue)):
                 pass
-            if await self._writer.submit(lambda ledger: ledger.delete(queue, force=force)):
+            if await self._writer.submit(lambda operations: operations.delete(queue, force=force)):
                 return Deleted(found)
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
         """Let ``idle`` list *queue* after *seconds*."""
-        await self._writer.submit(lambda ledger: ledger.delete_when_idle(queue, seconds))
+        await self._writer.submit(lambda operations: operations.delete_when_idle(queue, seconds))
 
     async def idle(self) -> Sequence[str]:
         """List the queues whose time has run out."""
-        return await self._read(Ledger.idle)
+        return await self._read(QueueReader.idle)
 
     async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, to: str | None) -> int:
         await self._look(queue, lambda _: None)
@@ -232,23 +239,23 @@ class SqliteBroker:
 
     # --- readers ---
 
-    async def _read(self, look: Callable[[Ledger], T]) -> T:
+    async def _read(self, look: Callable[[QueueReader], T]) -> T:
         def read(connection: sqlite3.Connection) -> T:
             connection.execute("BEGIN")  # one view of it all
             try:
-                return look(Ledger(connection, self._clock))
+                return look(QueueReader(connection, self._clock))
             finally:
                 connection.execute("ROLLBACK")
 
         return await self._reader.run(lambda database: database.read(read))
 
-    async def _look(self, queue: str, look: Callable[[Ledger], T]) -> T:
+    async def _look(self, queue: str, look: Callable[[QueueReader], T]) -> T:
         """Return what *look* sees when all that time has done is entered."""
         while True:
-            answer = await self._read(lambda ledger: None if ledger.is_ripe(queue) else (look(ledger),))
+            answer = await self._read(lambda reader: None if reader.is_due(queue) else (look(reader),))
             if answer is not None:
                 return answer[0]
-            await self._writer.submit(lambda ledger: ledger.apply_all_due(queue), lasting=False)
+            await self._writer.submit(lambda operations: operations.apply_all_due(queue), lasting=False)
 
 
 def topic_of(queue: str) -> str:
@@ -256,19 +263,19 @@ def topic_of(queue: str) -> str:
     return f"queue:{queue}"
 
 
-def _dead_taker(queue: str, which: Selection, limit: int, to: str | None) -> Callable[[Ledger], list[int]]:
-    return lambda ledger: ledger.take_dead(queue, which, limit, to=to)
+def _dead_taker(queue: str, which: Selection, limit: int, to: str | None) -> Callable[[Operations], list[int]]:
+    return lambda operations: operations.take_dead(queue, which, limit, to=to)
 
 
-def _purger(queue: str, sequences: Sequence[int], which: LiveSelection) -> Callable[[Ledger], int]:
-    return lambda ledger: ledger.purge_live(queue, sequences, which)
+def _purger(queue: str, sequences: Sequence[int], which: LiveSelection) -> Callable[[Operations], int]:
+    return lambda operations: operations.purge_live(queue, sequences, which)
 
 
-def _give_back(ledger: Ledger, claim: Claim | Lapsed) -> None:
+def _give_back(operations: Operations, claim: Claim | Lapsed) -> None:
     if isinstance(claim, Claim) and claim.deliveries:
-        ledger.settle([Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries])
+        operations.settle([Settlement(delivery, GIVE_BACK) for delivery in claim.deliveries])
 
 
-def _leave(ledger: Ledger, held: SessionLock | NoSession) -> None:
+def _leave(operations: Operations, held: SessionLock | NoSession) -> None:
     if isinstance(held, SessionLock):
-        ledger.release(held)
+        operations.release(held)

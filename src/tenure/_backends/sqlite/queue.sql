@@ -12,10 +12,10 @@ UPDATE tenure_queue_clock SET sequence = ?, boot = ?, ahead = ?, seen = ?;
 -- name: boots
 SELECT boot FROM tenure_queue_clock UNION SELECT DISTINCT boot FROM tenure_hold;
 
--- name: queue
+-- name: queue_by_name
 SELECT queue, name, max_deliveries, dedupe_window FROM tenure_queue WHERE name = ?;
 
--- name: queue_of
+-- name: queue_by_number
 SELECT queue, name, max_deliveries, dedupe_window FROM tenure_queue WHERE queue = ?;
 
 -- name: names
@@ -40,7 +40,7 @@ SELECT queue FROM tenure_queue
 WHERE queue >= (SELECT abs(random() % (max(queue) + 1)) FROM tenure_queue) AND queue % 2 = 0
 ORDER BY queue LIMIT 1;
 
--- name: count
+-- name: add_counts
 UPDATE tenure_queue
 SET ready = ready + ?, locked = locked + ?, delayed = delayed + ?, deferred = deferred + ?
 WHERE queue = ?;
@@ -62,29 +62,29 @@ firsts (sequence) AS (
 SELECT enqueued_at FROM tenure_message WHERE sequence = (SELECT min(sequence) FROM firsts);
 
 -- What time will bring next, or has brought. Each is the first entry of an index.
--- name: alarms
+-- name: next_due
 SELECT (SELECT min(due_at) FROM tenure_delayed WHERE queue = :queue),
        (SELECT min(until) FROM tenure_hold WHERE queue = :queue AND boot = :boot),
        (SELECT min(expires_at) FROM tenure_expiry WHERE queue = :queue),
        EXISTS (SELECT 1 FROM tenure_hold WHERE queue = :queue AND boot < :boot)
        OR EXISTS (SELECT 1 FROM tenure_hold WHERE queue = :queue AND boot > :boot);
 
--- name: expired_holds
+-- name: expired_lock_groups
 SELECT token, part, session, was_deferred, sequences
 FROM tenure_hold
 WHERE queue = ? AND boot = ? AND until <= ?
 ORDER BY until LIMIT 1;
 
--- name: stamp_foreign_holds
+-- name: restamp_foreign_lock_groups
 UPDATE tenure_hold SET until = :now + lock, boot = :boot WHERE queue = :queue AND boot <> :boot;
 
--- name: stamp_late_holds
+-- name: restamp_late_lock_groups
 UPDATE tenure_hold SET until = :now + lock WHERE boot = :boot AND until > :now + lock;
 
--- name: due
+-- name: due_delayed
 SELECT sequence, due_at FROM tenure_delayed WHERE queue = ? AND due_at <= ? ORDER BY due_at, sequence LIMIT ?;
 
--- name: expired
+-- name: expired_messages
 SELECT sequence, expires_at FROM tenure_expiry WHERE queue = ? AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 
 -- name: insert_message
@@ -140,33 +140,33 @@ WHERE ready.queue = ? AND ready.session = ?
 ORDER BY ready.rank, ready.sequence
 LIMIT ?;
 
--- name: take_ready
+-- name: delete_ready_up_to
 DELETE FROM tenure_ready WHERE queue = ? AND session = ? AND (rank, sequence) <= (?, ?);
 
 -- name: message
 SELECT sequence, id, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id, expires_at, 0
 FROM tenure_message WHERE sequence = ?;
 
--- name: standing
+-- name: message_state
 SELECT deliveries, priority, session, due_at, expires_at, history FROM tenure_message WHERE sequence = ?;
 
--- name: set_standing
+-- name: set_message_state
 UPDATE tenure_message SET deliveries = ?, history = ? WHERE sequence = ?;
 
 -- name: set_due
 UPDATE tenure_message SET due_at = ? WHERE sequence = ?;
 
--- name: revive
+-- name: reset_message
 UPDATE tenure_message SET deliveries = 0, due_at = NULL, expires_at = NULL WHERE sequence = ?;
 
 -- name: delete_messages
 DELETE FROM tenure_message WHERE sequence BETWEEN ? AND ?;
 
--- name: insert_hold
+-- name: insert_lock_group
 INSERT INTO tenure_hold (token, part, queue, session, was_deferred, boot, until, lock, sequences)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: holds
+-- name: lock_groups
 SELECT part, queue, session, was_deferred,
        -- Of another boot, or farther off than it can be: it is waited out anew.
        CASE WHEN boot <> :boot THEN :now + lock ELSE min(until, :now + lock) END, lock, sequences
@@ -177,16 +177,16 @@ ORDER BY part;
 -- name: newest_part
 SELECT max(part) FROM tenure_hold WHERE token = ?;
 
--- name: keep_in_hold
+-- name: set_lock_group_messages
 UPDATE tenure_hold SET sequences = ? WHERE token = ? AND part = ?;
 
--- name: renew_hold
+-- name: renew_lock_group
 UPDATE tenure_hold SET boot = ?, until = ?, lock = ? WHERE token = ? AND part = ?;
 
--- name: delete_hold
+-- name: delete_lock_group
 DELETE FROM tenure_hold WHERE token = ? AND part = ?;
 
--- name: hold_of_session
+-- name: lock_group_of_session
 SELECT 1 FROM tenure_hold WHERE queue = ? AND session = ?;
 
 -- name: first_in_session
@@ -199,7 +199,7 @@ SELECT min(sequence) FROM tenure_delayed WHERE queue = ? AND session = ?;
 INSERT INTO tenure_session (queue, session, first, is_free) VALUES (?, ?, ?, ?)
 ON CONFLICT (queue, session) DO UPDATE SET first = excluded.first, is_free = excluded.is_free;
 
--- name: forget_session
+-- name: delete_session
 DELETE FROM tenure_session WHERE queue = ? AND session = ? AND state IS NULL;
 
 -- name: free_session
@@ -225,8 +225,8 @@ FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = 
 WHERE death.queue = ? AND death.sequence = ?;
 
 -- Dead letters by a tenure._queue.broker.Selection, with its sequences and ids in JSON; :prefix is how the ids begin that
--- we gave, :held whether those count that somebody holds.
--- name: dead
+-- we gave, :with_locked whether locked ones count.
+-- name: dead_letters
 SELECT death.sequence
 FROM tenure_death AS death CROSS JOIN tenure_message AS message ON message.sequence = death.sequence
 WHERE death.queue = :queue
@@ -236,7 +236,7 @@ WHERE death.queue = :queue
   AND (:sequences IS NULL OR death.sequence IN (SELECT value FROM json_each(:sequences)))
   AND (:ids IS NULL OR coalesce(message.id, :prefix || message.sequence) IN (SELECT value FROM json_each(:ids)))
   AND (
-      :held
+      :with_locked
       OR EXISTS (
           SELECT 1 FROM tenure_ready AS ready
           WHERE ready.queue = :queue AND ready.session = '' AND ready.rank = 0 AND ready.sequence = death.sequence
@@ -249,13 +249,13 @@ WHERE death.queue = :queue
 ORDER BY death.sequence
 LIMIT :limit;
 
--- name: dead_message
+-- name: dead_letter
 SELECT message.sequence, id, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id,
        reason, description, dead_at, history
 FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = death.sequence
 WHERE death.queue = ? AND death.sequence = ?;
 
--- name: died
+-- name: death_summary
 SELECT id, deliveries, reason
 FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = death.sequence
 WHERE death.queue = ? AND death.sequence = ?;
@@ -297,36 +297,36 @@ FROM tenure_deferred AS deferred CROSS JOIN tenure_message AS message ON message
 WHERE deferred.queue = :queue AND deferred.sequence > :after AND {fits}
 ORDER BY deferred.sequence LIMIT :limit;
 
--- name: live_held
+-- name: live_locked
 SELECT message.sequence
-FROM json_each(:held) AS held CROSS JOIN tenure_message AS message ON message.sequence = held.value
+FROM json_each(:locked) AS locked CROSS JOIN tenure_message AS message ON message.sequence = locked.value
 WHERE {fits}
 ORDER BY message.sequence LIMIT :limit;
 
--- name: all_holds
+-- name: all_lock_groups
 SELECT until, sequences FROM tenure_hold WHERE queue = ?;
 
 -- name: live_message
 SELECT sequence, id, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id
 FROM tenure_message WHERE sequence = ?;
 
--- name: sent
+-- name: remember_sent_id
 INSERT INTO tenure_dedupe (queue, id, sent_at) VALUES (?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET sent_at = excluded.sent_at WHERE sent_at <= ?;
 
--- name: forget_sent
+-- name: delete_old_sent_ids
 DELETE FROM tenure_dedupe
 WHERE (queue, id) IN (SELECT queue, id FROM tenure_dedupe WHERE queue = ? AND sent_at <= ? LIMIT ?);
 
--- name: remember
+-- name: remember_handled_id
 INSERT INTO tenure_inbox (queue, id, until) VALUES (?, ?, ?)
 ON CONFLICT (queue, id) DO UPDATE SET until = max(until, excluded.until);
 
--- name: forget_remembered
+-- name: delete_old_handled_ids
 DELETE FROM tenure_inbox
 WHERE (queue, id) IN (SELECT queue, id FROM tenure_inbox WHERE queue = ? AND until <= ? LIMIT ?);
 
--- name: remembered
+-- name: is_handled
 SELECT 1 FROM tenure_inbox WHERE queue = ? AND id = ? AND until > ?;
 
 -- What a queue and its dead letters hold.
@@ -336,22 +336,22 @@ SELECT coalesce(sum(ready + locked + delayed + deferred), 0) FROM tenure_queue W
 -- name: delete_queue
 DELETE FROM tenure_queue WHERE queue = ?;
 
--- name: forget_holds
+-- name: clear_lock_groups
 DELETE FROM tenure_hold WHERE queue = ?;
 
--- name: forget_sessions
+-- name: clear_sessions
 DELETE FROM tenure_session WHERE queue = ?;
 
--- name: forget_ids
+-- name: clear_sent_ids
 DELETE FROM tenure_dedupe WHERE queue = ?;
 
--- name: forget_inbox
+-- name: clear_handled_ids
 DELETE FROM tenure_inbox WHERE queue = ?;
 
--- name: forget_idle
+-- name: clear_idle
 DELETE FROM tenure_idle WHERE queue = ?;
 
--- name: forget_retention
+-- name: clear_retention
 DELETE FROM tenure_dead_retention WHERE queue = ?;
 
 -- name: set_retention
@@ -382,8 +382,8 @@ DELETE FROM tenure_deferred
 WHERE (queue, sequence) IN (SELECT queue, sequence FROM tenure_deferred WHERE queue = ? LIMIT ?)
 RETURNING sequence;
 
--- name: some_holds
+-- name: some_lock_groups
 SELECT token, part, sequences FROM tenure_hold WHERE queue = ? LIMIT ?;
 
--- name: timed
+-- name: expiring
 SELECT ?, expires_at, sequence FROM tenure_message WHERE sequence BETWEEN ? AND ? AND expires_at IS NOT NULL;

@@ -20,7 +20,9 @@ from tenure._queue.message import (
     Outgoing,
 )
 
-Meta = tuple[int, str | None, bytes, str | None, int, float, str | None, int, str | None, str | None, float | None, int]
+MessageRow = tuple[
+    int, str | None, bytes, str | None, int, float, str | None, int, str | None, str | None, float | None, int
+]
 """What the statements ``claimable`` and ``message`` return."""
 
 

@@ -11,7 +11,7 @@ from tenure.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TableSet:
     """A set of tables with a version of its own: ``script`` is a file of this folder that creates them."""
 
     name: str
@@ -28,7 +28,7 @@ def versions(connection: sqlite3.Connection) -> dict[str, tuple[int, str]]:
     return {part: (version, written_by) for part, version, written_by in rows}
 
 
-def missing(connection: sqlite3.Connection, parts: Sequence[Part], path: str) -> list[Part]:
+def missing(connection: sqlite3.Connection, parts: Sequence[TableSet], path: str) -> list[TableSet]:
     """Return those of *parts* that the file at *path* doesn't have yet.
 
     Raises:
@@ -45,7 +45,7 @@ def missing(connection: sqlite3.Connection, parts: Sequence[Part], path: str) ->
     return [part for part in parts if part.name not in known]
 
 
-def create(connection: sqlite3.Connection, parts: Sequence[Part]) -> None:
+def create(connection: sqlite3.Connection, parts: Sequence[TableSet]) -> None:
     """Create the tables of *parts*. Inside a transaction."""
     for part in parts:
         for statement in script(part.script):

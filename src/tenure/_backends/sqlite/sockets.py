@@ -43,7 +43,7 @@ def through_proc() -> bool:
     return hasattr(os, "O_PATH") and os.path.isdir("/proc/self/fd")
 
 
-def tell_all(place: str, topic: str, but: str) -> None:
+def send_to_all(place: str, topic: str, but: str) -> None:
     """Send *topic* to all sockets in the folder *place*, *but* one. It does not block.
 
     Raises:
@@ -70,12 +70,12 @@ def bind(place: str, file: str) -> tuple[socket.socket, str]:
     is_new = _make_folder(place)
     with _opened(place) as folder:
         if is_new:
-            _dress(folder, about, mode)
-        _tidy(folder)
+            _open_to_others(folder, about, mode)
+        _remove_abandoned(folder)
         return _bound(folder, place, mode & 0o666)
 
 
-def is_found(place: str, name: str) -> bool:
+def is_in_place(place: str, name: str) -> bool:
     """Whether our socket is still where others look for it."""
     try:
         with _opened(place) as folder:
@@ -84,7 +84,7 @@ def is_found(place: str, name: str) -> bool:
         return False
 
 
-def take_away(place: str, name: str) -> None:
+def remove_socket(place: str, name: str) -> None:
     """Remove a socket of ours from the folder *place*, if it is there."""
     with suppress(OSError), _opened(place) as folder:
         _remove(folder, name)
@@ -110,7 +110,7 @@ def _make_folder(place: str) -> bool:
     return True
 
 
-def _dress(folder: int, file: os.stat_result, mode: int) -> None:
+def _open_to_others(folder: int, file: os.stat_result, mode: int) -> None:
     """Open a folder that we have just made to those who may write the file."""
     made = os.fstat(folder)
     if made.st_uid != os.geteuid() or os.listdir(folder):
@@ -127,7 +127,7 @@ def _mode_like(mode: int) -> int:
     return 0o700 | shared | (stat.S_ISVTX if shared else 0)
 
 
-def _tidy(folder: int) -> None:
+def _remove_abandoned(folder: int) -> None:
     """Take away what processes have left that died between the binding and the naming of their sockets.
 
     If one was only stopped there, it fails to give the name, and makes another socket.

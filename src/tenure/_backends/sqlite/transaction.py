@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from tenure._backends.sqlite.client import translate
-from tenure._backends.sqlite.operations import QUEUES, Ledger
+from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.operations import QUEUES, Operations
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, topic_of
-from tenure._backends.sqlite.times import FileClock
-from tenure._backends.sqlite.wake import tell
+from tenure._backends.sqlite.wake import notify_processes
 from tenure._queue.message import (
     COMPLETE,
     Complete,
@@ -116,7 +116,7 @@ class Within:
         self._connection = connection
         self._path = _file_of(connection)
         self._clock = _clock_of(connection, self._path)
-        self._rung: dict[str, None] = {}
+        self._changed: dict[str, None] = {}
         self._settled: list[Held] = []
         self._commits_at_end = False  # by transact()
 
@@ -132,24 +132,24 @@ class Within:
         """
         deliveries = [one if isinstance(one, Delivery) else one.delivery for one in messages]
         verdict = Complete(remember=remember) if remember else COMPLETE
-        ledger = self._open()
-        answers = ledger.settle([Settlement(delivery, verdict) for delivery in deliveries])
+        operations = self._open()
+        answers = operations.settle([Settlement(delivery, verdict) for delivery in deliveries])
         for delivery, answer in zip(deliveries, answers, strict=True):
             if isinstance(answer, Lapsed):
                 raise LockLost(
                     f"the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) "
                     "is over; roll back, for somebody else may have it"
                 )
-        self._close(ledger)
+        self._close(operations)
         self._settled.extend(one for one in messages if not isinstance(one, Delivery))
 
     def send(self, queue: str, *messages: Outgoing) -> list[str]:
         """Send *messages* to *queue*, as part of the transaction; return their ids."""
         check_name(queue)
-        ledger = self._open()
-        ready = checked(messages, ledger.settings(queue).body_max, QUEUE_TRAITS.body_max)
-        ids = ledger.send(queue, ready)
-        self._close(ledger)
+        operations = self._open()
+        ready = checked(messages, operations.settings(queue).body_max, QUEUE_TRAITS.body_max)
+        ids = operations.send(queue, ready)
+        self._close(operations)
         return ids
 
     def handled(self, queue: str, id: str) -> bool:  # noqa: A002  # as Queue.send calls it
@@ -183,24 +183,24 @@ class Within:
 
     def committed(self) -> None:
         """Tell everybody, after a commit that was not ours."""
-        rung, self._rung = self._rung, {}
-        for name in rung:
-            tell(os.path.realpath(self._path), topic_of(name))
+        changed, self._changed = self._changed, {}
+        for name in changed:
+            notify_processes(os.path.realpath(self._path), topic_of(name))
         settled, self._settled = self._settled, []
         for message in settled:
             message.note_settled()
 
-    def _open(self) -> Ledger:
+    def _open(self) -> Operations:
         if not self._connection.in_transaction:
             raise ConfigError(
                 "no transaction is open, so this would not go together with the writes that follow; "
                 "execute BEGIN IMMEDIATE first, or use transact(connection)"
             )
-        return Ledger(self._connection, self._clock)
+        return Operations(self._connection, self._clock)
 
-    def _close(self, ledger: Ledger) -> None:
-        ledger.close()
-        self._rung.update(ledger.rung)
+    def _close(self, operations: Operations) -> None:
+        operations.close()
+        self._changed.update(operations.changed)
 
 
 _clocks: dict[str, FileClock] = {}  # of the files that were found fit: to look each time would cost more than the rest

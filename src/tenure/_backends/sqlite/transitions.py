@@ -20,10 +20,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.queue_reader import LockGroup, Queue, QueueReader
 from tenure._backends.sqlite.rows import history_with, pack, unpack
 from tenure._backends.sqlite.statements import statements
-from tenure._backends.sqlite.times import FileClock
-from tenure._backends.sqlite.view import LockGroup, Queue, View
 from tenure._queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Died, Failure, Settled
 
 DUE_MAX = 1_000
@@ -39,8 +39,8 @@ _SQL = statements("queue.sql")
 _INSERT_MANY = _SQL["insert_many_plain"].replace("VALUES (?, ?)", "VALUES " + ", ".join(["(?, ?)"] * MANY))
 
 
-class Places(View):
-    """One transaction's changes to the books. Call ``close`` before the commit, and ring for ``rung`` after it."""
+class Transitions(QueueReader):
+    """One transaction's changes to the books. Call ``close`` before the commit, and ring for ``changed`` after it."""
 
     def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
         super().__init__(connection, clock)
@@ -50,21 +50,21 @@ class Places(View):
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
         self.growth: int = 0
         """About how many bytes were sent, once they are written."""
-        self.needs_room = False
+        self.needs_reserve = False
         """Whether that needs a reserve to be left on the disk."""
-        self.rung: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
         """Queues in which something may have become claimable, now or later."""
         self.died: dict[str, list[Died]] = {}
         """By queue: what time has buried."""
 
     def close(self) -> None:
         """Write what was put off."""
-        self._flush()
-        self._believe_no_end()
-        self._refresh_sessions()
+        self._write_sent()
+        self._restamp_late_locks()
+        self._write_sessions()
         self._write_counts()
         at = self._at
-        if at.is_news or self._newest != at.sequence:
+        if at.needs_writing or self._newest != at.sequence:
             self._run(_SQL["set_clock"], (self._newest, at.boot, at.ahead, at.wall))
 
     def _write_counts(self) -> None:
@@ -72,10 +72,10 @@ class Places(View):
         for queue in self._queues.values():
             changed = (queue.ready, queue.locked, queue.delayed, queue.deferred)
             if any(changed):
-                self._run(_SQL["count"], (*changed, queue.number))
+                self._run(_SQL["add_counts"], (*changed, queue.number))
                 queue.ready = queue.locked = queue.delayed = queue.deferred = 0
 
-    def _flush(self) -> None:
+    def _write_sent(self) -> None:
         """Write what was sent; before anything that may want to read it."""
         if self._newest == self._flushed:
             return
@@ -97,64 +97,64 @@ class Places(View):
 
     # --- holds ---
 
-    def _insert_hold(self, hold: LockGroup) -> None:
+    def _insert_group(self, group: LockGroup) -> None:
         self._run(
-            _SQL["insert_hold"],
+            _SQL["insert_lock_group"],
             (
-                hold.token,
-                hold.part,
-                hold.queue,
-                hold.session,
-                hold.was_deferred,
+                group.token,
+                group.part,
+                group.queue,
+                group.session,
+                group.was_deferred,
                 self._at.boot,
-                self._at.now + hold.lock,
-                hold.lock,
-                pack(hold.sequences),
+                self._at.now + group.lock,
+                group.lock,
+                pack(group.sequences),
             ),
         )
 
-    def _keep(self, hold: LockGroup) -> None:
+    def _save_group(self, group: LockGroup) -> None:
         """Write down what is left in *hold*."""
-        if hold.sequences or hold.session is not None:
-            self._run(_SQL["keep_in_hold"], (pack(hold.sequences), hold.token, hold.part))
+        if group.sequences or group.session is not None:
+            self._run(_SQL["set_lock_group_messages"], (pack(group.sequences), group.token, group.part))
         else:
-            self._run(_SQL["delete_hold"], (hold.token, hold.part))
+            self._run(_SQL["delete_lock_group"], (group.token, group.part))
 
     # --- coming back, dying ---
 
-    def _put_back(
+    def _requeue(
         self,
         queue: Queue,
-        hold: LockGroup,
+        group: LockGroup,
         sequence: int,
         outcome: str | None = None,
         delay: float = 0.0,
         error: Failure | None = None,
     ) -> Settled:
         """Put a message back to where it can be claimed, or to the dead; without an *outcome*, it was not tried."""
-        self.rung[queue.name] = None
+        self.changed[queue.name] = None
         if queue.is_dead:
-            self._shelve(queue, sequence, None, 0, delay, None, blocks=False)
+            self._enqueue(queue, sequence, None, 0, delay, None, blocks=False)
             return SETTLED
         if outcome is None:
-            deliveries, priority, session, _, expires_at, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+            deliveries, priority, session, _, expires_at, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
         else:
-            deliveries, priority, session, expires_at = self._note(sequence, outcome, error)
+            deliveries, priority, session, expires_at = self._record_attempt(sequence, outcome, error)
             if deliveries >= queue.max_deliveries:
                 tried = f"delivered {deliveries} times, and never completed"
-                self._bury(queue, sequence, MAX_DELIVERIES, tried)
+                self._dead_letter(queue, sequence, MAX_DELIVERIES, tried)
                 return SETTLED_DEAD
-        if hold.was_deferred:
+        if group.was_deferred:
             self._run(_SQL["insert_deferred"], (queue.number, sequence))
             queue.deferred += 1
             return SETTLED
         if expires_at is not None and expires_at <= self._at.wall:
-            self._bury(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._dead_letter(queue, sequence, EXPIRED, "not handled before its ttl had ended")
             return SETTLED_DEAD
-        self._shelve(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
+        self._enqueue(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
         return SETTLED
 
-    def _shelve(
+    def _enqueue(
         self,
         queue: Queue,
         sequence: int,
@@ -180,32 +180,32 @@ class Places(View):
         if session is not None:
             self._touched[queue.number, session] = None
 
-    def _note(
+    def _record_attempt(
         self, sequence: int, outcome: str | None, error: Failure | None = None, *, counts: bool = True
     ) -> tuple[int, int, str | None, float | None]:
         """Count the delivery that has ended, and write down how, if it failed."""
-        deliveries, priority, session, _, expires_at, history = self._run(_SQL["standing"], (sequence,)).fetchone()
+        deliveries, priority, session, _, expires_at, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
         deliveries += counts
         if outcome is not None:
             history = history_with(history, deliveries, self._at.wall, outcome, error)
-        self._run(_SQL["set_standing"], (deliveries, history, sequence))
+        self._run(_SQL["set_message_state"], (deliveries, history, sequence))
         return deliveries, priority, session, expires_at
 
-    def _bury(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
+    def _dead_letter(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
         """Put a message to the dead letters; it is in no place just now."""
         dead = queue if queue.is_dead else self._numbered(queue.number + 1)
         self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, reason, description))
         self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence))
         dead.ready += 1
-        self.rung[dead.name] = None
+        self.changed[dead.name] = None
 
-    def _tell_dead(self, queue: Queue, sequence: int) -> None:
+    def _report_death(self, queue: Queue, sequence: int) -> None:
         """Note that a message died by what time did, and of no verdict, whose answer would tell."""
-        named, deliveries, reason = self._run(_SQL["died"], (queue.number | 1, sequence)).fetchone()
+        named, deliveries, reason = self._run(_SQL["death_summary"], (queue.number | 1, sequence)).fetchone()
         died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
         self.died.setdefault(queue.name, []).append(died)
 
-    def _take(self, place: str, *key: object) -> bool:
+    def _take_from(self, place: str, *key: object) -> bool:
         """Take a message out of *place*; False if it isn't there."""
         return self._run(_SQL[f"delete_{place}"], key).rowcount > 0
 
@@ -213,7 +213,7 @@ class Places(View):
 
     def apply_all_due(self, name: str) -> None:
         """Enter what time has done to a queue and its dead letters, or as much as one transaction may."""
-        self._flush()
+        self._write_sent()
         queue = self.find(name)
         if queue is not None:
             for number in {queue.number, queue.number | 1}:
@@ -226,24 +226,24 @@ class Places(View):
         it never will.
         """
         at = self._at
-        self._believe_no_end()
+        self._restamp_late_locks()
         due_at, until, expires_at, has_foreign = self._run(
-            _SQL["alarms"], {"queue": queue.number, "boot": at.boot}
+            _SQL["next_due"], {"queue": queue.number, "boot": at.boot}
         ).fetchone()
         if has_foreign:
-            self._run(_SQL["stamp_foreign_holds"], {"queue": queue.number, "boot": at.boot, "now": at.now})
-        ripe = False
+            self._run(_SQL["restamp_foreign_lock_groups"], {"queue": queue.number, "boot": at.boot, "now": at.now})
+        is_due = False
         if until is not None and until <= at.now:
-            ripe = True
-            self._end_locks(queue)
+            is_due = True
+            self._expire_locks(queue)
         if expires_at is not None and expires_at <= at.wall:
-            ripe = True
-            self._end_ttls(queue)
+            is_due = True
+            self._expire_messages(queue)
         if due_at is not None and due_at <= at.wall:
-            ripe = True
+            is_due = True
             self._end_delays(queue)
-        if ripe or has_foreign:
-            due_at, until, _, _ = self._run(_SQL["alarms"], {"queue": queue.number, "boot": at.boot}).fetchone()
+        if is_due or has_foreign:
+            due_at, until, _, _ = self._run(_SQL["next_due"], {"queue": queue.number, "boot": at.boot}).fetchone()
         waits = []
         if due_at is not None:
             waits.append(max(0.0, due_at - at.wall))
@@ -251,69 +251,71 @@ class Places(View):
             waits.append(max(0.0, until - at.now))
         return min(waits) if waits else None
 
-    def _believe_no_end(self) -> None:
+    def _restamp_late_locks(self) -> None:
         """Stamp all locks anew that end later than they can, as the clock went back. They are few, and that is rare."""
         if self._at.went_back:
-            self._run(_SQL["stamp_late_holds"], {"boot": self._at.boot, "now": self._at.now})
+            self._run(_SQL["restamp_late_lock_groups"], {"boot": self._at.boot, "now": self._at.now})
             self._at.went_back = False
 
-    def _end_locks(self, queue: Queue) -> None:
+    def _expire_locks(self, queue: Queue) -> None:
         done = 0
         while done < DUE_MAX:
-            row = self._run(_SQL["expired_holds"], (queue.number, self._at.boot, self._at.now)).fetchone()
+            row = self._run(_SQL["expired_lock_groups"], (queue.number, self._at.boot, self._at.now)).fetchone()
             if row is None:
                 return
             token, part, session, was_deferred, packed = row
-            hold = LockGroup(token, part, queue.number, session, was_deferred, 0.0, 0.0, unpack(packed))
-            self._run(_SQL["delete_hold"], (token, part))
+            group = LockGroup(token, part, queue.number, session, was_deferred, 0.0, 0.0, unpack(packed))
+            self._run(_SQL["delete_lock_group"], (token, part))
             if session is not None:
                 self._touched[queue.number, session] = None
-                self.rung[queue.name] = None
-            queue.locked -= len(hold.sequences)
-            for sequence in hold.sequences:
-                if self._put_back(queue, hold, sequence, "expired").dead:
-                    self._tell_dead(queue, sequence)
-            done += len(hold.sequences) + 1
+                self.changed[queue.name] = None
+            queue.locked -= len(group.sequences)
+            for sequence in group.sequences:
+                if self._requeue(queue, group, sequence, "expired").dead:
+                    self._report_death(queue, sequence)
+            done += len(group.sequences) + 1
 
-    def _end_ttls(self, queue: Queue) -> None:
-        for sequence, expires_at in self._run(_SQL["expired"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
-            self._take("expiry", queue.number, expires_at, sequence)
-            _, priority, session, due_at, _, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+    def _expire_messages(self, queue: Queue) -> None:
+        for sequence, expires_at in self._run(
+            _SQL["expired_messages"], (queue.number, self._at.wall, DUE_MAX)
+        ).fetchall():
+            self._take_from("expiry", queue.number, expires_at, sequence)
+            _, priority, session, due_at, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
             rank = -priority if session is None else 0
-            if self._take("ready", queue.number, session or "", rank, sequence):
+            if self._take_from("ready", queue.number, session or "", rank, sequence):
                 queue.ready -= 1
-            elif self._take("delayed", queue.number, due_at, sequence):
+            elif self._take_from("delayed", queue.number, due_at, sequence):
                 queue.delayed -= 1
             else:
                 raise AssertionError(f"message {sequence} of {queue.name} is neither ready nor delayed")
             if session is not None:
                 self._touched[queue.number, session] = None
-            self._bury(queue, sequence, EXPIRED, "not handled before its ttl had ended")
-            self._tell_dead(queue, sequence)
+            self._dead_letter(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._report_death(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:
-        for sequence, due_at in self._run(_SQL["due"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
-            self._take("delayed", queue.number, due_at, sequence)
+        for sequence, due_at in self._run(_SQL["due_delayed"], (queue.number, self._at.wall, DUE_MAX)).fetchall():
+            self._take_from("delayed", queue.number, due_at, sequence)
             queue.delayed -= 1
-            _, priority, session, _, _, _ = self._run(_SQL["standing"], (sequence,)).fetchone()
+            _, priority, session, _, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
             if queue.is_dead:
                 session, priority = None, 0
-            self._shelve(queue, sequence, session, priority, 0.0, None, blocks=False)
-            self.rung[queue.name] = None
+            self._enqueue(queue, sequence, session, priority, 0.0, None, blocks=False)
+            self.changed[queue.name] = None
 
     # --- sessions ---
 
-    def _refresh_sessions(self) -> None:
+    def _write_sessions(self) -> None:
         """Write down anew, for the sessions that were touched, whether they can be accepted."""
         if not self._touched:
             return
-        self._flush()
+        self._write_sent()
         for number, session in self._touched:
             (first,) = self._run(_SQL["first_in_session"], (number, session)).fetchone()
-            held = self._run(_SQL["hold_of_session"], (number, session)).fetchone()
+            held = self._run(_SQL["lock_group_of_session"], (number, session)).fetchone()
             (blocking,) = self._run(_SQL["blocking_in_session"], (number, session)).fetchone()
             is_free = held is None and first is not None and (blocking is None or first < blocking)
             self._run(_SQL["set_session"], (number, session, first, is_free))
             if held is None and first is None:
-                self._run(_SQL["forget_session"], (number, session))
+                self._run(_SQL["delete_session"], (number, session))
         self._touched.clear()

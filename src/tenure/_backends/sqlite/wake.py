@@ -17,13 +17,21 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from tenure._backends.sqlite.client import Database
-from tenure._backends.sqlite.sockets import PATH_MAX, bind, folder_of, is_found, take_away, tell_all, through_proc
+from tenure._backends.sqlite.sockets import (
+    PATH_MAX,
+    bind,
+    folder_of,
+    is_in_place,
+    remove_socket,
+    send_to_all,
+    through_proc,
+)
 from tenure._backends.sqlite.worker import Worker
 from tenure._opened import Fact
 from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError
 
-_CROWDED = 8
+_MANY = 8
 """So many datagrams at once, and the socket may have been full (at ten, by default): some topic may be missing."""
 
 LOOK_EVERY = 5.0
@@ -32,11 +40,11 @@ LOOK_EVERY = 5.0
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
 """What keeps us from a socket for a moment only, so that it is no reason to poll."""
 
-_LEFT_BEHIND: list[object] = []  # tasks that came through a fork: their loop is the parent's
+_LEFT_BY_FORK: list[object] = []  # tasks that came through a fork: their loop is the parent's
 
 
 class Wake:
-    """The sockets of one file: ``ring`` tells all processes, ``listen`` hears from all.
+    """The sockets of one file: ``notify`` tells all processes, ``listen`` hears from all.
 
     Args:
         path: The file.
@@ -51,8 +59,8 @@ class Wake:
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._name = ""
-        self._home: asyncio.AbstractEventLoop | None = None  # the loop that sees to the socket
-        self._renewal_thread: asyncio.Task[None] | None = None  # and the task in it
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that sees to the socket
+        self._watching: asyncio.Task[None] | None = None  # and the task in it
         self._closed = False
         self._why_not = _why_not(self._folder)  # for good
         self._obstacle: OSError | None = None  # until it works
@@ -71,26 +79,26 @@ class Wake:
 
     # --- telling ---
 
-    def ring(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
         self._refresh()
         self._notifier.ring(topic)
-        tell(self._file, topic, but=self._name)
+        notify_processes(self._file, topic, but=self._name)
 
     # --- hearing ---
 
     def listen(self, topic: str) -> AsyncIterator[None]:
         """Return an iterator that yields when *topic* was rung, here or in another process."""
         self._refresh()
-        return _Heard(self, self._notifier.listen(topic))
+        return _Hints(self, self._notifier.listen(topic))
 
-    def hear(self) -> None:
+    def ensure_listening(self) -> None:
         """See to it that the socket is read; as soon as it is, all are rung for, as something may have been missed."""
         self._refresh()
-        if self._why_not or (self._home is not None and not self._home.is_closed()):
+        if self._why_not or (self._loop is not None and not self._loop.is_closed()):
             return
-        self._home = asyncio.get_running_loop()
-        self._renewal_thread = self._home.create_task(self._keep(self._home))
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch(self._loop))
 
     async def close(self) -> None:
         """Stop listening, and take the socket away; every iterator ends."""
@@ -98,34 +106,34 @@ class Wake:
         self._notifier.close()
         self._why_not = "closed"
         self._closed = True
-        home, renewal_thread, listening = self._home, self._renewal_thread, self._socket
-        self._home = self._renewal_thread = self._socket = None
-        if home is None or home.is_closed():
+        loop, watching, listening = self._loop, self._watching, self._socket
+        self._loop = self._watching = self._socket = None
+        if loop is None or loop.is_closed():
             if listening is not None:
                 listening.close()
-        elif home is asyncio.get_running_loop():
-            _let_go(home, renewal_thread, listening)
+        elif loop is asyncio.get_running_loop():
+            _detach(loop, watching, listening)
         else:
-            home.call_soon_threadsafe(_let_go, home, renewal_thread, listening)
+            loop.call_soon_threadsafe(_detach, loop, watching, listening)
         if listening is not None:
             with suppress(TenureError):
                 await self._worker.run(lambda _: self._unlink())
 
-    async def _keep(self, home: asyncio.AbstractEventLoop) -> None:
+    async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read a socket that the others find: made when it can be, and anew when somebody took it away."""
         reads = False
         while not self._why_not:
             try:
-                if self._socket is not None and not await self._worker.run(lambda _: self._is_found()):
-                    self._drop(home)
+                if self._socket is not None and not await self._worker.run(lambda _: self._is_in_place()):
+                    self._drop(loop)
                     reads = False
                 if not reads and await self._worker.run(self._bind) and self._socket is not None:
-                    home.add_reader(self._socket, self._read)
+                    loop.add_reader(self._socket, self._read)
                     reads = True
                     self._notifier.ring_all()
             except NotImplementedError:
                 self._why_not = "this event loop can't watch a socket"
-                self._drop(home)
+                self._drop(loop)
                 with suppress(TenureError):
                     await self._worker.run(lambda _: self._unlink())
                 return
@@ -133,12 +141,12 @@ class Wake:
                 pass  # no hint now; it is tried again
             await asyncio.sleep(LOOK_EVERY)
 
-    def _drop(self, home: asyncio.AbstractEventLoop) -> None:
+    def _drop(self, loop: asyncio.AbstractEventLoop) -> None:
         listening, self._socket = self._socket, None
-        _let_go(home, None, listening)
+        _detach(loop, None, listening)
 
-    def _is_found(self) -> bool:
-        return is_found(self._folder, self._name)
+    def _is_in_place(self) -> bool:
+        return is_in_place(self._folder, self._name)
 
     def _bind(self, database: Database) -> bool:
         """Make the folder and the socket in it; in the worker's thread."""
@@ -158,7 +166,7 @@ class Wake:
         return True
 
     def _unlink(self) -> None:
-        take_away(self._folder, self._name)
+        remove_socket(self._folder, self._name)
 
     def _read(self) -> None:
         """Ring for every datagram that has come; the home loop calls this."""
@@ -166,7 +174,7 @@ class Wake:
         with suppress(BlockingIOError):
             while self._socket is not None:
                 topics.append(self._socket.recv(65_536).decode(errors="replace"))
-        if len(topics) >= _CROWDED:
+        if len(topics) >= _MANY:
             self._notifier.ring_all()
         else:
             for topic in dict.fromkeys(topics):
@@ -178,12 +186,12 @@ class Wake:
             self._pid, self._notifier = os.getpid(), Notifier()
             if self._socket is not None:
                 os.close(self._socket.detach())
-            _LEFT_BEHIND.append(self._renewal_thread)
-            self._socket = self._home = self._renewal_thread = None
+            _LEFT_BY_FORK.append(self._watching)
+            self._socket = self._loop = self._watching = None
             self._name = ""
 
 
-class _Heard(AsyncIterator[None]):
+class _Hints(AsyncIterator[None]):
     """Yields for each ring; and once when the socket begins to be read, for what may have come before."""
 
     def __init__(self, wake: Wake, listener: Listener) -> None:
@@ -191,32 +199,32 @@ class _Heard(AsyncIterator[None]):
         self._listener = listener
 
     async def __anext__(self) -> None:
-        self._wake.hear()
+        self._wake.ensure_listening()
         await anext(self._listener)
 
     async def aclose(self) -> None:
         await self._listener.aclose()
 
 
-def _let_go(
-    home: asyncio.AbstractEventLoop, renewal_thread: asyncio.Task[None] | None, listening: socket.socket | None
+def _detach(
+    loop: asyncio.AbstractEventLoop, watching: asyncio.Task[None] | None, listening: socket.socket | None
 ) -> None:
-    if renewal_thread is not None:
-        renewal_thread.cancel()
+    if watching is not None:
+        watching.cancel()
     if listening is not None:
         with suppress(NotImplementedError):  # this loop can't watch a socket
-            home.remove_reader(listening)
+            loop.remove_reader(listening)
         listening.close()
 
 
-def tell(path: str, topic: str, but: str = "") -> None:
+def notify_processes(path: str, topic: str, but: str = "") -> None:
     """Wake who listens to *topic* of the file at *path*, through all sockets *but* one. It does not block.
 
     It never fails either: what it tells of is committed already, and a hint may be lost.
     """
     if hasattr(socket, "AF_UNIX"):
         with suppress(OSError):  # nobody ever listened; or there are no file descriptors left
-            tell_all(folder_of(path), topic, but)
+            send_to_all(folder_of(path), topic, but)
 
 
 def _why_not(folder: str) -> str:

@@ -16,7 +16,7 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
-_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
+_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: even to close them would not be safe
 
 
 class Worker:
@@ -30,7 +30,7 @@ class Worker:
         self._make = make
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._staff: tuple[Threads, Database] | None = None
+        self._parts: tuple[Threads, Database] | None = None
         self._closed = False
 
     async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
@@ -45,7 +45,7 @@ class Worker:
             Unavailable: The file could not be asked, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the worker is closed.
         """
-        thread, database = self._hired()
+        thread, database = self._running()
         busy = database.options.busy
         until = time.monotonic() + busy  # counted from here: jobs that queue behind a lock give up together
 
@@ -70,26 +70,26 @@ class Worker:
         """Close the connection and end the thread; what is still queued is done first."""
         self._closed = True
         with self._lock:
-            staff, self._staff = self._staff, None
-        if staff is None or self._pid != os.getpid():
+            parts, self._parts = self._parts, None
+        if parts is None or self._pid != os.getpid():
             return
-        thread, database = staff
+        thread, database = parts
         with suppress(TimeoutError):
             async with asyncio.timeout(database.options.busy + PATIENCE):
                 await asyncio.get_running_loop().run_in_executor(thread, database.close)
         thread.shutdown(wait=False)
 
-    def _hired(self) -> tuple[Threads, Database]:
+    def _running(self) -> tuple[Threads, Database]:
         if self._pid != os.getpid():
             # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
-            _LEFT_BEHIND.append(self._staff)
-            self._lock, self._staff, self._pid = threading.Lock(), None, os.getpid()
+            _LEFT_BY_FORK.append(self._parts)
+            self._lock, self._parts, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
             if self._closed:
                 raise ConfigError("this backend was closed; connect again")
-            if self._staff is None:
-                self._staff = (Threads(1, "tenure-sqlite"), self._make())
-            return self._staff
+            if self._parts is None:
+                self._parts = (Threads(1, "tenure-sqlite"), self._make())
+            return self._parts
 
 
 def _do_after(thread: Threads, database: Database, job: Callable[[Database], object]) -> None:

@@ -34,8 +34,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from tenure._backends.sqlite.client import PATIENCE, Database, DiskFullError
-from tenure._backends.sqlite.operations import Ledger
-from tenure._backends.sqlite.times import FileClock
+from tenure._backends.sqlite.file_clock import FileClock
+from tenure._backends.sqlite.operations import Operations
 from tenure._queue.message import Died
 from tenure.errors import ConfigError, Unavailable
 
@@ -47,10 +47,10 @@ GROUP_SECONDS = 0.02
 DIED_MAX = 10_000
 """So many deaths in a queue are remembered to be told of, the newest."""
 
-RING_EVERY = 0.001
+NOTIFY_EVERY = 0.001
 """Seconds from one ring for a queue to the next: a busy sender wakes others no more often."""
 
-_FAULTY = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
+_REQUEST_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 """What SQLite says of a bad request, and not of the file."""
 
 
@@ -58,11 +58,11 @@ _FAULTY = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, 
 class Request(Generic[T]):
     """Something to be done in a transaction, and who waits for it."""
 
-    work: Callable[[Ledger], T]
+    work: Callable[[Operations], T]
     answer: asyncio.Future[T]
     loop: asyncio.AbstractEventLoop
     asked_at: float
-    undo: Callable[[Ledger, T], object] | None
+    undo: Callable[[Operations, T], object] | None
     """Undoes it in another transaction, if the answer comes after the caller had given up."""
     lasting: bool
     """Whether it must survive a loss of power before it is answered."""
@@ -87,7 +87,9 @@ class Request(Generic[T]):
             return None
         result = self.result
         answer: asyncio.Future[object] = self.loop.create_future()
-        return Request(lambda ledger: undo(ledger, result), answer, self.loop, time.monotonic(), None, lasting=False)
+        return Request(
+            lambda operations: undo(operations, result), answer, self.loop, time.monotonic(), None, lasting=False
+        )
 
 
 class PendingWrites:
@@ -137,20 +139,20 @@ class Writer:
         ring: Tells all processes of what has changed in a queue, by name; called after the commit.
     """
 
-    def __init__(self, make: Callable[[], Database], clock: FileClock, ring: Callable[[str], None]) -> None:
+    def __init__(self, make: Callable[[], Database], clock: FileClock, notify: Callable[[str], None]) -> None:
         self._make = make
         self._clock = clock
-        self._ring = ring
+        self._notify = notify
         self._pid = os.getpid()
         self._guard = threading.Lock()
-        self._shift: _Shift | None = None
+        self._thread: _WriterThread | None = None
         self._closed = False
         self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
 
     def submit(
         self,
-        work: Callable[[Ledger], T],
-        undo: Callable[[Ledger, T], object] | None = None,
+        work: Callable[[Operations], T],
+        undo: Callable[[Operations, T], object] | None = None,
         *,
         lasting: bool = True,
         urgent: bool = False,
@@ -170,12 +172,12 @@ class Writer:
             Unavailable: The file could not be asked, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the writer is closed.
         """
-        shift = self._shift
-        if shift is None or self._pid != os.getpid():
-            shift = self._hire()
+        thread = self._thread
+        if thread is None or self._pid != os.getpid():
+            thread = self._running()
         loop = asyncio.get_running_loop()
         request = Request(work, loop.create_future(), loop, time.monotonic(), undo, lasting)
-        shift.take(request, urgent=urgent)
+        thread.take(request, urgent=urgent)
         return request.answer
 
     def died(self, queue: str) -> Sequence[Died]:
@@ -189,7 +191,7 @@ class Writer:
                 told.append(died.popleft())
         return told
 
-    def _note_died(self, died: dict[str, list[Died]]) -> None:
+    def _collect_deaths(self, died: dict[str, list[Died]]) -> None:
         for queue, found in died.items():
             self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(found)
 
@@ -197,61 +199,61 @@ class Writer:
         """Do what was asked for, then close the connection and end the thread."""
         self._closed = True
         with self._guard:
-            shift, self._shift = self._shift, None
-        if shift is None or self._pid != os.getpid():
+            thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid():
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(shift.patience):
-                await shift.end()
+            async with asyncio.timeout(thread.patience):
+                await thread.end()
 
-    def _hire(self) -> _Shift:
+    def _running(self) -> _WriterThread:
         if self._pid != os.getpid():
             # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
-            _LEFT_BEHIND.append(self._shift)
-            self._guard, self._shift, self._pid = threading.Lock(), None, os.getpid()
+            _LEFT_BY_FORK.append(self._thread)
+            self._guard, self._thread, self._pid = threading.Lock(), None, os.getpid()
         with self._guard:
             if self._closed:
                 raise ConfigError("this backend was closed; connect again")
-            if self._shift is None:
-                self._shift = _Shift(self._make(), self._clock, self._ring, self._note_died)
-            return self._shift
+            if self._thread is None:
+                self._thread = _WriterThread(self._make(), self._clock, self._notify, self._collect_deaths)
+            return self._thread
 
 
-_LEFT_BEHIND: list[object] = []  # connections that came through a fork: even to close them would not be safe
+_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: even to close them would not be safe
 
 
-class _Word(Enum):
+class _Command(Enum):
     """What is said to the thread that is no request."""
 
-    END = "end"
-    NUDGE = "look at the urgent ones"
+    STOP = "end"
+    LOOK_AT_URGENT = "look at the urgent ones"
 
 
-_END, _NUDGE = _Word.END, _Word.NUDGE
+_STOP, _LOOK_AT_URGENT = _Command.STOP, _Command.LOOK_AT_URGENT
 
 
-class _Shift:
+class _WriterThread:
     """A thread at work."""
 
     def __init__(
         self,
         database: Database,
         clock: FileClock,
-        ring: Callable[[str], None],
-        note_died: Callable[[dict[str, list[Died]]], None],
+        notify: Callable[[str], None],
+        collect_deaths: Callable[[dict[str, list[Died]]], None],
     ) -> None:
-        self._note_died = note_died
+        self._collect_deaths = collect_deaths
         self.patience = database.options.busy + PATIENCE
         self._database = database
         self._clock = clock
-        self._ring = ring
+        self._notify = notify
         self._pending_of: dict[asyncio.AbstractEventLoop, PendingWrites] = {}
-        self._inbox: SimpleQueue[Request[Any] | _Word] = SimpleQueue()
+        self._inbox: SimpleQueue[Request[Any] | _Command] = SimpleQueue()
         self._urgent: deque[Request[Any]] = deque()
-        self._to_ring: dict[str, None] = {}
-        self._rung_at = 0.0
+        self._to_notify: dict[str, None] = {}
+        self._notified_at = 0.0
         self._ended: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._thread = threading.Thread(target=self._turn, name="tenure-writer", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="tenure-writer", daemon=True)
         self._thread.start()
 
     # --- on the callers' loops ---
@@ -266,7 +268,7 @@ class _Shift:
         pending.add(request)
         if urgent:
             self._urgent.append(request)
-            self._inbox.put(_NUDGE)
+            self._inbox.put(_LOOK_AT_URGENT)
         else:
             self._inbox.put(request)
 
@@ -275,38 +277,38 @@ class _Shift:
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         self._ended.append((loop, ended))
-        self._inbox.put(_END)
+        self._inbox.put(_STOP)
         await ended
 
     # --- in the thread ---
 
-    def _turn(self) -> None:
+    def _serve(self) -> None:
         while True:
             try:
-                request = self._inbox.get(timeout=self._until_ring())
+                request = self._inbox.get(timeout=self._until_notification())
             except Empty:
-                self._ring_now()
+                self._notify_now()
                 continue
-            if request is _NUDGE and self._urgent:
+            if request is _LOOK_AT_URGENT and self._urgent:
                 request = self._urgent.popleft()
-            if request is _END or (
+            if request is _STOP or (
                 isinstance(request, Request) and not request.answer.done() and self._commit(request)
             ):
                 break
-        self._ring_now()
+        self._notify_now()
         self._database.close()
         for loop, ended in self._ended:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, ended)
 
-    def _until_ring(self) -> float | None:
-        return max(0.0, self._rung_at + RING_EVERY - time.monotonic()) if self._to_ring else None
+    def _until_notification(self) -> float | None:
+        return max(0.0, self._notified_at + NOTIFY_EVERY - time.monotonic()) if self._to_notify else None
 
-    def _ring_now(self) -> None:
-        to_ring, self._to_ring = self._to_ring, {}
+    def _notify_now(self) -> None:
+        to_ring, self._to_notify = self._to_notify, {}
         for name in to_ring:
-            self._ring(name)
-        self._rung_at = time.monotonic()
+            self._notify(name)
+        self._notified_at = time.monotonic()
 
     def _commit(self, first: Request[Any]) -> bool:
         """Do *first* and all that has come meanwhile, in one transaction; True if it is the end."""
@@ -314,12 +316,12 @@ class _Shift:
         self._database.until = first.asked_at + self._database.options.busy
         is_end = False
 
-        def work(connection: sqlite3.Connection) -> Ledger:
+        def work(connection: sqlite3.Connection) -> Operations:
             nonlocal is_end
-            ledger = Ledger(connection, self._clock)
-            with _telling_faults():
+            operations = Operations(connection, self._clock)
+            with _separating_faults():
                 for request in group:  # more than one only if an attempt before has failed
-                    request.result = request.work(ledger)
+                    request.result = request.work(operations)
                 give_up = time.monotonic() + GROUP_SECONDS
                 while not is_end and time.monotonic() < give_up:
                     try:
@@ -328,15 +330,15 @@ class _Shift:
                         break
                     if isinstance(another, Request) and not another.answer.done():
                         group.append(another)
-                        another.result = another.work(ledger)
-                    is_end = another is _END
-                ledger.close()
-            if ledger.needs_room:
-                self._database.keep_reserve(ledger.growth)
-            return ledger
+                        another.result = another.work(operations)
+                    is_end = another is _STOP
+                operations.close()
+            if operations.needs_reserve:
+                self._database.keep_reserve(operations.growth)
+            return operations
 
         try:
-            ledger = self._database.write(work)
+            operations = self._database.write(work)
         except _FaultyRequestError as faulty:
             if len(group) == 1:
                 first.error = faulty.__cause__
@@ -351,9 +353,9 @@ class _Shift:
             for request in group:
                 request.error = error
         else:
-            self._committed(ledger)
-        if self._to_ring and time.monotonic() - self._rung_at >= RING_EVERY:
-            self._ring_now()
+            self._committed(operations)
+        if self._to_notify and time.monotonic() - self._notified_at >= NOTIFY_EVERY:
+            self._notify_now()
         self._answer(group)
         return is_end
 
@@ -392,28 +394,28 @@ class _Shift:
         """Find out which request of *group* is bad, and do the others."""
         for request in group:
 
-            def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Ledger:
-                ledger = Ledger(connection, self._clock)
-                with _telling_faults():
-                    request.result = request.work(ledger)
-                    ledger.close()
-                if ledger.needs_room:
-                    self._database.keep_reserve(ledger.growth)
-                return ledger
+            def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Operations:
+                operations = Operations(connection, self._clock)
+                with _separating_faults():
+                    request.result = request.work(operations)
+                    operations.close()
+                if operations.needs_reserve:
+                    self._database.keep_reserve(operations.growth)
+                return operations
 
             try:
-                ledger = self._database.write(work)
+                operations = self._database.write(work)
             except _FaultyRequestError as faulty:
                 request.error = faulty.__cause__
             except Exception as error:
                 request.error = error
             else:
-                self._committed(ledger)
+                self._committed(operations)
 
-    def _committed(self, ledger: Ledger) -> None:
-        self._to_ring.update(ledger.rung)
-        if ledger.died:
-            self._note_died(ledger.died)
+    def _committed(self, operations: Operations) -> None:
+        self._to_notify.update(operations.changed)
+        if operations.died:
+            self._collect_deaths(operations.died)
 
 
 class _FaultyRequestError(Exception):
@@ -421,11 +423,11 @@ class _FaultyRequestError(Exception):
 
 
 @contextmanager
-def _telling_faults() -> Iterator[None]:
+def _separating_faults() -> Iterator[None]:
     """Tell what is wrong with a request from what is wrong with the file."""
     try:
         yield
-    except _FAULTY as error:
+    except _REQUEST_FAULTS as error:
         raise _FaultyRequestError from error
     except sqlite3.Error:
         raise

@@ -42,7 +42,7 @@ class FileClock:
         self.boot = boot
         self._leapt_at: float | None = None  # when the wall clock was first seen so far ahead as it is now
 
-    def read(self, connection: sqlite3.Connection) -> Moment:
+    def read(self, connection: sqlite3.Connection) -> ClockReading:
         """Return the present moment, and what else stands in the row of the clock."""
         if not self.boot:
             self.boot = agreed(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
@@ -55,8 +55,8 @@ class FileClock:
         ahead = max(known, self._wall() - now)
         if is_ours and self._is_leap(ahead - known, now):
             ahead = known
-        is_news = not is_ours or ahead - known > _STEP or now + ahead - seen > _EVERY
-        return Moment(now, now + ahead, ahead, self.boot, origin, sequence, is_news, went_back)
+        needs_writing = not is_ours or ahead - known > _STEP or now + ahead - seen > _EVERY
+        return ClockReading(now, now + ahead, ahead, self.boot, origin, sequence, needs_writing, went_back)
 
     def _is_leap(self, by: float, now: float) -> bool:
         """Whether the wall clock is too far ahead to be believed yet."""
@@ -69,7 +69,7 @@ class FileClock:
 
 
 @dataclass(slots=True)
-class Moment:
+class ClockReading:
     """The row of the clock, read at one moment."""
 
     now: float
@@ -78,7 +78,7 @@ class Moment:
     boot: str
     origin: str
     sequence: int
-    is_news: bool
+    needs_writing: bool
     """Whether the row must be written anew."""
     went_back: bool
     """Whether the time since boot went back: then no lock's end can be compared with it."""

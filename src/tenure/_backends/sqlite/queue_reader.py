@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.rows import (
-    Meta,
+    MessageRow,
     conditions_of,
     dead_message_of,
     headers_of,
@@ -17,7 +18,6 @@ from tenure._backends.sqlite.rows import (
     unpack,
 )
 from tenure._backends.sqlite.statements import statements
-from tenure._backends.sqlite.times import FileClock
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
 from tenure._queue.message import (
     ID_MARK,
@@ -78,7 +78,7 @@ class LockGroup:
     """In the order of the claim."""
 
 
-class View:
+class QueueReader:
     """The books as they stand in one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
@@ -90,7 +90,7 @@ class View:
         self._prefix = f"{self._at.origin}{ID_MARK}"  # how the ids begin that we make up
         self._queues: dict[str, Queue] = {}
 
-    def is_ripe(self, name: str) -> bool:
+    def is_due(self, name: str) -> bool:
         """Whether time has done something to a queue, or to its dead letters, that is not entered yet."""
         queue = self.find(name)
         if queue is None:
@@ -100,7 +100,7 @@ class View:
             return True
         for number in {queue.number, queue.number | 1}:
             due_at, until, expires_at, has_foreign = self._run(
-                _SQL["alarms"], {"queue": number, "boot": at.boot}
+                _SQL["next_due"], {"queue": number, "boot": at.boot}
             ).fetchone()
             if has_foreign or _is_past(due_at, at.wall) or _is_past(until, at.now) or _is_past(expires_at, at.wall):
                 return True
@@ -137,7 +137,7 @@ class View:
         if queue is None:
             return [False] * len(ids)
         asked = ((queue.number, id_, self._at.wall) for id_ in ids)
-        return [self._run(_SQL["remembered"], one).fetchone() is not None for one in asked]
+        return [self._run(_SQL["is_handled"], one).fetchone() is not None for one in asked]
 
     def peek(self, name: str, which: LiveSelection, limit: int) -> list[LiveMessage]:
         """Show live messages."""
@@ -147,8 +147,8 @@ class View:
         found = [(one, state) for state, some in self._waiting(queue, which, limit) for one in some]
         ends = self._locked_until(queue) if which.wants("locked") else {}
         if ends:
-            asked = {**self._asked(queue, which, limit), "held": json.dumps(sorted(ends))}
-            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_held"], asked)]
+            asked = {**self._asked(queue, which, limit), "locked": json.dumps(sorted(ends))}
+            found += [(sequence, "locked") for (sequence,) in self._run(_LIVE["live_locked"], asked)]
         return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
 
     def unlocked(self, name: str, which: LiveSelection) -> array[int]:
@@ -172,8 +172,8 @@ class View:
     def _locked_until(self, queue: Queue) -> dict[int, float]:
         """Return, by the wall clock, when the lock of each message ends that somebody holds."""
         later = self._at.wall - self._at.now
-        holds = self._run(_SQL["all_holds"], (queue.number,)).fetchall()
-        return {sequence: until + later for until, packed in holds for sequence in unpack(packed)}
+        groups = self._run(_SQL["all_lock_groups"], (queue.number,)).fetchall()
+        return {sequence: until + later for until, packed in groups for sequence in unpack(packed)}
 
     def _live_message(self, name: str, sequence: int, state: State, locked_until: float | None) -> LiveMessage:
         row = self._run(_SQL["live_message"], (sequence,)).fetchone()
@@ -202,28 +202,30 @@ class View:
             return []
         found = self._run(_SQL["deferred"], (queue.number, after, limit)).fetchall()
         rows = [self._run(_SQL["message"], one).fetchone() for one in found]
-        return [one._replace(delivery_count=one.delivery_count - 1) for one in self._made(queue, rows, "", 0.0)]
+        return [
+            one._replace(delivery_count=one.delivery_count - 1) for one in self._deliveries_of(queue, rows, "", 0.0)
+        ]
 
     def peek_dead(self, name: str, which: Selection, limit: int) -> list[DeadMessage]:
         """Show dead letters, also those that somebody holds."""
         dead = self._dead_of(name)
         if dead is None:
             return []
-        found = self._selected(dead, which, limit, held=True)
-        rows = [self._run(_SQL["dead_message"], (dead.number, sequence)).fetchone() for sequence in found]
+        found = self._selected(dead, which, limit, with_locked=True)
+        rows = [self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone() for sequence in found]
         return [dead_message_of(name, self._prefix, row) for row in rows]
 
     def count_dead(self, name: str, which: Selection, limit: int | None) -> int:
         """Tell how many dead letters are meant that nobody holds."""
         dead = self._dead_of(name)
-        return len(self._selected(dead, which, limit, held=False)) if dead else 0
+        return len(self._selected(dead, which, limit, with_locked=False)) if dead else 0
 
     def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
         """Return a session's state."""
-        hold = self._hold_of(self._holds(held.token), held)
-        if hold is None:
+        group = self._group_of(self._groups(held.token), held)
+        if group is None:
             return LAPSED
-        row = self._run(_SQL["state"], (hold.queue, held.session)).fetchone()
+        row = self._run(_SQL["state"], (group.queue, held.session)).fetchone()
         state: bytes | None = row[0] if row else None
         return state
 
@@ -233,7 +235,7 @@ class View:
         """Return the queue called *name* if it was ever used."""
         queue = self._queues.get(name)
         if queue is None:
-            row = self._run(_SQL["queue"], (name,)).fetchone()
+            row = self._run(_SQL["queue_by_name"], (name,)).fetchone()
             if row is not None:
                 queue = self._queues[name] = Queue(*row)
         return queue
@@ -242,7 +244,7 @@ class View:
         for queue in self._queues.values():
             if queue.number == number:
                 return queue
-        queue = Queue(*self._run(_SQL["queue_of"], (number,)).fetchone())
+        queue = Queue(*self._run(_SQL["queue_by_number"], (number,)).fetchone())
         self._queues[queue.name] = queue
         return queue
 
@@ -250,17 +252,19 @@ class View:
         live = self.find(name)
         return None if live is None else self._numbered(live.number + 1)
 
-    def _selected(self, dead: Queue, which: Selection, limit: int | None, *, held: bool) -> list[int]:
+    def _selected(self, dead: Queue, which: Selection, limit: int | None, *, with_locked: bool) -> list[int]:
         asked = {
             "queue": dead.number,
             "prefix": self._prefix,
-            "held": held,
+            "with_locked": with_locked,
             "limit": -1 if limit is None else limit,
             **conditions_of(which.at(self._at.wall)),
         }
-        return [sequence for (sequence,) in self._run(_SQL["dead"], asked)]
+        return [sequence for (sequence,) in self._run(_SQL["dead_letters"], asked)]
 
-    def _made(self, queue: Queue, rows: Sequence[Meta], token: int | str, until: float) -> list[Delivery]:
+    def _deliveries_of(
+        self, queue: Queue, rows: Sequence[MessageRow], token: int | str, until: float
+    ) -> list[Delivery]:
         name, prefix = queue.name, self._prefix
         make = tuple.__new__  # past the check of the number of fields, which takes longer than all the rest
         return [
@@ -299,27 +303,27 @@ class View:
             ) in rows
         ]
 
-    def _holds(self, token: object) -> list[LockGroup]:
+    def _groups(self, token: object) -> list[LockGroup]:
         """Return the live rows of a claim."""
         if not isinstance(token, int):
             return []
-        rows = self._run(_SQL["holds"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
+        rows = self._run(_SQL["lock_groups"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
         return [
             LockGroup(token, part, queue, session, was_deferred, until, lock, unpack(packed))
             for part, queue, session, was_deferred, until, lock, packed in rows
         ]
 
-    def _hold_of(self, holds: list[LockGroup], one: Delivery | SessionLock) -> LockGroup | None:
+    def _group_of(self, groups: list[LockGroup], one: Delivery | SessionLock) -> LockGroup | None:
         """Return the row that locks *one*, if it is live."""
-        for hold in holds:
+        for group in groups:
             queue = self._queues.get(one.queue) or self.find(one.queue)
-            if queue is None or queue.number != hold.queue:
+            if queue is None or queue.number != group.queue:
                 return None
             if isinstance(one, SessionLock):
-                if hold.session == one.session:
-                    return hold
-            elif one.sequence in hold.sequences:
-                return hold
+                if group.session == one.session:
+                    return group
+            elif one.sequence in group.sequences:
+                return group
         return None
 
 
