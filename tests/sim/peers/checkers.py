@@ -14,15 +14,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tenure.testing._sim.report import Findings
-from tenure.testing._sim.world import BLUR
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.world import World
-    from tests.sim.peers.member import Candidate, Work
-    from tests.sim.peers.plan import Plan
+from tenure.testing._sim.world import BLUR, World
+from tests.sim.peers.member import Candidate, Work
+from tests.sim.peers.plan import Plan
 
 
 class Checkers(Findings):

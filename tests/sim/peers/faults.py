@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tenure._backends.peers import machine as peers
 from tenure._election import machine as election
-from tenure.testing._sim.nemesis import Nemesis, Victim
+from tenure.testing._sim.nemesis import Breakable, Nemesis, Victim
 from tests.sim.peers.member import NAME, Member
+from tests.sim.peers.network import PeerNetwork
+from tests.sim.peers.plan import Plan
 
-if TYPE_CHECKING:
-    from tests.sim.peers.simulation import Simulation
+
+class FleetRun(Breakable, Protocol):
+    """The run, as its nemesis sees it."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def network(self) -> PeerNetwork: ...
+    def living(self) -> list[Member]: ...
+    def leaders(self) -> list[Member]: ...
 
 
 class PeerNemesis(Nemesis):
     """Break the members of a fleet, and the network between them."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation)
-        self._simulation = simulation
-        self._hosts = range(simulation.plan.size)
-        self._cut = simulation.network.cut
+    def __init__(self, run: FleetRun) -> None:
+        super().__init__(run)
+        self._fleet = run
+        self._hosts = range(run.plan.size)
+        self._cut = run.network.cut
 
     def _victim(self) -> Member | None:
-        living, leaders = self._simulation.living(), self._simulation.leaders()
+        living, leaders = self._fleet.living(), self._fleet.leaders()
         if not living:
             return None
         return self._rng.choice(leaders if leaders and self._rng.random() < 0.6 else living)
@@ -34,19 +44,19 @@ class PeerNemesis(Nemesis):
         victim.die("killed")
         # A member that restarts at once has lost its promises, and they have not run out.
         delay = self._for(1.5) if self._rng.random() < 0.7 else 0.0
-        self._world.after(delay, self._simulation.restart, victim.number)
+        self._world.after(delay, self._fleet.restart, victim.number)
 
     def _kill_all(self, member: Member) -> None:
         if self._rng.random() < 0.3:
-            for each in self._simulation.living():
+            for each in self._fleet.living():
                 self._kill(each)
 
     def _forget(self, member: Member) -> None:
         """A follower is cut off from the leader, another forgets its promise: would both elect anew?"""
-        followers = [each for each in self._simulation.living() if each not in self._simulation.leaders()]
-        if len(followers) < 2 or not self._simulation.leaders():
+        followers = [each for each in self._fleet.living() if each not in self._fleet.leaders()]
+        if len(followers) < 2 or not self._fleet.leaders():
             return
-        leader = self._simulation.leaders()[0]
+        leader = self._fleet.leaders()[0]
         cut, forgets = self._rng.sample(followers, 2)
         for ways in ((leader.number, cut.number), (cut.number, leader.number)):
             self._cut(*ways, 2.5 * self._plan.timing.ttl)
@@ -55,7 +65,7 @@ class PeerNemesis(Nemesis):
     def _begin_anew(self, member: Member) -> None:
         if member.alive and not self._resting:
             member.die("killed")
-            self._simulation.restart(member.number)
+            self._fleet.restart(member.number)
 
     def _resign(self, member: Member) -> None:
         for each in member.candidates:

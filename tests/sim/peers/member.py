@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._backends.peers import machine as peers
 from tenure._election import machine as election
 from tenure._lease import Grant
 from tenure.testing._sim.process import Alarm, Process
-
-if TYPE_CHECKING:
-    from tests.sim.peers.simulation import Simulation
+from tests.sim.peers.protocols import MemberRun
 
 NAME = "chair"
 LATE = 1e-9
@@ -84,17 +82,17 @@ class Candidate:
 class Member(Process):
     """One process of one member. After a kill, its host gets another one, which knows nothing."""
 
-    def __init__(self, simulation: Simulation, number: int, start: int) -> None:
+    def __init__(self, run: MemberRun, number: int, start: int) -> None:
         name = f"{'abcdefghijklmnopqrstuvwxyz'[number]}{start}"
-        super().__init__(simulation.world, number, name, simulation.clocks[number])
-        self.simulation = simulation
-        self.plan = simulation.plan
-        self.checkers = simulation.checkers
+        super().__init__(run.world, number, name, run.clocks[number])
+        self.run = run
+        self.plan = run.plan
+        self.checkers = run.checkers
         self._asks = 0
         self._waiting: dict[int, tuple[Candidate | None, int]] = {}
         floor = int(1_000_000 + (self.world.now + self.plan.skews[number]) * 1000)
         nonce = self.world.rng.getrandbits(50)
-        self.machine = simulation.parts.machine(
+        self.machine = run.parts.machine(
             self.plan.fleet(number), self.world.rng, floor=floor, nonce=nonce, now=self.now()
         )
         self.candidates: list[Candidate] = []
@@ -122,7 +120,7 @@ class Member(Process):
         for effect in effects:
             match effect:
                 case peers.Send(to, message):
-                    self.simulation.network.send(self.number, to, message)
+                    self.run.network.send(self.number, to, message)
                 case peers.Answer(ask, answer):
                     answers.append((ask, answer))
                 case peers.Hint():

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tenure._backends.peers import machine as peers
 from tenure._backends.peers.wire import Message, decode, encode
 from tenure.testing._sim.network import Network
-
-if TYPE_CHECKING:
-    from tests.sim.peers.simulation import Simulation
+from tests.sim.peers.protocols import NetworkRun
 
 
 class PeerNetwork(Network):
     """Carry messages between members."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation.world, simulation.plan.conditions, simulation.plan.timing)
-        self._simulation = simulation
+    def __init__(self, run: NetworkRun) -> None:
+        super().__init__(run.world, run.plan.conditions, run.plan.timing)
+        self._run = run
         self.cuts: dict[tuple[int, int], int] = {}
         self.dead: set[tuple[int, int]] = set()  # links that stay cut, after the faults as well
         self.messages = 0
@@ -41,7 +37,7 @@ class PeerNetwork(Network):
         return (source, to) in self.dead or (not self.healed and self.cuts.get((source, to), 0) > 0)
 
     def _arrive(self, source: int, to: int, body: bytes) -> None:
-        member = self._simulation.members[to]
+        member = self._run.members[to]
         if member is not None:
             member.do(member.feed, peers.Received(source, decode(body)))
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tenure.testing._sim.process import Process
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.server import Server
+from tenure.testing._sim.server import Server
 
 P = TypeVar("P", bound=Process)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tenure._timing import Timing
-    from tenure.testing._sim.network import Network, StoreNetwork
-    from tenure.testing._sim.server import Server
-    from tenure.testing._sim.world import World
+from tenure._timing import Timing
+from tenure.testing._sim.network import Network, StoreNetwork
+from tenure.testing._sim.server import Server
+from tenure.testing._sim.world import World
 
 
 class Victim(Protocol):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tenure._timing import Timing
-    from tenure.testing._sim.world import World
+from tenure._timing import Timing
+from tenure.testing._sim.world import World
 
 SPREAD_MAX = 3.0
 """Once the network is healed, no message takes longer than this many times the usual delay."""

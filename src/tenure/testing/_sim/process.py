@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tenure.testing._sim.world import BLUR
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.world import SkewedClock, World
+from tenure.testing._sim.world import BLUR, SkewedClock, World
 
 
 class Process:

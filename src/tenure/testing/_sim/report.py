@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-if TYPE_CHECKING:
-    from tenure.testing._sim.world import World
+from tenure.testing._sim.world import World
 
 VIOLATIONS_KEPT = 20
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tenure.testing._sim.client import Client
-    from tenure.testing._sim.network import StoreNetwork
-    from tenure.testing._sim.world import World
+from tenure.testing._sim.network import StoreNetwork
+from tenure.testing._sim.world import World
+
+
+class Asker(Protocol):
+    """A client, as its server sees it."""
+
+    @property
+    def process(self) -> Any: ...
+    @property
+    def number(self) -> int:
+        """The host it asks from."""
+        ...
+
+    def patience_ends(self, ask: int) -> float: ...
+    def unanswered(self, ask: int) -> None: ...
+    def deliver(self, ask: int, answer: Any) -> None: ...
 
 
 class Server:
@@ -28,8 +41,8 @@ class Server:
         self._frozen_until = 0.0
         self._refuses = False
 
-    def perform(self, client: Client[Any], message: Any) -> Any:
-        """Do what *message* asks for, and return the answer."""
+    def perform(self, process: Any, message: Any) -> Any:
+        """Do what *message* of *process* asks for, and return the answer."""
         raise NotImplementedError
 
     @property
@@ -55,7 +68,7 @@ class Server:
 
     # --- questions ---
 
-    def receive(self, client: Client[Any], ask: int, message: Any) -> None:
+    def receive(self, client: Asker, ask: int, message: Any) -> None:
         """Take in *message*, which is question number *ask* of *client*, and send the answer on its way."""
         if self._world.now < self._frozen_until:
             self._world.at(self._frozen_until, self.receive, client, ask, message)
@@ -66,12 +79,12 @@ class Server:
             else:
                 client.unanswered(ask)
             return
-        self._answer(client, ask, self.perform(client, message))
+        self._answer(client, ask, self.perform(client.process, message))
         if not self.network.healed and self._world.rng.random() < self.network.conditions.duplicate:
             # A driver that retries by itself, or a proxy, may ask twice; nobody waits for the second answer.
-            self._world.after(self.network.far_delay(), self.perform, client, message)
+            self._world.after(self.network.far_delay(), self.perform, client.process, message)
 
-    def _answer(self, client: Client[Any], ask: int, answer: Any) -> None:
+    def _answer(self, client: Asker, ask: int, answer: Any) -> None:
         delay = self.network.down(client.number)
         if delay is None or self._world.now + delay > client.patience_ends(ask):
             client.unanswered(ask)

@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from tenure.testing._sim.elections.mutants import MUTANTS, SURVIVORS
-from tenure.testing._sim.elections.simulation import Parts, Simulation, leader_within
+from tenure.testing._sim.elections.parts import Parts
+from tenure.testing._sim.elections.simulation import Simulation, leader_within
 from tenure.testing._sim.planted import Mutant, parts_of
 from tenure.testing._sim.report import Report, Violation
 from tenure.testing._sim.seeds import many

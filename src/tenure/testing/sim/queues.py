@@ -21,8 +21,9 @@ from functools import partial
 
 from tenure.testing._sim.planted import Mutant, parts_of
 from tenure.testing._sim.queues.mutants import MUTANTS, SURVIVORS
+from tenure.testing._sim.queues.parts import Parts
 from tenure.testing._sim.queues.plan import settled_within
-from tenure.testing._sim.queues.simulation import Parts, Simulation
+from tenure.testing._sim.queues.simulation import Simulation
 from tenure.testing._sim.report import QueueReport, Violation
 from tenure.testing._sim.seeds import many
 

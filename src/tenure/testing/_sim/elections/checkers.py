@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._election.machine import (
     TRANSITIONS,
@@ -49,14 +49,11 @@ from tenure._election.machine import (
 )
 from tenure._lease import Grant, Granted, Lost, Released
 from tenure.events import Reason, TermEnded
+from tenure.testing._sim.elections.node import Node, Work
+from tenure.testing._sim.elections.plan import Plan
+from tenure.testing._sim.elections.stores import Question
 from tenure.testing._sim.report import Findings
-from tenure.testing._sim.world import BLUR
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.elections.node import Node, Work
-    from tenure.testing._sim.elections.plan import Plan
-    from tenure.testing._sim.elections.stores import Question
-    from tenure.testing._sim.world import World
+from tenure.testing._sim.world import BLUR, World
 
 TICKS_MAX = 15
 """How often a candidate may wake by itself within one ``retry_every``; the worst honest case needs about four."""

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from tenure._election.machine import Hint, RenewTogether, Resign, Stop
-from tenure.testing._sim.nemesis import StoreNemesis
+from tenure.testing._sim.elections.lease_server import LeaseServer
+from tenure.testing._sim.elections.node import Node
+from tenure.testing._sim.elections.stores import ClockStore
+from tenure.testing._sim.nemesis import StoreNemesis, WithStore
 
-if TYPE_CHECKING:
-    from tenure.testing._sim.elections.node import Node
-    from tenure.testing._sim.elections.simulation import Simulation
+
+class ElectionRun(WithStore, Protocol):
+    """The run, as its nemesis sees it."""
+
+    @property
+    def server(self) -> LeaseServer: ...
+    @property
+    def store(self) -> ClockStore: ...
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+    def restart_later(self, number: int) -> None: ...
 
 
 class ElectionNemesis(StoreNemesis):
     """Break candidates, the network, the store."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation)
-        self._simulation = simulation
+    def __init__(self, run: ElectionRun) -> None:
+        super().__init__(run)
+        self._election_run = run
 
     def _victim(self) -> Node | None:
-        living = [node for node in self._simulation.nodes if node.alive]
+        living = [node for node in self._election_run.nodes if node.alive]
         leaders = [node for node in living if node.work is not None]
         if leaders and self._rng.random() < 0.6:
             return self._rng.choice(leaders)
@@ -30,7 +42,7 @@ class ElectionNemesis(StoreNemesis):
 
     def _stop(self, node: Node) -> None:
         node.feed(Stop())
-        self._simulation.restart_later(node.number)
+        self._election_run.restart_later(node.number)
 
     def _stall(self, node: Node) -> None:
         node.stall()
@@ -78,9 +90,9 @@ class ElectionNemesis(StoreNemesis):
             self._server.go_down(self._for(0.3), refuses=True)
         else:  # what was asked meanwhile is answered by a store that knows nothing of it
             self._server.freeze(self._for(1.2))
-        self._simulation.store.forget()
+        self._election_run.store.forget()
         if self._rng.random() < 0.5:  # an operator who tidies up restarts more than one thing
             self._world.after(self._for(0.3), node.feed, Resign())
 
     def _ask_to_resign(self, node: Node) -> None:
-        self._world.after(self._network.usual_delay(), self._simulation.server.ask_to_resign)
+        self._world.after(self._network.usual_delay(), self._election_run.server.ask_to_resign)

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._election.machine import Hint
 from tenure._lease import Grant, NoAnswer, Released
+from tenure.testing._sim.elections.protocols import LeaseServerRun
 from tenure.testing._sim.elections.stores import NOBODY, Attempt, Question
 from tenure.testing._sim.server import Server
 from tenure.testing._sim.world import BLUR
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.client import Client
-    from tenure.testing._sim.elections.node import Node
-    from tenure.testing._sim.elections.simulation import Simulation
 
 
 class LeaseServer(Server):
     """Answer for a store of leases, and send hints."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation.world, simulation.network, NoAnswer)
-        self._simulation = simulation
-        self._store = simulation.store
-        self._checkers = simulation.checkers
+    def __init__(self, run: LeaseServerRun) -> None:
+        super().__init__(run.world, run.network, NoAnswer)
+        self._run = run
+        self._store = run.store
+        self._checkers = run.checkers
         self._expiry_watched = False
 
-    def perform(self, client: Client[Node], message: Any) -> Any:
-        """Let the store do what *message* asks for."""
+    def perform(self, process: Any, message: Any) -> Any:
+        """Let the store do what *message* of *process* asks for."""
         before = self._store.expires
         answer = self._store.perform(message)
         question: Question = message.question if isinstance(message, Attempt) else message
-        self._checkers.processed(client.process, question, answer)
-        if not self._simulation.plan.watched:
+        self._checkers.processed(process, question, answer)
+        if not self._run.plan.watched:
             self._checkers.counted(question, answer, self._store.expires - before)
         if self._world.traced:
-            self._world.log("store", f"{client.process.name}: {question} → {answer}")
+            self._world.log("store", f"{process.name}: {question} → {answer}")
         if isinstance(answer, Released):
             self._hint()
-        elif self._simulation.plan.hints_expiry and not self._expiry_watched:
+        elif self._run.plan.hints_expiry and not self._expiry_watched:
             self._watch_expiry()
         return answer
 
@@ -50,16 +46,16 @@ class LeaseServer(Server):
     # --- hints ---
 
     def _hint(self) -> None:
-        if not self._simulation.plan.hints:
+        if not self._run.plan.hints:
             return
-        for node in self._simulation.nodes:
+        for node in self._run.nodes:
             delay = self.network.down(node.number)
             if delay is not None:
                 self._world.after(delay, node.feed, Hint())
 
     def _watch_expiry(self) -> None:
         store = self._store
-        if store.holder == NOBODY or not self._simulation.plan.hints or self._simulation.plan.watched:
+        if store.holder == NOBODY or not self._run.plan.hints or self._run.plan.watched:
             return
         self._expiry_watched = True
         self._world.at(store.clock.moment(store.expires) + BLUR, self._expired)
@@ -75,8 +71,8 @@ class LeaseServer(Server):
 class Resource:
     """A fenced resource: it refuses a token older than the newest it has seen."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._checkers = simulation.checkers
+    def __init__(self, run: LeaseServerRun) -> None:
+        self._checkers = run.checkers
         self.newest = 0
 
     def write(self, grant: Grant) -> None:

@@ -28,8 +28,8 @@ from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.events import Reason
 from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.node import Node, Work
-from tenure.testing._sim.elections.simulation import Parts
-from tenure.testing._sim.elections.stores import Attempt, ClockStore, Question, Seen, WatchedStore
+from tenure.testing._sim.elections.parts import Parts
+from tenure.testing._sim.elections.stores import Attempt, ClockStore, Question, Seen, WatchedStore, Watcher
 from tenure.testing._sim.planted import Mutant
 
 # --- in the machine: what is believed --------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class _EarlyStore(ClockStore):
 
 
 class _EarlyWatcher(WatchedStore):
-    def outlived(self, node: Node, local: float) -> int | None:
+    def outlived(self, node: Watcher, local: float) -> int | None:
         version, since = node.seen
         return version if local - since >= 0.75 * self.ttl else None
 
@@ -286,7 +286,7 @@ class _ForgetsAndGives(ClockStore):
 class _ComparesWallClocks(WatchedStore):
     """Takes the lease over when *its own* wall clock says that the time written by another one is a ttl ago."""
 
-    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
         result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and local - answer.written_at >= self.ttl:
             node.seen = (answer.version, -math.inf)
@@ -296,7 +296,7 @@ class _ComparesWallClocks(WatchedStore):
 class _CountsWatchFromQuestion(WatchedStore):
     """Dates what was seen back to when the lease was last looked at, before it was renewed."""
 
-    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
         before = node.seen[1]
         result = super().reading(node, answer, local)
         if isinstance(answer, Seen) and before > -math.inf and node.seen[1] != before:
@@ -315,7 +315,7 @@ class _RenewsEndedLease(ClockStore):
 class _CountsFromSending(ClockStore):
     """Counts a renewal from before it waited: one that is carried out late, after newer ones, shortens the lease."""
 
-    def message(self, node: Node, question: Question, local: float) -> Any:
+    def message(self, node: Watcher, question: Question, local: float) -> Any:
         return Attempt(question, None, self.now()) if isinstance(question, Renew) else question
 
     def perform(self, message: Any) -> Any:

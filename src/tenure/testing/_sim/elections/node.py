@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._election.machine import (
     Acquire,
@@ -28,12 +28,10 @@ from tenure.errors import in_words
 from tenure.events import Reason, TermEnding
 from tenure.testing._misbehaving import odd_error
 from tenure.testing._sim.client import Pending
+from tenure.testing._sim.elections.protocols import NodeRun
 from tenure.testing._sim.elections.stores import Question
 from tenure.testing._sim.process import Alarm, Process
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.elections.simulation import Simulation
-    from tenure.testing._sim.world import SkewedClock
+from tenure.testing._sim.world import SkewedClock
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +49,11 @@ class Work:
 class Node(Process):
     """One process of one candidate. After a kill, its host gets another one, with a new identity."""
 
-    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(simulation.world, number, name, clock)
-        self.simulation = simulation
-        self.checkers = simulation.checkers
-        self.plan = simulation.plan
+    def __init__(self, run: NodeRun, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(run.world, number, name, clock)
+        self.run = run
+        self.checkers = run.checkers
+        self.plan = run.plan
         self.stalled = False
         self.stalled_since = 0.0
         self.health = self.event_hook = ""
@@ -63,7 +61,7 @@ class Node(Process):
         self.ill_since = math.inf
         self.work: Work | None = None
         self.seen: tuple[int, float] = (-1, 0.0)  # for a watched store: the version, and since when by our clock
-        self.client = simulation.parts.client(self, simulation.server, self.plan.patience, self._on_answer)
+        self.client = run.parts.client(self, run.server, self.plan.patience, self._on_answer)
         # What the checkers remember of this process.
         self.told_to_stop = False
         self.last_ask = 0
@@ -81,8 +79,8 @@ class Node(Process):
         self._alarm.set()
 
     def _machine(self) -> Machine:
-        return self.simulation.machine_type(
-            self.simulation.name,
+        return self.run.machine_type(
+            self.run.name,
             self.name,
             self.plan.timing,
             self.world.rng,
@@ -153,7 +151,7 @@ class Node(Process):
                 self.work.overran = True
                 if self.plan.overrun_exits:
                     self.die("exits, as its work overran")
-                    self.simulation.restart_later(self.number)
+                    self.run.restart_later(self.number)
             case Emit(event_):
                 if isinstance(event_, TermEnding) and self.work is not None:
                     self.work.stop_by = event_.deadline
@@ -188,7 +186,7 @@ class Node(Process):
             self._send(question)
 
     def _send(self, question: Question) -> None:
-        self.client.ask(question.request_id, question, self.simulation.store.message(self, question, self.now()))
+        self.client.ask(question.request_id, question, self.run.store.message(self, question, self.now()))
 
     def _withhold(self, question: Question, why: str) -> None:
         self.client.withhold(question.request_id, question, RenewalWithheld(why))
@@ -202,7 +200,7 @@ class Node(Process):
 
     def _on_answer(self, ask: int, asked: Pending, answer: Any) -> None:
         if not isinstance(answer, (NoAnswer, RenewalWithheld)):
-            answer = self.simulation.store.reading(self, answer, self.now())
+            answer = self.run.store.reading(self, answer, self.now())
         self._handle(Answered(ask, answer))
 
     # --- hooks ---
@@ -230,7 +228,7 @@ class Node(Process):
         self.checkers.grew(self, work, event)
         timing, rng = self.plan.timing, self.world.rng
         self.after(0.3 * timing.retry_every * rng.random(), self._act, work)
-        if rng.random() < self.plan.turnover and not self.simulation.healed:
+        if rng.random() < self.plan.turnover and not self.run.healed:
             self.after(timing.ttl * rng.random(), self._finish, work, rng.random() < 0.8)
 
     def _act(self, work: Work) -> None:
@@ -244,15 +242,15 @@ class Node(Process):
                 delay = 0.9 * timing.margin * rng.random() / self.clock.rate
                 work.busy_until = self.world.now + delay
                 self.world.at(work.busy_until, self.checkers.acted, work.grant)
-            network = self.simulation.network
+            network = self.run.network
             delay = network.far_delay() if not network.healed and rng.random() < 0.2 else network.usual_delay()
-            self.world.after(delay, self.simulation.resource.write, work.grant)
-        if not self.simulation.healed:
+            self.world.after(delay, self.run.resource.write, work.grant)
+        if not self.run.healed:
             self.after(timing.ttl * (0.1 + 0.4 * rng.random()), self._act, work)
 
     def _finish(self, work: Work, again: bool) -> None:
         """Let the work return or raise by itself."""
-        if not self.simulation.healed:
+        if not self.run.healed:
             self._end(work, again)
 
     def raise_from_work(self) -> None:
@@ -272,7 +270,7 @@ class Node(Process):
         work.is_cancelled = True
         timing, rng = self.plan.timing, self.world.rng
         ignores = rng.random() < self.plan.ignores
-        longest = self.simulation.ignores_max if ignores else 0.9 * timing.grace
+        longest = self.run.ignores_max if ignores else 0.9 * timing.grace
         self.after(longest * rng.random(), self._end, work, True)
 
     def _end(self, work: Work, again: bool) -> None:
@@ -287,4 +285,4 @@ class Node(Process):
         self.checkers.left(self)
         self._handle(WorkEnded(work.grant.token, again))
         if not again:
-            self.simulation.restart_later(self.number)
+            self.run.restart_later(self.number)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
-from tenure._election.machine import Machine, Resign, State, Stop
+from tenure._election.machine import Resign, State, Stop
 from tenure._timing import Timing
-from tenure.testing._sim.client import Client
 from tenure.testing._sim.elections.checkers import Checkers
 from tenure.testing._sim.elections.faults import ElectionNemesis
 from tenure.testing._sim.elections.lease_server import LeaseServer, Resource
 from tenure.testing._sim.elections.node import Node
+from tenure.testing._sim.elections.parts import Parts
 from tenure.testing._sim.elections.plan import Plan, draw
-from tenure.testing._sim.elections.stores import ClockStore, WatchedStore
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.report import Report
 from tenure.testing._sim.world import SkewedClock, World
@@ -54,18 +52,6 @@ def leader_within(timing: Timing, *, latency: float, ignores: float, watched: bo
     hands_back = (2.0 + 2.4) * timing.retry_every
     looks = 2.0 * 1.2 * timing.retry_every
     return (asks_again + runs_out + ignores + hands_back + looks) / (1.0 - timing.drift) / 0.9 + 10.0 * latency
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The classes that a run is made of; a planted bug swaps one of them."""
-
-    machine: type[Machine] = Machine
-    node: type[Node] = Node
-    client: type[Client[Node]] = Client
-    clock_store: type[ClockStore] = ClockStore
-    watched_store: type[WatchedStore] = WatchedStore
-    shares_identity: bool = False
 
 
 class Simulation:

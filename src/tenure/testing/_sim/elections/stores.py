@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tenure._election.machine import Acquire, Release, Renew
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.elections.node import Node
-    from tenure.testing._sim.elections.plan import Plan
-    from tenure.testing._sim.world import SkewedClock, World
+from tenure.testing._sim.elections.plan import Plan
+from tenure.testing._sim.world import SkewedClock, World
 
 Question = Acquire | Renew | Release
 NOBODY = ""
+
+
+class Watcher(Protocol):
+    """A candidate, as its adapter to a watched store sees it."""
+
+    seen: tuple[int, float]
+    """The version that was seen last, and since when by the candidate's clock."""
 
 
 class ClockStore:
@@ -34,11 +38,11 @@ class ClockStore:
 
     # --- what an adapter does at its own end ---
 
-    def message(self, node: Node, question: Question, local: float) -> Any:
+    def message(self, node: Watcher, question: Question, local: float) -> Any:
         """Return what is sent for *question*, made at *local* by the candidate's clock."""
         return question
 
-    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
         """Return what the candidate is told, for what arrived at *local* by its clock."""
         result: Granted | HeldBy | Lost | Released = answer
         return result
@@ -148,18 +152,18 @@ class WatchedStore(ClockStore):
         self.version = 0
         self.written_at = 0.0  # by the writer's clock: for operators to read, never compared
 
-    def message(self, node: Node, question: Question, local: float) -> Any:
+    def message(self, node: Watcher, question: Question, local: float) -> Any:
         """Say with a claim which version has outlived its ttl."""
         if not isinstance(question, Acquire):
             return question
         return Attempt(question, self.outlived(node, local), local)
 
-    def outlived(self, node: Node, local: float) -> int | None:
+    def outlived(self, node: Watcher, local: float) -> int | None:
         """Return the version that *node* has seen unchanged for a whole ttl."""
         version, since = node.seen
         return version if local - since >= self.ttl else None
 
-    def reading(self, node: Node, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
+    def reading(self, node: Watcher, answer: Any, local: float) -> Granted | HeldBy | Lost | Released:
         """Note when a change was seen: at the arrival of the answer, as it was made before that."""
         if not isinstance(answer, Seen):
             return super().reading(node, answer, local)

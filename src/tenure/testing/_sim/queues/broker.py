@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenure._backends.memory.client import Memory
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Settle
 from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock
+from tenure.testing._sim.queues.protocols import Run
 from tenure.testing._sim.world import SkewedClock, World
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.simulation import Simulation
 
 QUEUE = "q"
 T = TypeVar("T")
@@ -43,11 +41,12 @@ class BrokerClock:
 class SimulatedBroker(MemoryBroker):
     """The memory broker without a loop: each verb is carried out at once."""
 
-    def __init__(self, simulation: Simulation, clock: BrokerClock) -> None:
+    def __init__(self, run: Run, clock: BrokerClock, hint: Callable[[], object]) -> None:
         memory = Memory()
         memory.epoch = 0.0  # the wall clock has no part in a run
         super().__init__(clock, memory)
-        self._simulation = simulation
+        self._run = run
+        self._hint = hint
         self.full_until = self.away_until = 0.0
         self.cut_until: dict[int, float] = {}
         """By the sequence of a message: until when somebody else holds its row. All three in true time."""
@@ -56,7 +55,7 @@ class SimulatedBroker(MemoryBroker):
 
     def refusal(self, message: object) -> str:
         """Say why nothing of *message* can be done now; an empty text if it can be."""
-        now = self._simulation.world.now
+        now = self._run.world.now
         if now < self.away_until:
             return "the schema is away"
         if isinstance(message, Send) and now < self.full_until:
@@ -67,7 +66,7 @@ class SimulatedBroker(MemoryBroker):
 
     def is_cut(self, one: Delivery | SessionLock) -> bool:
         """Whether nothing can be done to this message now."""
-        return isinstance(one, Delivery) and self._simulation.world.now < self.cut_until.get(one.sequence, 0.0)
+        return isinstance(one, Delivery) and self._run.world.now < self.cut_until.get(one.sequence, 0.0)
 
     def renew_others(
         self, held: Sequence[Delivery | SessionLock], lock: float
@@ -84,7 +83,7 @@ class SimulatedBroker(MemoryBroker):
 
     def _ring(self, name: str) -> None:
         if name == QUEUE:
-            self._simulation.server.hint()
+            self._hint()
 
 
 def at_once(asking: Coroutine[Any, Any, T]) -> T:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, SettingChanges
 from tenure._queue.effects import Receive, Renew, Settle
 from tenure._queue.message import DeadMessage, Stats
-from tenure.testing._sim.server import Server
-from tenure.testing._sim.world import SkewedClock
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.client import Client
-    from tenure.testing._sim.queues.simulation import Simulation
-from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, Send, at_once
+from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, Send, SimulatedBroker, at_once
+from tenure.testing._sim.queues.protocols import BrokerServerRun
 from tenure.testing._sim.queues.trace import describe
+from tenure.testing._sim.server import Asker, Server
+from tenure.testing._sim.world import SkewedClock
 
 
 class BrokerServer(Server):
     """The process that answers for the broker, and sends hints out."""
 
-    def __init__(self, simulation: Simulation, clock: SkewedClock) -> None:
-        plan = simulation.plan
-        super().__init__(simulation.world, simulation.network, NoAnswer)
-        self._simulation = simulation
-        self._oracle = simulation.oracle
+    def __init__(self, run: BrokerServerRun, clock: SkewedClock, broker: type[SimulatedBroker]) -> None:
+        plan = run.plan
+        super().__init__(run.world, run.network, NoAnswer)
+        self._run = run
+        self._oracle = run.oracle
         self._lock = plan.timing.ttl
         self._hinted: set[int] = set()
         self._waits_until = 0.0
-        self.clock = BrokerClock(simulation.world, clock)
-        self.broker = simulation.parts.broker(simulation, self.clock)
+        self.clock = BrokerClock(run.world, clock)
+        self.broker = broker(run, self.clock, self.hint)
         changes: SettingChanges = {
             "lock": self._lock,
             "max_deliveries": plan.max_deliveries,
@@ -53,7 +50,7 @@ class BrokerServer(Server):
 
     # --- questions ---
 
-    def receive(self, client: Client[Any], ask: int, message: Any) -> None:
+    def receive(self, client: Asker, ask: int, message: Any) -> None:
         """Take in *message*; or begin with it, and let it wait, also when its asker has given up."""
         if not (self.is_up and self._world.now < self._waits_until and self._world.rng.random() < 0.5):
             super().receive(client, ask, message)
@@ -61,37 +58,39 @@ class BrokerServer(Server):
         begun_at, waits = self.clock.now(), self.network.far_delay()
         if self._world.now + waits > client.patience_ends(ask):
             client.unanswered(ask)
-            self._world.after(waits, self._carry_out, client, message, begun_at)
+            self._world.after(waits, self._carry_out, client.process, message, begun_at)
         else:
-            self._world.after(waits, lambda: self._answer(client, ask, self._carry_out(client, message, begun_at)))
+            self._world.after(
+                waits, lambda: self._answer(client, ask, self._carry_out(client.process, message, begun_at))
+            )
 
-    def perform(self, client: Client[Any], message: Any) -> Any:
+    def perform(self, process: Any, message: Any) -> Any:
         """Let the broker do what *message* asks for."""
-        return self._carry_out(client, message, self.clock.now())
+        return self._carry_out(process, message, self.clock.now())
 
-    def _carry_out(self, client: Client[Any], message: Any, begun_at: float) -> Any:
+    def _carry_out(self, process: Any, message: Any, begun_at: float) -> Any:
         self.broker.begun_at = begun_at
         why = self.broker.refusal(message)
-        answer = NoAnswer(why) if why else self._done(client, message)
+        answer = NoAnswer(why) if why else self._done(process, message)
         if self._world.traced:
-            self._world.log("broker", f"{client.process.name}: {describe(message)} → {describe(answer)}")
+            self._world.log("broker", f"{process.name}: {describe(message)} → {describe(answer)}")
         return answer
 
-    def _done(self, client: Client[Any], message: Any) -> Any:
+    def _done(self, process: Any, message: Any) -> Any:
         now = self.clock.now()
         answer: Any
         match message:
             case Receive(limit=limit):
                 answer = at_once(self.broker.receive(QUEUE, limit, self._lock))
                 self._oracle.claimed(answer, self._lock, now)
-                self._simulation.checkers.locked(client.process, answer.deliveries)
+                self._run.checkers.locked(process, answer.deliveries)
             case Settle(settlements=settlements):
                 answer = at_once(self.broker.settle(settlements))
                 self._oracle.settled(settlements, answer, now)
             case Renew(held=held):
                 answer = self.broker.renew_others(held, self._lock)
                 self._oracle.renewed(held, answer, self._lock, now)
-                self._simulation.checkers.locked(client.process, held)
+                self._run.checkers.locked(process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
                 self._oracle.kept(messages, answer, now)
@@ -101,9 +100,9 @@ class BrokerServer(Server):
 
     def hint(self) -> None:
         """Hint to the consumers that there may be messages; hints to one consumer that come together are one."""
-        if not self._simulation.plan.settings.hints:
+        if not self._run.plan.settings.hints:
             return
-        for consumer in self._simulation.consumers:
+        for consumer in self._run.consumers:
             number = consumer.number
             if number in self._hinted:
                 continue
@@ -114,7 +113,7 @@ class BrokerServer(Server):
 
     def _hint_arrives(self, number: int) -> None:
         self._hinted.discard(number)
-        self._simulation.consumers[number].hint()
+        self._run.consumers[number].hint()
 
     # --- looking on ---
 

@@ -30,22 +30,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._queue.effects import Claimed, Effect, LocksInput, PumpInput, Receive, Settle
 from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
 from tenure._queue.pump import TRANSITIONS, State
+from tenure.testing._sim.client import Pending
+from tenure.testing._sim.process import Process
 from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.oracle import Oracle
+from tenure.testing._sim.queues.plan import Plan
 from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, World
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.client import Pending
-    from tenure.testing._sim.process import Process
-    from tenure.testing._sim.queues.oracle import Oracle
-    from tenure.testing._sim.queues.plan import Plan
 
 WAKES_MAX = 60
 """How often a consumer may wake or ask in vain within one ``retry_every``, beside what hints ask for.

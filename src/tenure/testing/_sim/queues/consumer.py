@@ -7,7 +7,7 @@ block. A pause stops both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
@@ -41,23 +41,21 @@ from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Alarm, Process
 from tenure.testing._sim.queues.handlers import Work, fails, kept_for, length
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
+from tenure.testing._sim.queues.protocols import ConsumerRun
 from tenure.testing._sim.queues.threads import Interleaved
 from tenure.testing._sim.queues.trace import describe_effect
 from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.simulation import Simulation
-    from tenure.testing._sim.world import SkewedClock
+from tenure.testing._sim.world import SkewedClock
 
 
 class Consumer(Process):
     """One process of one consumer. After a kill, its host gets another one, with a new name."""
 
-    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(simulation.world, number, name, clock)
-        self.simulation = simulation
-        self.plan = simulation.plan
-        self.checkers = simulation.checkers
+    def __init__(self, run: ConsumerRun, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(run.world, number, name, clock)
+        self.run = run
+        self.plan = run.plan
+        self.checkers = run.checkers
         self.ended = False
         self.draining = False
         self.works: dict[tuple[Token, int], Work] = {}
@@ -69,11 +67,11 @@ class Consumer(Process):
         self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._turning = False
         self._deciding = self._keeping = False  # which threads are in the middle of a step
-        parts, settings = simulation.parts, self.plan.settings
+        parts, settings = run.parts, self.plan.settings
         args = ("q", name, settings, self.world.rng, self.lock_groups)
         self.pump = parts.pump(*args, now=self.now())
         self.locks = parts.locks(*args, now=self.now())
-        to_server = (simulation.server, self.plan.patience)
+        to_server = (run.server, self.plan.patience)
         self._pump_client = Client(self, *to_server, self._on_pump_answer)
         self._locks_client = Client(self, *to_server, self._on_locks_answer)
         self._handler_client = Client(self, *to_server, self._on_handler_answer)
@@ -303,12 +301,12 @@ class Consumer(Process):
         work = Work(delivery)
         self.checkers.began(self, delivery)
         self.works[delivery.token, delivery.sequence] = work
-        seconds = length(self.simulation, delivery)
+        seconds = length(self.run, delivery)
         nature = work.nature
-        if nature == "blocking" and not self.simulation.healed:
+        if nature == "blocking" and not self.run.healed:
             self.block(seconds / self.clock.rate)
-            self.simulation.nemesis.hung(self, seconds / self.clock.rate)
-        if nature == "deadly" and not self.simulation.healed and self.world.rng.random() < 0.7:
+            self.run.hung(self, seconds / self.clock.rate)
+        if nature == "deadly" and not self.run.healed and self.world.rng.random() < 0.7:
             self.after(seconds, self._killed, work)
         elif nature == "settles":
             self.after(seconds, self._loop, self._settles_itself, work)
@@ -318,11 +316,11 @@ class Consumer(Process):
             self.after(seconds, self._loop, self._end_work, work)
 
     def _killed(self, work: Work) -> None:
-        if self.simulation.healed:
+        if self.run.healed:
             self._end_work(work)
         elif not work.ended:
             self.die("killed by a message")
-            self.simulation.restart_later(self.number)
+            self.run.restart_later(self.number)
 
     def _settles_itself(self, work: Work) -> None:
         """The handler completes its message, and does not leave that to us."""
@@ -355,7 +353,7 @@ class Consumer(Process):
             self._turn_soon()
         elif self.world.rng.random() < 0.5:
             work.is_settling = False  # it takes no answer for a yes
-        self.after(length(self.simulation, delivery), self._loop, self._end_work, work)
+        self.after(length(self.run, delivery), self._loop, self._end_work, work)
 
     def _kept_gets(self, settlements: Sequence[Settlement], answer: Any) -> None:
         delivery = settlements[0].delivery
@@ -403,7 +401,7 @@ class Consumer(Process):
         is_kept = verdict is COMPLETE and work.nature == "keeps"
         if is_kept:
             verdict = None
-            self.after(kept_for(self.simulation), self._loop, self._settles_kept, delivery)
+            self.after(kept_for(self.run), self._loop, self._settles_kept, delivery)
         self.checkers.ends(self, delivery, verdict, is_kept=is_kept)
         self.pump.done(delivery, verdict)
         if self.event_hook and isinstance(verdict, Abandon):
@@ -418,7 +416,7 @@ class Consumer(Process):
     def _failure(self, work: Work) -> BaseException | None:
         """Return how the handler of *work* has failed, if its error hook is to be called."""
         if not work.is_cancelled:
-            return fails(self.simulation, work)
+            return fails(self.run, work)
         return None if work.why in ("drain", "leave") else LockLost(f"cancelled: {work.why}")
 
     def _judge(self, work: Work) -> Verdict | None:
@@ -489,7 +487,7 @@ class Consumer(Process):
 
     def _end_with_interrupt(self) -> None:
         self.drain(0.0)
-        self.simulation.restart_later(self.number)
+        self.run.restart_later(self.number)
 
     def misbehaved(self, error: BaseException) -> None:
         """An object of the user's has broken this consumer."""
@@ -520,7 +518,7 @@ class Consumer(Process):
         rng, timing = self.world.rng, self.plan.timing
         if rng.random() < self.plan.ignores:
             work.is_cancelled = rng.random() < 0.6  # the others end as if nothing had been said
-            seconds = self.simulation.ignores_max * rng.random()
+            seconds = self.run.ignores_max * rng.random()
         else:
             work.is_cancelled = True
             seconds = 0.9 * timing.grace * rng.random()
@@ -545,7 +543,7 @@ class Consumer(Process):
         self._turn_soon()
 
     def _give_up(self) -> None:
-        if not self.simulation.closing:
+        if not self.run.closing:
             self._end()
 
     def _end(self) -> None:

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tenure._queue.effects import Hint, Pause, Resume
-from tenure.testing._sim.nemesis import StoreNemesis
-from tenure.testing._sim.queues.plan import BLOCKS_MAX
+from tenure.testing._sim.nemesis import StoreNemesis, WithStore
+from tenure.testing._sim.queues.broker import SimulatedBroker
+from tenure.testing._sim.queues.broker_server import BrokerServer
+from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.plan import BLOCKS_MAX, Plan
+from tenure.testing._sim.queues.protocols import ConsumerChecks
 
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.broker import SimulatedBroker
-    from tenure.testing._sim.queues.consumer import Consumer
-    from tenure.testing._sim.queues.simulation import Simulation
+
+class QueueRun(WithStore, Protocol):
+    """The run, as its nemesis sees it."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def server(self) -> BrokerServer: ...
+    @property
+    def checkers(self) -> ConsumerChecks: ...
+    @property
+    def consumers(self) -> Sequence[Consumer]: ...
+    def restart_later(self, number: int) -> None: ...
 
 
 class QueueNemesis(StoreNemesis):
     """Break consumers, the network, the broker."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(simulation)
-        self._simulation = simulation
+    def __init__(self, run: QueueRun) -> None:
+        super().__init__(run)
+        self._queue_run = run
 
     def _victim(self) -> Consumer | None:
-        living = [consumer for consumer in self._simulation.consumers if consumer.running]
+        living = [consumer for consumer in self._queue_run.consumers if consumer.running]
         for busy in ([one for one in living if one.pump.waiting], [one for one in living if one.works]):
             if busy and self._rng.random() < 0.5:
                 return self._rng.choice(busy)
@@ -35,12 +48,12 @@ class QueueNemesis(StoreNemesis):
         consumer.block(self._for(BLOCKS_MAX))
 
     def _drain(self, consumer: Consumer) -> None:
-        consumer.drain(self._simulation.plan.grace)
-        self._simulation.restart_later(consumer.number)
+        consumer.drain(self._queue_run.plan.grace)
+        self._queue_run.restart_later(consumer.number)
 
     def _stop(self, consumer: Consumer) -> None:
         consumer.drain(0.0)
-        self._simulation.restart_later(consumer.number)
+        self._queue_run.restart_later(consumer.number)
 
     def _shut_down(self, consumer: Consumer) -> None:
         seconds = self._for(1.0)
@@ -68,7 +81,7 @@ class QueueNemesis(StoreNemesis):
 
     def _false_hint(self, consumer: Consumer) -> None:
         for _ in range(self._rng.randint(1, 5)):
-            self._simulation.checkers.hinted(consumer)
+            self._queue_run.checkers.hinted(consumer)
             consumer.feed(Hint())
 
     # --- of user code ---
@@ -108,7 +121,7 @@ class QueueNemesis(StoreNemesis):
         self._broker.away_until = self._world.now + self._for(0.5)
 
     def _store_waits(self, consumer: Consumer) -> None:
-        self._simulation.server.wait(self._for(0.5))
+        self._queue_run.server.wait(self._for(0.5))
 
     def _cut_one(self, consumer: Consumer) -> None:
         """Let somebody group the row of a message, for longer than its lock maybe."""
@@ -118,9 +131,9 @@ class QueueNemesis(StoreNemesis):
 
     @property
     def _broker(self) -> SimulatedBroker:
-        return self._simulation.server.broker
+        return self._queue_run.server.broker
 
     def _store_restarts(self, consumer: Consumer) -> None:
         seconds = self._for(0.3)
         self._server.go_down(seconds, refuses=True)
-        self._world.after(seconds, self._simulation.server.hint)  # consumers subscribe again, and look
+        self._world.after(seconds, self._queue_run.server.hint)  # consumers subscribe again, and look

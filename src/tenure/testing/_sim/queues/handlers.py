@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tenure._queue.message import Delivery
 from tenure._queue.retry import Reject, Retry
 from tenure.errors import Unavailable
 from tenure.testing._misbehaving import odd_error
 from tenure.testing._sim.queues.plan import BLOCKS_MAX, HEALED_WORK, LONGEST
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.simulation import Simulation
+from tenure.testing._sim.queues.protocols import Run
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +38,11 @@ def nature_of(delivery: Delivery) -> str:
     return delivery.body.decode().rpartition(".")[2]
 
 
-def length(simulation: Simulation, delivery: Delivery) -> float:
+def length(run: Run, delivery: Delivery) -> float:
     """Draw how many seconds the handler runs."""
-    rng, plan = simulation.world.rng, simulation.plan
+    rng, plan = run.world.rng, run.plan
     lock = plan.timing.ttl
-    if simulation.healed:
+    if run.healed:
         return min(HEALED_WORK, plan.pace) * lock * rng.random()
     match nature_of(delivery):
         case "slow":
@@ -57,15 +54,15 @@ def length(simulation: Simulation, delivery: Delivery) -> float:
     return plan.pace * lock * rng.random()
 
 
-def kept_for(simulation: Simulation) -> float:
+def kept_for(run: Run) -> float:
     """Draw for how many seconds a message is kept that its handler has not settled."""
-    rng, lock = simulation.world.rng, simulation.plan.timing.ttl
-    return (HEALED_WORK if simulation.healed else LONGEST) * lock * rng.random()
+    rng, lock = run.world.rng, run.plan.timing.ttl
+    return (HEALED_WORK if run.healed else LONGEST) * lock * rng.random()
 
 
-def fails(simulation: Simulation, work: Work) -> BaseException | None:
+def fails(run: Run, work: Work) -> BaseException | None:
     """Draw how a handler ends that was left to itself."""
-    rng, plan = simulation.world.rng, simulation.plan
+    rng, plan = run.world.rng, run.plan
     match work.nature:
         case "poison":
             return ValueError("nobody can handle this")
@@ -75,7 +72,7 @@ def fails(simulation: Simulation, work: Work) -> BaseException | None:
             return Unavailable("no answer to my complete")
         case "odd" if rng.random() < 0.7:
             return odd_error(rng)
-        case "interrupts" if not simulation.healed and rng.random() < 0.5:
+        case "interrupts" if not run.healed and rng.random() < 0.5:
             return KeyboardInterrupt()
         case "flaky" if rng.random() < 0.5:
             return Retry(plan.retry.maximum * rng.random()) if rng.random() < 0.5 else OSError("not now")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
@@ -45,11 +45,8 @@ from tenure._queue.message import (
     Stats,
     Token,
 )
-from tenure.testing._sim.world import BLUR
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.report import Findings
-    from tenure.testing._sim.world import SkewedClock
+from tenure.testing._sim.report import Findings
+from tenure.testing._sim.world import BLUR, SkewedClock
 
 OPEN, COMPLETED, DEAD = "open", "completed", "dead"
 

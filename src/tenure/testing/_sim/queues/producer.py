@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.message import Outgoing
@@ -11,24 +11,22 @@ from tenure.testing._sim.process import Process
 from tenure.testing._sim.queues.broker import Send
 from tenure.testing._sim.queues.oracle import SentMessage
 from tenure.testing._sim.queues.plan import DELAY_MAX
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.simulation import Simulation
-    from tenure.testing._sim.world import SkewedClock
+from tenure.testing._sim.queues.protocols import ProducerRun
+from tenure.testing._sim.world import SkewedClock
 
 
 class Producer(Process):
     """One process that sends. Only its network is broken, as there is no machine in it to be tested."""
 
-    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(simulation.world, number, name, clock)
-        self.simulation = simulation
-        self.plan = simulation.plan
+    def __init__(self, run: ProducerRun, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(run.world, number, name, clock)
+        self.run = run
+        self.plan = run.plan
         self.waiting = 0
         """How many batches are under way, or to be sent again."""
         self._asked = 0
         self._written = 0
-        self._client = Client(self, simulation.server, self.plan.patience, self._on_answer)
+        self._client = Client(self, run.server, self.plan.patience, self._on_answer)
 
     def begin(self) -> None:
         """Spread the bursts over the time of the run."""
@@ -48,7 +46,7 @@ class Producer(Process):
         rng, lock = self.world.rng, self.plan.timing.ttl
         self._written += 1
         label = f"{self.name}-{self._written}.{rng.choice(self.plan.natures)}"
-        self.simulation.oracle.sending(SentMessage(label, is_named))
+        self.run.oracle.sending(SentMessage(label, is_named))
         return Outgoing(
             label.encode(),
             id=label if is_named else None,
@@ -66,7 +64,7 @@ class Producer(Process):
         if not isinstance(answer, NoAnswer):
             self.waiting -= 1
             for message in messages:
-                self.simulation.oracle.sent[message.body.decode()].acknowledged = True
+                self.run.oracle.sent[message.body.decode()].acknowledged = True
         elif messages[0].id is not None:
             self.after(self.plan.timing.retry_every * self.world.rng.random(), self._ask, messages)
         else:  # it may have been kept or not, and sent again, it might be there twice

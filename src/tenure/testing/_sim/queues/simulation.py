@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from tenure._queue.effects import Resume
 from tenure._queue.hooks import HOOK_MAX
-from tenure._queue.locks import Locks
-from tenure._queue.pump import Pump, State
+from tenure._queue.pump import State
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
-from tenure.testing._sim.queues.broker import SimulatedBroker
 from tenure.testing._sim.queues.broker_server import BrokerServer
 from tenure.testing._sim.queues.checkers import Checkers
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.faults import QueueNemesis
 from tenure.testing._sim.queues.oracle import Oracle
+from tenure.testing._sim.queues.parts import Parts
 from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_within
 from tenure.testing._sim.queues.producer import Producer
 from tenure.testing._sim.report import QueueReport
@@ -29,16 +27,6 @@ STORE_SEEDS = 320_000_000
 
 USER_SEEDS = 603_270_000
 """The same, for the misbehaviour of user code."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The classes that a run is made of; a planted bug swaps one of them."""
-
-    pump: type[Pump] = Pump
-    locks: type[Locks] = Locks
-    broker: type[SimulatedBroker] = SimulatedBroker
-    consumer: type[Consumer] = Consumer
 
 
 class Simulation:
@@ -63,7 +51,7 @@ class Simulation:
         self.oracle = Oracle(clock, self.plan.max_deliveries)
         self.checkers = Checkers(self.world, self.plan, self.oracle)
         self.oracle.findings = self.checkers
-        self.server = BrokerServer(self, clock)
+        self.server = BrokerServer(self, clock, self.parts.broker)
         self.nemesis = QueueNemesis(self)
         self.healed = False
         self.closing = False
@@ -99,6 +87,10 @@ class Simulation:
             return
         consumer.die("gone")
         self.restart(consumer.number)
+
+    def hung(self, consumer: Consumer, seconds: float) -> None:
+        """Let the nemesis use that *consumer* hangs for *seconds*."""
+        self.nemesis.hung(consumer, seconds)
 
     # --- phases ---
 

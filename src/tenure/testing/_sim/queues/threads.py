@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._queue.message import Delivery
-
-if TYPE_CHECKING:
-    pass
 
 
 class Interleaved(deque[Delivery]):

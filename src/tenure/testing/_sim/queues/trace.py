@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.effects import Receive, Renew, Settle
-
-if TYPE_CHECKING:
-    pass
-from tenure._queue.effects import CancelHandler, Effect
+from tenure._queue.effects import CancelHandler, Effect, Receive, Renew, Settle
 from tenure.testing._sim.queues.broker import Send
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tenure._queue.message import Delivery, Verdict
-
-if TYPE_CHECKING:
-    pass
 
 
 class Stage(Enum):

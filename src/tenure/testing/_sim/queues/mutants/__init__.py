@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.mutants import broker, locks, pump, user_code
-from tenure.testing._sim.queues.simulation import Parts
+from tenure.testing._sim.queues.parts import Parts
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
     {**locks.MUTANTS, **pump.MUTANTS, **broker.MUTANTS, **user_code.MUTANTS}

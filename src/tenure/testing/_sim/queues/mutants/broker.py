@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from tenure._backends.memory.queue import Ids, MessageState, Queue, Row, Shelf
 from tenure._backends.memory.queue import Locks as LockedRows
@@ -25,10 +24,7 @@ from tenure._queue.message import (
 )
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, Send, SimulatedBroker
-from tenure.testing._sim.queues.simulation import Parts
-
-if TYPE_CHECKING:
-    pass
+from tenure.testing._sim.queues.parts import Parts
 
 
 class _SettlesById(SimulatedBroker):
@@ -107,7 +103,7 @@ class _ExpiresEarly(SimulatedBroker):
     """Hands out locked messages a quarter of a lock too early."""
 
     def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
-        early = 0.25 * self._simulation.plan.timing.ttl
+        early = 0.25 * self._run.plan.timing.ttl
         return super()._lock(shelf, rows, until - early, token)
 
 

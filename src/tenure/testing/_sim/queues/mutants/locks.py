@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
@@ -24,10 +23,7 @@ from tenure._queue.message import (
 from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
 from tenure.testing._sim.planted import Mutant
-from tenure.testing._sim.queues.simulation import Parts
-
-if TYPE_CHECKING:
-    pass
+from tenure.testing._sim.queues.parts import Parts
 
 
 class _CountsFromAnswer(Pump):

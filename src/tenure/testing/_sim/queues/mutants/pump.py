@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from tenure._queue.effects import Effect
 from tenure._queue.lock_group import NEVER, LockGroup
@@ -17,10 +16,7 @@ from tenure._queue.message import (
 )
 from tenure._queue.pump import Pump, State
 from tenure.testing._sim.planted import Mutant
-from tenure.testing._sim.queues.simulation import Parts
-
-if TYPE_CHECKING:
-    pass
+from tenure.testing._sim.queues.parts import Parts
 
 
 class _ForgetsUnanswered(Pump):

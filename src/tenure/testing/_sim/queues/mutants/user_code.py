@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from tenure._queue.message import (
     Abandon,
@@ -17,11 +16,9 @@ from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.process import Alarm
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.handlers import Work
-from tenure.testing._sim.queues.simulation import Parts
-
-if TYPE_CHECKING:
-    from tenure.testing._sim.queues.simulation import Simulation
-    from tenure.testing._sim.world import SkewedClock
+from tenure.testing._sim.queues.parts import Parts
+from tenure.testing._sim.queues.protocols import ConsumerRun
+from tenure.testing._sim.world import SkewedClock
 
 
 class _JudgesByText(Consumer):
@@ -64,8 +61,8 @@ class _WaitsForHook(Consumer):
 class _RenewsOnTheLoop(Consumer):
     """Keeps its locks where handlers and hooks run."""
 
-    def __init__(self, simulation: Simulation, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(simulation, number, name, clock)
+    def __init__(self, run: ConsumerRun, number: int, name: str, clock: SkewedClock) -> None:
+        super().__init__(run, number, name, clock)
         self._locks_alarm = Alarm(self, lambda: self.locks.wake_at, self._loop_soon, self._locks_ring)
 
 

@@ -1,0 +1,20 @@
+"""The classes that a run of queues is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenure._queue.locks import Locks
+from tenure._queue.pump import Pump
+from tenure.testing._sim.queues.broker import SimulatedBroker
+from tenure.testing._sim.queues.consumer import Consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The classes that a run is made of; a planted bug swaps one of them."""
+
+    pump: type[Pump] = Pump
+    locks: type[Locks] = Locks
+    broker: type[SimulatedBroker] = SimulatedBroker
+    consumer: type[Consumer] = Consumer
