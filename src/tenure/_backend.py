@@ -450,7 +450,7 @@ class Backend:
         if self._renewal_thread is None or self._driver is None or self._opened is None:
             raise ConfigError(not_open(self.url, was_open=self._was_open))
         if self._renewal_thread.is_forked:
-            raise ConfigError(self._renewal_thread.of_parent)
+            raise ConfigError(self._renewal_thread.fork_message)
         return self._renewal_thread, self._driver, self._opened
 
     def _note_fork(self) -> None:

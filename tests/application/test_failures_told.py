@@ -112,6 +112,6 @@ async def test_what_no_retry_mends_is_told_in_full(sessions: bool, caplog: pytes
         await queue.consume(on_loop, sessions=sessions, until_empty=True, retry=never)
         assert await queue.stats() == tenure.Stats(dead=1)
     [one] = records(caplog)
-    assert one.getMessage().endswith("in calls); no retry mends that")
+    assert one.getMessage().endswith("in calls); a retry can't succeed")
     assert one.exc_info
     assert one.exc_info[0] is ValueError

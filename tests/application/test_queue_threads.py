@@ -314,4 +314,4 @@ def test_a_handler_that_catches_its_cancellation_does_not_keep_the_block_from_en
         queue.drain()
         consuming.join()
     done.set()
-    assert "caught its cancellation and is left behind" in caplog.text
+    assert "ignored its cancellation and was abandoned" in caplog.text

@@ -360,7 +360,7 @@ async def beside():
     consuming.cancel()
     await asyncio.wait({consuming})
     signal.signal(signal.SIGINT, saved)
-    print("saved ours", saved is tenure._runtime.signals._hear_interrupt, flush=True)
+    print("saved ours", saved is tenure._runtime.signals._on_sigint, flush=True)
     signal.raise_signal(signal.SIGINT)
 
 background, backend = [], tenure.connect("memory:")

@@ -383,7 +383,7 @@ def test_what_an_election_tells_is_told_before_its_backend_is_left(url: str) -> 
     with logged_by(handle), tenure.sync.connect(url) as backend, backend.election("chair", ttl=TTL).campaign():
         pass
     assert "elected" in said[0]
-    assert "handed back" in said[-1]
+    assert "released" in said[-1]
     assert "tenure-renewals" not in threads
 
 

@@ -56,10 +56,10 @@ PASS = {"test_takeover": 20, "test_handlers": 5}
 
 WARNS = {
     "consume_settings": r"((calls: message |Traceback |  |ValueError: ).*\n)+",
-    "consume_threads": r"orders: message 'order-2', delivery 1: put among the dead letters .*\n",
-    "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: put among the dead letters .*\n",
-    "queue_by_hand": r"orders: message .*: put among the dead letters .*\n",
-    "events": r"orders: message .*: put among the dead letters .*\n",
+    "consume_threads": r"orders: message 'order-2', delivery 1: moved to the dead letters .*\n",
+    "typed_bodies": r"orders: message .*: its handler failed .*\norders: message .*: moved to the dead letters .*\n",
+    "queue_by_hand": r"orders: message .*: moved to the dead letters .*\n",
+    "events": r"orders: message .*: moved to the dead letters .*\n",
 }
 """What the log of tenure says on standard error; of all others, nothing."""
 

@@ -78,7 +78,7 @@ def test_consumers_wait_for_a_server_that_starts_later(kind: type[Server], caplo
             asyncio.run(main())
     said = [record.getMessage() for record in caplog.records if record.name == "tenure"]
     [waits, begins] = [line for line in said if line.startswith("plain: ")]
-    assert waits.startswith("plain: could not begin to consume (")
+    assert waits.startswith("plain: could not start to consume (")
     assert "; waiting for the store" in waits
     assert begins.startswith("plain: the store answers, after ")
 

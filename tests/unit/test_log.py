@@ -8,7 +8,7 @@ import threading
 import weakref
 
 from tenure._queue.tracebacks import told_of
-from tenure._telemetry.aside import Aside
+from tenure._telemetry.callbacks import CallbackThread
 from tenure._telemetry.log import TRACES_MAX, log_event
 from tenure.events import MessageFailed
 
@@ -39,16 +39,16 @@ def test_of_many_failures_that_wait_only_some_are_kept_with_their_frames() -> No
         raise ValueError("as ever")
 
     def send_many() -> None:
-        beside.use_here()
+        callbacks.serve_current_thread()
         for _ in range(3 * TRACES_MAX):
             try:
                 fail()
             except ValueError as error:
                 log_event(MessageFailed(0.0, "orders", "me", "a", 1, 1, "ValueError", 1.0, "here"), told_of(error))
 
-    beside, handler, log = Aside(), Blocking(), logging.getLogger("tenure")
+    callbacks, handler, log = CallbackThread(), Blocking(), logging.getLogger("tenure")
     log.addHandler(handler)
-    beside.start("beside")
+    callbacks.start("callbacks")
     try:
         sending = threading.Thread(target=send_many)
         sending.start()
@@ -57,7 +57,7 @@ def test_of_many_failures_that_wait_only_some_are_kept_with_their_frames() -> No
         assert len([body for body in bodies if body() is not None]) <= TRACES_MAX + 2
     finally:
         handler.may_go_on.set()
-        beside.end()
+        callbacks.end()
         log.removeHandler(handler)
     assert len(handler.records) == 3 * TRACES_MAX
     assert all(record.exc_info or "in fail\n" in record.getMessage() for record in handler.records)

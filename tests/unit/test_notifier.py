@@ -1,4 +1,4 @@
-"""The bell: no ring is lost, several are one, a closed one ends."""
+"""The notifier: no notification is lost, several count as one, closing ends the iterators."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ import pytest
 from tenure._runtime.notifier import Notifier
 
 
-async def test_a_ring_before_the_wait_is_kept_and_several_are_one() -> None:
+async def test_a_notification_before_the_wait_is_kept_and_several_count_as_one() -> None:
     notifier = Notifier()
     listener = notifier.listen("topic")
-    notifier.ring("topic")
-    notifier.ring("topic")
+    notifier.notify("topic")
+    notifier.notify("topic")
     await anext(listener)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(listener), 0.01)
 
 
-async def test_topics_are_apart_unless_all_are_rung() -> None:
+async def test_topics_are_separate_unless_all_are_notified() -> None:
     notifier = Notifier()
     one, other = notifier.listen("one"), notifier.listen("other")
-    notifier.ring("one")
+    notifier.notify("one")
     await anext(one)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(other), 0.01)
-    notifier.ring_all()
+    notifier.notify_all()
     await anext(one)
     await anext(other)
 
 
-async def test_a_ring_that_meets_a_cancelled_wait_is_kept() -> None:
+async def test_a_notification_during_a_cancelled_wait_is_kept() -> None:
     notifier = Notifier()
     listener = notifier.listen("topic")
     waiting = asyncio.ensure_future(anext(listener))
     await asyncio.sleep(0)
-    notifier.ring("topic")
+    notifier.notify("topic")
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.wait_for(anext(listener), 1)
 
 
-async def test_it_is_heard_from_another_thread() -> None:
+async def test_another_thread_can_notify() -> None:
     notifier = Notifier()
     listener = notifier.listen("topic")
     for _ in range(100):
         waiting = asyncio.ensure_future(anext(listener))
         await asyncio.sleep(0)
-        thread = threading.Thread(target=notifier.ring, args=("topic",))
+        thread = threading.Thread(target=notifier.notify, args=("topic",))
         thread.start()
         await asyncio.wait_for(waiting, 5)
         thread.join()
@@ -67,14 +67,14 @@ async def test_closing_ends_every_iterator() -> None:
     assert await anext(notifier.listen("new"), "end") == "end"
 
 
-async def test_one_iterator_can_be_closed_alone() -> None:
+async def test_closing_one_iterator_leaves_the_others() -> None:
     notifier = Notifier()
     one, other = notifier.listen("topic"), notifier.listen("topic")
     waiting = asyncio.ensure_future(anext(one, "end"))
     await asyncio.sleep(0)
     await one.aclose()
     assert await waiting == "end"
-    notifier.ring("topic")
+    notifier.notify("topic")
     await anext(other)
 
 
@@ -85,22 +85,22 @@ async def test_two_tasks_can_not_share_an_iterator() -> None:
     await asyncio.sleep(0)
     with pytest.raises(RuntimeError, match="another task"):
         await anext(listener)
-    notifier.ring("topic")
+    notifier.notify("topic")
     await waiting
 
 
-async def test_forgotten_listeners_are_forgotten() -> None:
+async def test_dropped_listeners_are_removed() -> None:
     notifier = Notifier()
     for _ in range(1_000):
         notifier.listen("topic")
     gc.collect()
     notifier.listen("topic")
     assert len(notifier._listeners["topic"]) <= 2
-    notifier.ring("topic")
+    notifier.notify("topic")
     assert "topic" not in notifier._listeners
 
 
-def test_a_loop_that_is_gone_does_not_matter() -> None:
+def test_a_closed_loop_is_ignored() -> None:
     notifier = Notifier()
     listener = notifier.listen("topic")
 
@@ -111,6 +111,6 @@ def test_a_loop_that_is_gone_does_not_matter() -> None:
     task = loop.create_task(wait())
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    notifier.ring("topic")
+    notifier.notify("topic")
     task.cancel  # noqa: B018
     assert not task.done()

@@ -22,7 +22,7 @@ from tenure._election.term import MakeTerm, TermBase
 from tenure._lease import Grant, Metadata
 from tenure._runtime.renewal_thread import LoopProbe, RenewalThread
 from tenure._runtime.watchdog import EXIT_OVERRUN, Watchdog, end_process
-from tenure._telemetry.hook import tell_hook
+from tenure._telemetry.hook import call_hook
 from tenure._telemetry.log import is_logged, log_event
 from tenure._timing import Timing
 from tenure.errors import Unavailable
@@ -270,7 +270,7 @@ class CandidateHandle:
         elif is_logged(event):
             self._post(log_event, event)  # a log handler that blocks must not block the renewal thread
         if self._settings.on_event is not None:
-            self._post(tell_hook, self._settings.on_event, event)
+            self._post(call_hook, self._settings.on_event, event)
 
     def _post(self, callback: Callable[..., object], *args: Any) -> None:
         try:

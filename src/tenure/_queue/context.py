@@ -38,7 +38,7 @@ from tenure._queue.message import (
 from tenure._queue.tracebacks import told_of
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._telemetry.hook import tell_hook
+from tenure._telemetry.hook import call_hook
 from tenure._telemetry.log import is_logged, log_event
 from tenure.errors import LockLost, TenureError, Unavailable
 from tenure.events import Event, MessageDied
@@ -192,7 +192,7 @@ class QueueContext:
             report("the log of tenure failed", error)
         if self.on_event is not None:
             try:
-                tell_hook(self.on_event, event)
+                call_hook(self.on_event, event)
             except BaseException as error:
                 report("on_event of tenure failed", error)
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeGuard, cast
 from tenure._queue.message import Delivery, Token, text_of
 from tenure._queue.processes import CLOCK, NAME, UNGUARDED, Lock, NeverBegins, NotBegun, Processes
 from tenure._queue.received import BlockingMessage, Message, Received
-from tenure._runtime.threads import Threads
+from tenure._runtime.threads import DaemonThreads
 from tenure._timing import Timing
 from tenure.errors import ConfigError, Unavailable, refuse_generator
 from tenure.events import HandlerNotBegun
@@ -89,7 +89,7 @@ class Handlers:
         self._handler = handler
         self._concurrency = concurrency
         self._keeping = keeping
-        self._threads: Threads | None = None
+        self._threads: DaemonThreads | None = None
         self._processes: Processes | None = None
         self._left: set[tuple[Token, int]] = set()
         self.serve: Served = (
@@ -135,9 +135,9 @@ class Handlers:
         now = CLOCK.now()  # before we ask what remains: never too late
         return now + self._keeping.remaining(message) - KILL_SHARE * self._keeping.timing.grace
 
-    def _pool(self, message: Message) -> Threads:
+    def _pool(self, message: Message) -> DaemonThreads:
         if self._threads is None:
-            self._threads = Threads(self._concurrency, f"tenure-{message.queue}")
+            self._threads = DaemonThreads(self._concurrency, f"tenure-{message.queue}")
         return self._threads
 
     async def _end_of(self, message: Message, running: Future[Any], stop: Callable[[], None] | None = None) -> Any:

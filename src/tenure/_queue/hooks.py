@@ -11,7 +11,7 @@ from typing import Any
 from tenure._queue.context import report
 from tenure._queue.handlers import is_awaitable, outcome_of
 from tenure._queue.received import Message
-from tenure._runtime.threads import Threads
+from tenure._runtime.threads import DaemonThreads
 
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
 
@@ -29,7 +29,7 @@ class ThreadedHook:
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
-        self._threads = Threads(HOOKS_AT_ONCE, "tenure-on-error")
+        self._threads = DaemonThreads(HOOKS_AT_ONCE, "tenure-on-error")
 
     async def __call__(self, message: Message, error: BaseException) -> None:
         """Call it, and return when it has ended."""

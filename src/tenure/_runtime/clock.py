@@ -1,4 +1,4 @@
-"""The door to time: one number in seconds that never goes back and goes on while the machine sleeps."""
+"""The clock: one number in seconds that never goes back, and also counts while the machine sleeps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The later of CLOCK_MONOTONIC and CLOCK_BOOTTIME, or what comes nearest to that.
+    """The later of CLOCK_MONOTONIC and CLOCK_BOOTTIME, or the nearest that the system has.
 
     CLOCK_MONOTONIC alone stands still while a laptop sleeps or a virtual machine is suspended, and a leader that
-    measures its term with it would wake up believing.
+    measures its term with it would wake up and still trust an old term.
     """
 
     if hasattr(time, "CLOCK_BOOTTIME"):

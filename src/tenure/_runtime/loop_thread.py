@@ -1,4 +1,4 @@
-"""A background thread with an event loop of its own, and the ways to have something done on it."""
+"""A background thread with an event loop of its own, and the ways to run coroutines on it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tenure._runtime.threads import Threads
-from tenure._telemetry.aside import aside
+from tenure._runtime.threads import DaemonThreads
+from tenure._telemetry.callbacks import run_callback
 from tenure.errors import ConfigError, Unavailable
 
 T = TypeVar("T")
@@ -23,46 +23,46 @@ T = TypeVar("T")
 _log = logging.getLogger("tenure")
 
 ENDING = 5.0
-"""Seconds that tasks have to end in when their thread does."""
+"""Seconds that tasks have to end when their thread ends."""
 
 THREADS = 8
-"""How many questions a loop asks in threads at once: those of drivers for the addresses of hosts."""
+"""Threads of a loop's default executor: drivers look up the addresses of hosts there."""
 
 CLOSED = "the backend is closed, and its threads with it; connect again"
 
 
 class LoopThread:
-    """A daemon thread in which an event loop turns, from :meth:`start` to :meth:`end`.
+    """A daemon thread that runs an event loop, from :meth:`start` to :meth:`end`.
 
-    Calls run with the context variables of their caller, or where :attr:`shows_context` is False only with those given.
+    Calls run with the context variables of their caller; where :attr:`keeps_context` is False, only with those given.
 
     Args:
-        loop: The loop; made anew unless given. One that is given and never started turns by somebody else's doing.
+        loop: The loop; a new one unless given. A given loop is run by its owner, and :meth:`start` is not called.
     """
 
-    shows_context: ClassVar[bool] = True
+    keeps_context: ClassVar[bool] = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.loop: asyncio.AbstractEventLoop = loop or _loop_with_own_threads()
+        self.loop: asyncio.AbstractEventLoop = loop or _new_loop()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._is_ending = False  # nothing is sent to the loop any more
-        self._under_way: set[Future[Any]] = set()
+        self._is_ending = False  # the loop takes no further call
+        self._pending: set[Future[Any]] = set()
 
     @property
     def is_current(self) -> bool:
-        """Whether we are in this thread, where to wait for its loop would be to wait for oneself."""
+        """Whether this code runs on this thread, where waiting for its loop would never end."""
         return threading.current_thread() is self._thread
 
     @property
     def is_forked(self) -> bool:
-        """Whether we are a forked child: the thread stayed with the parent."""
+        """Whether this is a forked child: the thread stayed with the parent."""
         return os.getpid() != self._process
 
     @property
-    def of_parent(self) -> str:
-        """Why nothing can be done here in a forked child."""
+    def fork_message(self) -> str:
+        """The error text for calls in a forked child."""
         return (
             f"this backend was opened in process {self._process}, and this is {os.getpid()}, its child by fork; "
             "connect again after the fork"
@@ -74,13 +74,13 @@ class LoopThread:
         return self._is_ending
 
     def start(self, name: str) -> None:
-        """Let the loop turn, in a thread of this *name*."""
-        self._thread = threading.Thread(target=self._turn, name=name, daemon=True)
+        """Run the loop, in a thread of this *name*."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """End the thread, and wait for that unless it is our own; what is under way there is cancelled."""
-        if _stands_still():
+        """Cancel the calls that run, end the thread, and wait for that unless this is the thread itself."""
+        if _is_finalizing():
             return
         with self._lock:
             self._is_ending = True
@@ -89,7 +89,7 @@ class LoopThread:
             self._thread.join()
 
     async def call(self, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run the coroutine that *start* makes on this loop, and return its result on ours."""
+        """Run the coroutine that *start* makes on this loop, and return its result on the caller's."""
         if asyncio.get_running_loop() is self.loop:
             return await start()
         return await asyncio.wrap_future(self.submit(start))
@@ -99,11 +99,11 @@ class LoopThread:
 
         Raises:
             Unavailable: The thread has ended, with the last backend that used it.
-            ConfigError: We are a forked child, and the thread stayed with the parent.
+            ConfigError: This is a forked child, and the thread stayed with the parent.
         """
         call = _Call(self, start)
-        self._send(call)
-        call.outcome.add_done_callback(lambda outcome: call.call_off() if outcome.cancelled() else None)
+        self._submit(call)
+        call.outcome.add_done_callback(lambda outcome: call.cancel() if outcome.cancelled() else None)
         return call.outcome
 
     def call_blocking(
@@ -111,50 +111,50 @@ class LoopThread:
     ) -> T:
         """Run the coroutine that *start* makes on the loop, and block this thread until it has ended.
 
-        An interrupt (Ctrl-C) cancels the coroutine, waits until it has tidied up, and is raised only then. It may come
-        at any moment, also before we know that the coroutine was sent.
+        An interrupt (Ctrl-C) cancels the coroutine, waits until it has cleaned up, and is raised only then. It may come
+        at any moment, also before this thread knows that the coroutine was submitted.
         """
         if self.is_current:
-            raise RuntimeError("tenure.sync was called on a thread of its own, which would wait for itself")
+            raise RuntimeError("tenure.sync was called on its own background thread, which would wait for itself")
         call = _Call(self, start)
         try:
-            self._send(call, context)
+            self._submit(call, context)
             return call.outcome.result()
         except BaseException:
-            if call.outcome in self._under_way:
-                call.call_off()
+            if call.outcome in self._pending:
+                call.cancel()
                 concurrent.futures.wait([call.outcome])
             raise
 
-    def _send(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
+    def _submit(self, call: _Call[Any], context: contextvars.Context | None = None) -> None:
         if self.is_forked:
-            raise ConfigError(self.of_parent)
-        if _stands_still():
+            raise ConfigError(self.fork_message)
+        if _is_finalizing():
             raise Unavailable(CLOSED)
-        call.outcome.add_done_callback(self._under_way.discard)
+        call.outcome.add_done_callback(self._pending.discard)
         with self._lock:
             if self._is_ending:
                 raise Unavailable(CLOSED)
-            self._under_way.add(call.outcome)
+            self._pending.add(call.outcome)
             if context is None:
-                context = contextvars.copy_context() if self.shows_context else contextvars.Context()
+                context = contextvars.copy_context() if self.keeps_context else contextvars.Context()
             self.loop.call_soon_threadsafe(call.begin, context=context)
 
-    def _turn(self) -> None:
-        """Be the thread."""
+    def _run(self) -> None:
+        """Run the loop until the thread ends."""
         loop = self.loop
         asyncio.set_event_loop(loop)
-        self._prepare()
+        self._on_start()
         try:
             while not self._is_ending:
                 try:
                     loop.run_forever()
-                except BaseException as error:  # SystemExit in somebody's callback must not end everybody's work
+                except BaseException as error:  # SystemExit in one callback must not end the work of all others
                     loop.call_exception_handler(
-                        {"message": "a callback tried to end a thread of tenure's", "exception": error}
+                        {"message": "a callback tried to end a background thread of tenure", "exception": error}
                     )
-            # Whoever still waits for an answer hears why none comes, and not just that it was cancelled.
-            for outcome in list(self._under_way):
+            # Calls that still wait fail with the reason, and are not just cancelled.
+            for outcome in list(self._pending):
                 with suppress(InvalidStateError):
                     outcome.set_exception(Unavailable(CLOSED))
             loop.run_until_complete(_end_tasks(asyncio.all_tasks(loop)))
@@ -162,34 +162,34 @@ class LoopThread:
         finally:
             loop.close()
 
-    def _prepare(self) -> None:
-        """Make ready what this thread needs, in it."""
+    def _on_start(self) -> None:
+        """Prepare the thread; called on it before the loop runs."""
 
 
-def _stands_still() -> bool:
-    """Whether the interpreter ends, and has stopped all threads but this one; some perhaps with a lock in hand."""
+def _is_finalizing() -> bool:
+    """Whether the interpreter ends, and has stopped all other threads, some perhaps while they held a lock."""
     return sys.is_finalizing()
 
 
-def _loop_with_own_threads() -> asyncio.AbstractEventLoop:
+def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    loop.set_default_executor(Threads(THREADS, "tenure-asking"))
+    loop.set_default_executor(DaemonThreads(THREADS, "tenure-resolver"))
     return loop
 
 
 async def _end_tasks(left: set[asyncio.Task[Any]]) -> None:
-    """Cancel what is *left*, and wait for its end, but not for ever."""
+    """Cancel the tasks that are *left*, and wait for their end, but at most :data:`ENDING` seconds."""
     left = left - {asyncio.current_task()}
     for task in left:
         task.cancel()
     if left:
-        _, stubborn = await asyncio.wait(left, timeout=ENDING)
-        for task in stubborn:
-            aside(_log.warning, "%s caught its cancellation and is left behind", task)
+        _, running = await asyncio.wait(left, timeout=ENDING)
+        for task in running:
+            run_callback(_log.warning, "%s ignored its cancellation and was abandoned", task)
 
 
 class _Call(Generic[T]):
-    """A coroutine on its way to the thread's loop, and its result on the way back."""
+    """A coroutine that was submitted to the thread's loop, and the future of its result."""
 
     def __init__(self, thread: LoopThread, start: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.outcome: Future[T] = Future()
@@ -202,19 +202,19 @@ class _Call(Generic[T]):
             self._task = self._loop.create_task(self._start())
             self._task.add_done_callback(self._end)
 
-    def call_off(self) -> None:
-        """Cancel it, from whatever thread; its outcome is then still to come."""
+    def cancel(self) -> None:
+        """Cancel it, from any thread; its outcome follows later."""
         with suppress(RuntimeError):  # the loop is closed, and everything there has ended
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         if self._task is not None:
-            self._loop.call_soon(self._task.cancel)  # after its first step: what tidies up must have begun
-        elif self.outcome.cancel():  # it was never to begin
+            self._loop.call_soon(self._task.cancel)  # after its first step, so that its try/finally has been entered
+        elif self.outcome.cancel():  # it was not started
             self.outcome.set_running_or_notify_cancel()
 
     def _end(self, task: asyncio.Task[T]) -> None:
-        with suppress(InvalidStateError):  # who asked has gone, or was told already
+        with suppress(InvalidStateError):  # the caller has gone, or has its answer already
             if task.cancelled():
                 self.outcome.set_exception(asyncio.CancelledError())
             elif error := task.exception():

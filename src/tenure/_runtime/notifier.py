@@ -1,6 +1,6 @@
-"""A bell per topic: wakes who waits in this process, on whichever loop, rung from whichever thread.
+"""Notifications by topic inside one process: from any thread, to listeners on any event loop.
 
-A ring is never lost on a listener that exists: it is kept until the listener looks. Rings that come together are one.
+No notification is lost: each listener keeps one until it is iterated. Several that come before that count as one.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from contextlib import suppress
 
 
 class Notifier:
-    """Bring waiters and rings together, by topic."""
+    """Wake the listeners of a topic."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Lists keep the order of arrival, so that a simulation replays; weak, so that a forgotten listener just goes.
+        # Lists keep the order of arrival, so that a simulation replays; weak, so that a dropped listener is collected.
         self._listeners: dict[str, list[weakref.ref[Listener]]] = {}
-        self._waiting: set[Listener] = set()  # strong: asyncio itself would let a waiting task be collected
+        self._waiting: set[Listener] = set()  # strong references: asyncio itself would let a waiting task be collected
         self._closed = False
 
     def listen(self, topic: str) -> Listener:
-        """Return an iterator that yields once for every ring, or burst of rings, from now on."""
+        """Return an iterator that yields once for every notification, or burst of them, from now on."""
         with self._lock:
             listener = Listener(self._lock, self._waiting, closed=self._closed)
             known = [ref for ref in self._listeners.get(topic, ()) if ref() is not None]
             self._listeners[topic] = [*known, weakref.ref(listener)]
         return listener
 
-    def ring(self, topic: str) -> None:
-        """Wake everybody who listens to *topic*."""
+    def notify(self, topic: str) -> None:
+        """Wake every listener of *topic*."""
         with self._lock:
             listeners = self._listeners.get(topic)
             if listeners is None:
@@ -44,13 +44,13 @@ class Notifier:
             for listener in alive:
                 listener.wake()
 
-    def ring_all(self) -> None:
-        """Wake everybody, whatever they listen to."""
+    def notify_all(self) -> None:
+        """Wake every listener of every topic."""
         for topic in list(self._listeners):
-            self.ring(topic)
+            self.notify(topic)
 
     def close(self) -> None:
-        """End every iterator, those to come too."""
+        """End every iterator, and every one that is made later."""
         with self._lock:
             self._closed = True
             for refs in self._listeners.values():
@@ -61,12 +61,12 @@ class Notifier:
 
 
 class Listener(AsyncIterator[None]):
-    """Yield whenever the bell was rung since the last time; iterate it from one task at a time."""
+    """Yields whenever the topic was notified since the last time; iterate it from one task at a time."""
 
     def __init__(self, lock: threading.Lock, waiting: set[Listener], *, closed: bool) -> None:
         self._lock = lock
         self._waiting = waiting
-        self._rung = False
+        self._notified = False
         self._waiter: asyncio.Future[None] | None = None
         self.closed: bool = closed
 
@@ -90,28 +90,28 @@ class Listener(AsyncIterator[None]):
             raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Listen no longer; a task that waits in the iterator finds its end."""
+        """Stop listening; for a task that waits in the iterator, it ends."""
         with self._lock:
             self.end()
 
     def _take(self) -> bool:
-        """Return whether it was rung, and forget that."""
-        rung, self._rung = self._rung, False
-        return rung
+        """Return whether it was notified, and reset that."""
+        notified, self._notified = self._notified, False
+        return notified
 
-    # --- called by the bell, with its lock held ---
+    # --- called by the notifier, with its lock held ---
 
     def wake(self) -> None:
-        """Note a ring, and let the waiting task go on."""
-        self._rung = True
-        self._let_go()
+        """Note a notification, and wake the waiting task."""
+        self._notified = True
+        self._wake_waiter()
 
     def end(self) -> None:
-        """Let the waiting task find the end of the iterator."""
+        """End the iterator, and wake the waiting task."""
         self.closed = True
-        self._let_go()
+        self._wake_waiter()
 
-    def _let_go(self) -> None:
+    def _wake_waiter(self) -> None:
         waiter = self._waiter
         if waiter is None:
             return

@@ -1,10 +1,10 @@
-"""SIGTERM and SIGINT ask a process to end: who serves or leads in it is told, if nobody else handles the signal.
+"""SIGTERM and SIGINT ask a process to end: its campaigns and consumers are notified, unless the program handles them.
 
-The signal is meant for the process, so all in it are told, on whatever loop or thread they are: one that drained its
-consumer and went on leading would be in everybody's way. A second SIGTERM ends the process, as the first would have
-done without us. A second SIGINT, too, does what the first would have done: it cancels the program of
-``asyncio.run``, or raises ``KeyboardInterrupt``. What begins after a first one leaves SIGINT alone, so that a program
-that consumes in a loop can be interrupted.
+The signal is meant for the process, so all its campaigns and consumers are notified, on whatever loop or thread they
+are: a process that drained its consumer and went on leading would block the next leader. A second SIGTERM ends the
+process, as the first would have done without tenure. A second SIGINT, too, does what the first would have done: it
+cancels the program of ``asyncio.run``, or raises ``KeyboardInterrupt``. Campaigns and consumers that start after a
+first SIGINT leave it alone, so that a program that consumes in a loop can be interrupted.
 """
 
 from __future__ import annotations
@@ -21,161 +21,161 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Party:
-    """Somebody to be told, and where: on a loop, or wherever the signal is heard."""
+class _Subscriber:
+    """A callback, and the loop to call it on; without a loop, it is called in the signal handler."""
 
-    tell: Callable[[], object]
+    callback: Callable[[], object]
     loop: asyncio.AbstractEventLoop | None
     hint: Callable[[], object] | None = None
 
-    def is_beside(self, other: _Party) -> bool:
-        """Whether they are on one loop; who has none waits in its thread, and has nobody beside it."""
+    def shares_loop(self, other: _Subscriber) -> bool:
+        """Whether both are on one loop; one without a loop blocks its thread, and shares it with no other."""
         return self.loop is not None and self.loop is other.loop
 
-    def hear(self, *, is_interrupt: bool = False) -> None:
-        for call in (self.tell, self.hint if is_interrupt else None):
+    def notify(self, *, is_sigint: bool = False) -> None:
+        for call in (self.callback, self.hint if is_sigint else None):
             if call is None:
                 continue
             if self.loop is None:
                 call()
                 continue
-            with suppress(RuntimeError):  # that loop is closed, and who was on it has ended
+            with suppress(RuntimeError):  # that loop is closed, and its campaigns and consumers have ended
                 self.loop.call_soon_threadsafe(call)
 
 
-_parties: list[_Party] = []
-_let_go: Callable[[], object] | None = None  # of SIGTERM, while we have it
-_before: Any = None  # what handled SIGINT, while we have it
-_was_interrupted = False
+_subscribers: list[_Subscriber] = []
+_restore_sigterm: Callable[[], object] | None = None  # undoes our handler of SIGTERM, while it is installed
+_previous_sigint: Any = None  # the handler of SIGINT before ours, while ours is installed
+_got_sigint = False
 
 
 @contextmanager
 def on_shutdown_signal(
-    tell: Callable[[], object], wanted: bool | None = None, hint: Callable[[], object] | None = None
+    callback: Callable[[], object], wanted: bool | None = None, hint: Callable[[], object] | None = None
 ) -> Iterator[None]:
-    """Inside this block, call *tell* when SIGTERM or the first SIGINT comes, if *wanted* is not False.
+    """Inside this block, call *callback* when SIGTERM or the first SIGINT comes, if *wanted* is not False.
 
-    A signal is caught for those in the main thread, as long as there are any, and only if nobody else handles it (a
-    program's own handler is to be there before). Whoever is in another thread is told along with them.
+    A signal is handled while there are such blocks in the main thread, and only if the program does not handle it (its
+    own handler must be installed before). Blocks in other threads are notified along with them.
 
     Args:
-        tell: Called on the loop that runs here; without one, in the main thread.
+        callback: Called on the running loop; without one, in the main thread.
         wanted: False leaves the signals alone.
-        hint: Called after *tell* when it was SIGINT, to say that a second one hurries.
+        hint: Called after *callback* when it was SIGINT, to say that a second one ends the process sooner.
     """
     if wanted is False:
         yield
         return
-    party = _Party(tell, _running(), hint)
+    subscriber = _Subscriber(callback, _running_loop(), hint)
     is_main = threading.current_thread() is threading.main_thread()
-    try:  # from here on, for an interrupt may come at any line
-        _parties.append(party)
+    try:  # from here on, as an interrupt may come at any line
+        _subscribers.append(subscriber)
         if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            _catch(party.loop)
-        if is_main and not _was_interrupted and _is_pythons(signal.getsignal(signal.SIGINT)):
-            _catch_interrupt()
+            _handle_sigterm(subscriber.loop)
+        if is_main and not _got_sigint and _is_default_sigint(signal.getsignal(signal.SIGINT)):
+            _handle_sigint()
         yield
     finally:
         with suppress(ValueError):
-            _parties.remove(party)
-        if is_main and not any(map(party.is_beside, _parties)):
-            _release()
+            _subscribers.remove(subscriber)
+        if is_main and not any(map(subscriber.shares_loop, _subscribers)):
+            _restore()
 
 
-# An interrupt may come at any line of these two, too: what is not let go of then is when the next one ends.
+# An interrupt may come at any line of these two, too: a handler that is left then is removed when the next block ends.
 
 
-def _catch(loop: asyncio.AbstractEventLoop | None) -> None:
-    global _let_go
+def _handle_sigterm(loop: asyncio.AbstractEventLoop | None) -> None:
+    global _restore_sigterm
     if loop is None:
-        _let_go = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, _hear)
+        _restore_sigterm = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _on_sigterm)
         return
     with suppress(NotImplementedError, RuntimeError):  # Windows, or a loop in virtual time
-        loop.add_signal_handler(signal.SIGTERM, _hear)
-        _let_go = partial(loop.remove_signal_handler, signal.SIGTERM)
+        loop.add_signal_handler(signal.SIGTERM, _on_sigterm)
+        _restore_sigterm = partial(loop.remove_signal_handler, signal.SIGTERM)
 
 
-def _catch_interrupt() -> None:
-    global _before
-    # Not by the loop: one that is blocked would never hear of it, nor of the second.
-    _before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, _hear_interrupt)
+def _handle_sigint() -> None:
+    global _previous_sigint
+    # Not by the loop: a blocked loop would handle neither the first nor the second.
+    _previous_sigint = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, _on_sigint)
 
 
-def _is_pythons(handler: object) -> bool:
-    """Whether SIGINT is with Python itself, or with ``asyncio.run``; not with a program, or a notebook."""
+def _is_default_sigint(handler: object) -> bool:
+    """Whether SIGINT is handled by Python itself or ``asyncio.run``; not by the program or a notebook."""
     if isinstance(handler, partial):
-        return getattr(handler.func, "__func__", None) is getattr(asyncio.Runner, "_on_sigint", _running)
+        return getattr(handler.func, "__func__", None) is getattr(asyncio.Runner, "_on_sigint", _running_loop)
     return handler is signal.default_int_handler
 
 
-def _release() -> None:
-    global _let_go
-    _release_interrupt()
-    if _let_go is not None:
-        _let_go()
-        _let_go = None
+def _restore() -> None:
+    global _restore_sigterm
+    _restore_sigint()
+    if _restore_sigterm is not None:
+        _restore_sigterm()
+        _restore_sigterm = None
 
 
-def _release_interrupt() -> None:
-    global _before
-    before, _before = _before, None
-    if before is not None and signal.getsignal(signal.SIGINT) is _hear_interrupt:
+def _restore_sigint() -> None:
+    global _previous_sigint
+    before, _previous_sigint = _previous_sigint, None
+    if before is not None and signal.getsignal(signal.SIGINT) is _on_sigint:
         signal.signal(signal.SIGINT, signal.default_int_handler if _has_ended(before) else before)
 
 
 def _has_ended(handler: object) -> bool:
-    """Whether it is of an ``asyncio.run`` that is over, and would have been taken away if it had been in its place."""
+    """Whether it belongs to an ``asyncio.run`` that is over, which would have removed it had ours not replaced it."""
     main_task = handler.keywords.get("main_task") if isinstance(handler, partial) else None
     return isinstance(main_task, asyncio.Task) and main_task.done()
 
 
-def _leave_to_python(signal_number: int, hear: object, usual: Any) -> None:
-    """Take *hear* away where others had saved it as what was there before them, and put it back when we had ended."""
-    if signal.getsignal(signal_number) is hear:
+def _restore_default(signal_number: int, ours: object, usual: Any) -> None:
+    """Replace *ours* by the default, if other code had saved it as its predecessor and put it back after our block."""
+    if signal.getsignal(signal_number) is ours:
         signal.signal(signal_number, usual)
 
 
-def _forget() -> None:
-    """Leave the signal, in a forked child, to mean that child: its loop and all to be told are the parent's."""
-    global _let_go, _before
-    _parties.clear()
-    if _before is not None:
-        _before = None
+def _after_fork() -> None:
+    """In a forked child, restore the default: the loop and the subscribers belong to the parent."""
+    global _restore_sigterm, _previous_sigint
+    _subscribers.clear()
+    if _previous_sigint is not None:
+        _previous_sigint = None
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _let_go is not None:
-        _let_go = None
-        signal.set_wakeup_fd(-1)  # the loop's: what is written there wakes the parent
+    if _restore_sigterm is not None:
+        _restore_sigterm = None
+        signal.set_wakeup_fd(-1)  # the loop's: a byte written there would wake the parent
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
-def _hear(*_: object) -> None:
-    _release()
-    _leave_to_python(signal.SIGTERM, _hear, signal.SIG_DFL)
-    if not _parties:  # an interrupt came when it was to be let go of
+def _on_sigterm(*_: object) -> None:
+    _restore()
+    _restore_default(signal.SIGTERM, _on_sigterm, signal.SIG_DFL)
+    if not _subscribers:  # an interrupt came while the handler was to be removed
         signal.raise_signal(signal.SIGTERM)
-    for party in _parties.copy():  # others may come or go meanwhile, in their threads
-        party.hear()
+    for subscriber in _subscribers.copy():  # other threads may add or remove subscribers meanwhile
+        subscriber.notify()
 
 
-def _hear_interrupt(*_: object) -> None:
-    global _was_interrupted
-    _release_interrupt()
-    _leave_to_python(signal.SIGINT, _hear_interrupt, signal.default_int_handler)
-    if not _parties:  # an interrupt came when it was to be let go of
+def _on_sigint(*_: object) -> None:
+    global _got_sigint
+    _restore_sigint()
+    _restore_default(signal.SIGINT, _on_sigint, signal.default_int_handler)
+    if not _subscribers:  # an interrupt came while the handler was to be removed
         signal.raise_signal(signal.SIGINT)
         return
-    _was_interrupted = True
-    for party in _parties.copy():
-        party.hear(is_interrupt=True)
+    _got_sigint = True
+    for subscriber in _subscribers.copy():
+        subscriber.notify(is_sigint=True)
 
 
-def _running() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

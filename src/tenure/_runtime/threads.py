@@ -1,4 +1,4 @@
-"""Threads to do things in, which never keep the process from ending, and work for as long as it hasn't."""
+"""Daemon threads for function calls: they never keep the process from ending, and work until it ends."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ T = TypeVar("T")
 Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-class Threads(ThreadPoolExecutor):
-    """Up to *most* threads, made as they are needed.
+class DaemonThreads(ThreadPoolExecutor):
+    """A pool of up to *most* daemon threads, started as they are needed.
 
-    Those of ``concurrent.futures`` take nothing more once the main thread has ended, though other threads, and their
-    loops, may go on for days; and they are waited for when the interpreter ends: one function that never returns, and
-    the process never ends, however often it is told to. These are daemons.
+    A pool of ``concurrent.futures`` takes no calls once the main thread has ended, though other threads, and their
+    loops, may go on for days; and the interpreter waits for its threads: one function that never returns keeps the
+    process from ending, whatever signal it gets. These threads are daemons.
 
-    It is a ``ThreadPoolExecutor`` by its face alone: asyncio takes nothing else as the executor of a loop.
+    It is a subclass of ``ThreadPoolExecutor`` only because asyncio accepts no other executor for a loop.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._taken = 0  # jobs that wait or are at work: as many threads are needed
+        self._taken = 0  # jobs that wait or run: the number of threads that are needed
         self._lock = threading.Lock()
         self._made: list[threading.Thread] = []
         self._is_shut = False
 
     def submit(self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Call *function* in a thread; return what will hold its result.
+        """Call *function* in a thread; return the future of its result.
 
         Raises:
-            RuntimeError: It was shut down, or the system gives us not even one thread.
+            RuntimeError: It was shut down, or the system gives not even one thread.
         """
         outcome: Future[T] = Future()
         with self._lock:
@@ -54,14 +54,14 @@ class Threads(ThreadPoolExecutor):
                     thread.start()
                 except RuntimeError:
                     if not self._made:
-                        outcome.cancel()  # it is told as not done, so it must not be done later
+                        outcome.cancel()  # the caller gets an error, so the job must not run later
                         raise
                 else:
                     self._made.append(thread)
         return outcome
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more: threads end when all is done, or cancelled."""
+        """Take no further calls: threads end when all jobs are done, or cancelled."""
         with self._lock:
             if not self._is_shut:
                 self._is_shut = True
@@ -85,7 +85,7 @@ class Threads(ThreadPoolExecutor):
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._perform(*job)
-            del job  # or the message would live as long as nothing else is to do
+            del job  # otherwise its message would live until the next job
 
     def _perform(
         self, outcome: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
@@ -95,7 +95,7 @@ class Threads(ThreadPoolExecutor):
             return
         try:
             result = function(*arguments, **options)
-        except BaseException as error:  # whatever it is, it is for whoever waits
+        except BaseException as error:  # any error is passed to the caller that waits
             self._done()
             outcome.set_exception(error)
         else:
@@ -105,17 +105,17 @@ class Threads(ThreadPoolExecutor):
             del outcome, arguments  # an error's traceback holds this frame, and would hold them until it is collected
 
     def _done(self) -> None:
-        """Count this thread as free, before anybody hears of the outcome and submits more."""
+        """Count this thread as free, before the outcome is set and its receiver submits more."""
         with self._lock:
             self._taken -= 1
 
 
 def in_thread(name: str, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Call *function* in a thread of its own, with the context variables of here; return what will hold its result.
+    """Call *function* in a thread of its own, with the caller's context variables; return the future of its result.
 
-    ``asyncio.to_thread`` uses threads that all share, and of ``concurrent.futures``.
+    ``asyncio.to_thread`` uses a shared pool of ``concurrent.futures``.
     """
-    thread = Threads(1, name)
+    thread = DaemonThreads(1, name)
     try:
         run = contextvars.copy_context().run
         return asyncio.get_running_loop().run_in_executor(thread, run, function, *arguments)

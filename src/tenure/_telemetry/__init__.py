@@ -1,1 +1,1 @@
-"""Ears: what happens, told to logs and metrics. They see events and doors, never rooms."""
+"""Observers: events written to logs and passed to hooks. They see events and ports, and decide nothing."""

@@ -1,38 +1,38 @@
-"""The user's own ear: ``on_event`` of ``connect`` is told of everything, and can't harm what it is told of."""
+"""The user's hook, ``on_event`` of ``connect``: it receives every event, and its errors change nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from tenure._telemetry.aside import aside
+from tenure._telemetry.callbacks import run_callback
 from tenure._telemetry.log import logger
 from tenure.events import Event
 
 
-class PassedOn:
-    """What passes events on to a hook that is called somewhere else, and may itself be called anywhere."""
+class ForwardingHook:
+    """A hook of tenure's own that forwards events to another thread. It never blocks, so any thread may call it."""
 
-    def __init__(self, pass_on: Callable[[Event], None]) -> None:
-        self._pass_on = pass_on
+    def __init__(self, forward: Callable[[Event], None]) -> None:
+        self._forward = forward
 
     def __call__(self, event: Event) -> None:
-        self._pass_on(event)
+        self._forward(event)
 
 
-def tell_hook(on_event: Callable[[Event], None], event: Event) -> None:
-    """Call *on_event*, never on a thread that renews; what it raises is reported, and changes nothing here."""
-    if isinstance(on_event, PassedOn):
-        _tell(on_event, event)
+def call_hook(on_event: Callable[[Event], None], event: Event) -> None:
+    """Call *on_event*, never on the renewal thread; an error that it raises is reported, and changes nothing here."""
+    if isinstance(on_event, ForwardingHook):
+        _call(on_event, event)
     else:
-        aside(_tell, on_event, event)
+        run_callback(_call, on_event, event)
 
 
-def _tell(on_event: Callable[[Event], None], event: Event) -> None:
+def _call(on_event: Callable[[Event], None], event: Event) -> None:
     try:
         on_event(event)
     except (Exception, asyncio.CancelledError, SystemExit) as error:
-        # SystemExit: a loop in a thread of tenure's own is everybody's. CancelledError: nobody has cancelled us.
+        # SystemExit: it would end a loop of tenure's own, shared by all. CancelledError: this task was not cancelled.
         _report(error)
 
 

@@ -28,7 +28,7 @@ from tenure._election.health import Health
 from tenure._queue.received import BlockingMessage as Message
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
-from tenure._telemetry.hook import PassedOn, tell_hook
+from tenure._telemetry.hook import ForwardingHook, call_hook
 from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import Event
@@ -47,7 +47,7 @@ class Backend:
 
     def __init__(self, url: str, *, on_event: Callable[[Event], None] | None = None) -> None:
         self._on_event = on_event
-        hook = None if on_event is None else PassedOn(self._hear)
+        hook = None if on_event is None else ForwardingHook(self._hear)
         self._behind = tenure._backend.Backend(url, on_event=hook, make_term=Term)
         self.url: Url = self._behind.url
         self._entered: RenewalThread | None = None
@@ -212,7 +212,7 @@ class Backend:
             self._on_event(event)
         else:
             with suppress(RuntimeError):  # that loop is closed, the backend having been left
-                pumps.loop.call_soon_threadsafe(tell_hook, self._on_event, event)
+                pumps.loop.call_soon_threadsafe(call_hook, self._on_event, event)
 
     @property
     def _renewal_thread(self) -> RenewalThread:

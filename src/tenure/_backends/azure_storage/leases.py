@@ -176,7 +176,7 @@ class AzureLeases:
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
         answer = await self._account.ask(lambda line: self._release(line, grant))
-        self._notifier.ring(grant.name)
+        self._notifier.notify(grant.name)
         return answer
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
@@ -192,7 +192,7 @@ class AzureLeases:
         """Ask the present holder to step down; False if there is none, or it is a stranger."""
         require_name(name)
         asked = await self._account.ask(lambda line: self._ask_to_resign(line, name))
-        self._notifier.ring(name)
+        self._notifier.notify(name)
         return asked
 
     def hints(self, name: str) -> AsyncIterator[None]:
@@ -224,7 +224,7 @@ class AzureLeases:
                 grant = await self._begin(blob, Grant(name, holder, seen.floor + 1), seen, written)
                 if grant is not None:
                     self._begun.pop(name, None)
-                    self._notifier.ring(name)
+                    self._notifier.notify(name)
                     return Granted(grant)
             elif (other := await self._held(blob, name, seen)) is not None:
                 return other

@@ -308,7 +308,7 @@ class AzureBroker:
         kept = await self._account.ask_all(puts)
         if kept:
             self._learn(moment_of(kept[-1].inserted_on), asked_at)
-        self._notifier.ring(queue)
+        self._notifier.notify(queue)
         return [message.id or str(one.id) for message, one in zip(messages, kept, strict=True)]
 
     def _text(self, message: Outgoing) -> str:
@@ -541,7 +541,7 @@ class AzureBroker:
             answer = await self._settle_failed(line, delivery, held, verdict, most)
         self._held.pop((str(delivery.token), delivery.sequence), None)
         if not isinstance(answer, Lapsed) and not isinstance(verdict, Complete):
-            self._notifier.ring(delivery.queue)
+            self._notifier.notify(delivery.queue)
         return answer
 
     async def _settle_failed(
@@ -674,7 +674,7 @@ class AzureBroker:
         answer = await self._delete(line, held)
         if isinstance(answer, Lapsed):  # somebody else has it after all: it is not dead
             await said(_client(line, dead).delete_message(copy.id, copy.pop_receipt), *_GONE)
-        self._notifier.ring(dead)
+        self._notifier.notify(dead)
         return answer
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
@@ -712,7 +712,7 @@ class AzureBroker:
             await _put(line, queue=to or queue, text=fitted(text, one.body, note) or text, delay=0)
 
         count = await self._take_out_dead(queue, which, limit, back)
-        self._notifier.ring(to or queue)
+        self._notifier.notify(to or queue)
         return count
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
@@ -796,7 +796,7 @@ class AzureBroker:
             return moment_of(one.raw.inserted_on) <= began and is_live(one, which, self._now())
 
         count = await self._take_out(queue, wanted, None, _drop)
-        self._notifier.ring(queue)
+        self._notifier.notify(queue)
         return count
 
     async def stats(self, queue: str) -> Stats:

@@ -54,7 +54,7 @@ class MemoryLeases(Client):
             claim.holder, claim.expires_at, claim.resign_asked = holder, now + ttl, False
             claim.metadata = FrozenDict(metadata)
             granted = Granted(Grant(name, holder, claim.token))
-        self._memory.notifier.ring(f"lease:{name}")
+        self._memory.notifier.notify(f"lease:{name}")
         return granted
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
@@ -80,7 +80,7 @@ class MemoryLeases(Client):
             if claim is None:
                 return Lost(grant)
             claim.holder, claim.expires_at, claim.metadata, claim.resign_asked = None, now, NO_METADATA, False
-        self._memory.notifier.ring(f"lease:{grant.name}")
+        self._memory.notifier.notify(f"lease:{grant.name}")
         return Released(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
@@ -106,7 +106,7 @@ class MemoryLeases(Client):
             if claim is None or not _is_live(claim, self._clock.now()):
                 return False
             claim.resign_asked = True
-        self._memory.notifier.ring(f"lease:{name}")
+        self._memory.notifier.notify(f"lease:{name}")
         return True
 
     def hints(self, name: str) -> AsyncIterator[None]:

@@ -815,7 +815,7 @@ class MemoryBroker(Client):
         row.is_deferred, row.expires_at = False, NEVER
         dead.rows[row.sequence] = row
         self._put(dead, row, now, now)
-        self._memory.notifier.ring(f"queue:{dead.name}")
+        self._memory.notifier.notify(f"queue:{dead.name}")
 
     # --- time ---
 
@@ -871,7 +871,7 @@ class MemoryBroker(Client):
         row.history = (*row.history, attempt)[-HISTORY_MAX:]
 
     def _ring(self, name: str) -> None:
-        self._memory.notifier.ring(f"queue:{name}")
+        self._memory.notifier.notify(f"queue:{name}")
 
 
 def _rank(row: Row) -> int:

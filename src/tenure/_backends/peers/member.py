@@ -47,7 +47,7 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, N
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.notifier import Notifier
-from tenure._telemetry.aside import aside
+from tenure._telemetry.callbacks import run_callback
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 
@@ -85,7 +85,7 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
     settings = Settings.of(url)
     if not settings.has_key:
         reached = "whoever reaches the members' ports" if settings.options.insecure else "every user of this machine"
-        aside(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
+        run_callback(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
     return PeersBackend(Member(settings.fleet, settings.transport, clock or SystemClock(), traits=settings.traits))
 
 
@@ -301,7 +301,7 @@ class Member:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(answer)
                 case Hint(name):
-                    self._notifier.ring(name)
+                    self._notifier.notify(name)
         self._arm(self._machine.wake_at)
 
     def _arm(self, wake_at: float) -> None:

@@ -62,7 +62,7 @@ class Wake:
     def ring_here(self, topic: str) -> None:
         """Wake those of this process, if they don't hear the server, which has told everybody else."""
         if not self._client.options.listen:
-            self._notifier.ring(topic)
+            self._notifier.notify(topic)
 
     def ring(self, *topics: str) -> None:
         """Wake those who listen to *topics*: in this process at once, in others soon, together with other news."""
@@ -73,7 +73,7 @@ class Wake:
                 del self._ringers[old]
             ringer = self._ringers[loop] = _Ringer(self._client, self._channel, self._nonce)
         for topic in topics:
-            self._notifier.ring(topic)
+            self._notifier.notify(topic)
             ringer.ring(topic)
 
     def fact(self) -> Fact:
@@ -138,7 +138,7 @@ class Wake:
         async with asyncio.timeout(within):
             await connection.add_listener(self._channel, self._hear)
         self.connected = True
-        self._notifier.ring_all()  # something may have been told while we were deaf
+        self._notifier.notify_all()  # something may have been told while we were deaf
         while not broken.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_EVERY):
@@ -149,7 +149,7 @@ class Wake:
     def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
         sender, _, topic = str(payload).partition(":")
         if sender != self._nonce:
-            self._notifier.ring(topic)
+            self._notifier.notify(topic)
 
 
 class _Ringer:

@@ -153,7 +153,7 @@ class Subscriber:
         self._client.forget_places()
         for channel in channels:
             del self._attended[channel]
-            self._notifier.ring(channel)
+            self._notifier.notify(channel)
 
     async def _hear(self, pubsub: PubSub) -> None:
         """Ring for what comes, until nobody attends any more, or the connection is found broken."""
@@ -179,7 +179,7 @@ class Subscriber:
         except exceptions.NoPermissionError:
             self.is_deaf = True
             for channel in self._attended:
-                self._notifier.ring(channel)
+                self._notifier.notify(channel)
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Ring for what was heard; and once more when hints that followed it may have been held back."""
@@ -192,7 +192,7 @@ class Subscriber:
                 self._send_away(channel)
             return
         self.is_deaf, self._pause = False, PAUSE_FIRST
-        self._notifier.ring(channel)
+        self._notifier.notify(channel)
         if kind == "subscribe":
             self._ring_later(channel, QUIET_MAX)
         elif told.isdigit():
@@ -208,7 +208,7 @@ class Subscriber:
 
         def ring() -> None:
             del self._later[channel]
-            self._notifier.ring(channel)
+            self._notifier.notify(channel)
 
         self._later[channel] = loop.call_at(at, ring)
 

@@ -82,7 +82,7 @@ class Wake:
     def notify(self, topic: str) -> None:
         """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
         self._refresh()
-        self._notifier.ring(topic)
+        self._notifier.notify(topic)
         notify_processes(self._file, topic, but=self._name)
 
     # --- hearing ---
@@ -130,7 +130,7 @@ class Wake:
                 if not reads and await self._worker.run(self._bind) and self._socket is not None:
                     loop.add_reader(self._socket, self._read)
                     reads = True
-                    self._notifier.ring_all()
+                    self._notifier.notify_all()
             except NotImplementedError:
                 self._why_not = "this event loop can't watch a socket"
                 self._drop(loop)
@@ -175,10 +175,10 @@ class Wake:
             while self._socket is not None:
                 topics.append(self._socket.recv(65_536).decode(errors="replace"))
         if len(topics) >= _MANY:
-            self._notifier.ring_all()
+            self._notifier.notify_all()
         else:
             for topic in dict.fromkeys(topics):
-                self._notifier.ring(topic)
+                self._notifier.notify(topic)
 
     def _refresh(self) -> None:
         """Begin anew after a fork: the socket is the parent's, and so are those who listen."""

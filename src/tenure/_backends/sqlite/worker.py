@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from tenure._backends.sqlite.client import PATIENCE, Database
-from tenure._runtime.threads import Threads
+from tenure._runtime.threads import DaemonThreads
 from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Worker:
         self._make = make
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._parts: tuple[Threads, Database] | None = None
+        self._parts: tuple[DaemonThreads, Database] | None = None
         self._closed = False
 
     async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
@@ -79,7 +79,7 @@ class Worker:
                 await asyncio.get_running_loop().run_in_executor(thread, database.close)
         thread.shutdown(wait=False)
 
-    def _running(self) -> tuple[Threads, Database]:
+    def _running(self) -> tuple[DaemonThreads, Database]:
         if self._pid != os.getpid():
             # The parent's thread is not here, and its connection must not be used, nor its lock, which may be held.
             _LEFT_BY_FORK.append(self._parts)
@@ -88,11 +88,11 @@ class Worker:
             if self._closed:
                 raise ConfigError("this backend was closed; connect again")
             if self._parts is None:
-                self._parts = (Threads(1, "tenure-sqlite"), self._make())
+                self._parts = (DaemonThreads(1, "tenure-sqlite"), self._make())
             return self._parts
 
 
-def _do_after(thread: Threads, database: Database, job: Callable[[Database], object]) -> None:
+def _do_after(thread: DaemonThreads, database: Database, job: Callable[[Database], object]) -> None:
     """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
 
     def work() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tenure._runtime.threads import Threads
+from tenure._runtime.threads import DaemonThreads
 
 PATIENCE = 60.0
 
@@ -16,7 +16,7 @@ def refuse(thread: threading.Thread) -> None:
 
 
 def test_what_is_told_as_not_done_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, done = Threads(2, "few"), list[str]()
+    threads, done = DaemonThreads(2, "few"), list[str]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -27,7 +27,7 @@ def test_what_is_told_as_not_done_is_not_done_later(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_one_thread_can_do_needs_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, may_end = Threads(2, "few"), threading.Event()
+    threads, may_end = DaemonThreads(2, "few"), threading.Event()
     busy = threads.submit(may_end.wait, PATIENCE)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
@@ -41,7 +41,7 @@ def test_what_one_thread_can_do_needs_no_second(monkeypatch: pytest.MonkeyPatch)
 def test_threads_that_are_busy_are_never_taken_for_idle() -> None:
     """Two jobs that wait for each other: with one thread for both, neither would ever end."""
     for _ in range(100):
-        threads, both = Threads(2, "few"), threading.Barrier(2)
+        threads, both = DaemonThreads(2, "few"), threading.Barrier(2)
         for _ in range(3):  # each may be taken just before its thread has said that it is idle
             threads.submit(int).result(PATIENCE)
         waiting = [threads.submit(both.wait, PATIENCE) for _ in range(2)]
