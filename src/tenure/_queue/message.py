@@ -586,6 +586,50 @@ class DeadMessage:
         return brief(self)
 
 
+def live_message_of(
+    delivery: Delivery, state: State, *, locked_until: float | None = None, due_at: float | None = None
+) -> LiveMessage:
+    """Return *delivery* as a live message that is only looked at."""
+    return LiveMessage(
+        delivery.queue,
+        delivery.sequence,
+        delivery.id,
+        delivery.body,
+        delivery.headers,
+        state,
+        delivery.delivery_count,
+        delivery.enqueued_at,
+        locked_until,
+        due_at,
+        delivery.session,
+        delivery.priority,
+        delivery.reply_to,
+        delivery.correlation_id,
+    )
+
+
+def dead_message_of(queue: str, delivery: Delivery, death: Death) -> DeadMessage:
+    """Return *delivery* as a dead letter of *queue* that is only looked at."""
+    return DeadMessage(
+        queue,
+        delivery.sequence,
+        delivery.id,
+        delivery.body,
+        delivery.headers,
+        delivery.delivery_count,
+        delivery.enqueued_at,
+        delivery.session,
+        delivery.priority,
+        delivery.reply_to,
+        delivery.correlation_id,
+        death.reason,
+        death.description,
+        death.at,
+        death.error,
+        death.history,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """How many messages a queue holds, each counted in one place, at one moment."""

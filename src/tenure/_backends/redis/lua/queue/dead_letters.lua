@@ -8,7 +8,7 @@ local function keep_anew(base, priority, session, head, body, history)
     end
 end
 
--- name: keep_anew (for each: priority, session, head, body, history, any of which may be empty)
+-- name: send_dead_letters (for each: priority, session, head, body, history, any of which may be empty)
 for i = 1, #ARGV, 5 do
     keep_anew(KEYS[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
 end

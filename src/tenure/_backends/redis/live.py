@@ -1,0 +1,125 @@
+"""Live messages: a look at them, and their purge, part by part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from tenure._backends.redis.client import Client
+from tenure._backends.redis.message_format import LETTERS, deliveries_of, live_message, selected
+from tenure._backends.redis.queue_scripts import QueueScripts
+from tenure._backends.redis.scripts import Answer, Argument
+from tenure._queue.broker import LiveSelection
+from tenure._queue.message import ID_MARK, STATES, LiveMessage, State
+
+PART = 100
+"""The most live messages that one script looks at, or purges."""
+SCANNED = 500
+"""About how many entries of a sorted set one command returns."""
+_PLACES: tuple[tuple[State, str], ...] = (
+    ("delayed", "delayed"),
+    ("deferred", "deferred"),
+    ("ready", "waiting"),
+    ("ready", "ready"),
+)
+"""Where messages wait that are not locked; places come first from which a message may move to a later one meanwhile."""
+
+
+class LiveMessages:
+    """The messages of queues that are not dead. *apply_due* is called before each look at a queue."""
+
+    def __init__(self, client: Client, scripts: QueueScripts, apply_due: Callable[[str], Awaitable[object]]) -> None:
+        self._client = client
+        self._scripts = scripts
+        self._apply_due = apply_due
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages, part by part, so that no script runs for long."""
+        await self._apply_due(queue)
+        if which.sequences is not None:
+            named = sorted(one for one in which.sequences if one > which.after)
+            return await self._shown(queue, which, named, limit)
+        timed = await self._timed(queue, which)
+        wants = (int(which.wants("ready")), int(which.wants("deferred")))
+        found: list[LiveMessage] = []
+        after: int | None = which.after
+        while after is not None and len(found) < limit:
+            asked = min(PART, limit - len(found))
+            waiting = await self._scripts.run("waiting", queue, asked, after, *wants)
+            last = waiting[-1] if len(waiting) == asked else None
+            some = {*waiting, *(one for one in timed if one > after and (last is None or one <= last))}
+            found += await self._shown(queue, which, sorted(some), limit - len(found))
+            after = last
+        return found
+
+    async def _shown(self, queue: str, which: LiveSelection, sequences: Sequence[int], limit: int) -> list[LiveMessage]:
+        """Show the selected ones among *sequences*, up to *limit*, and look at no more than that needs."""
+        found: list[LiveMessage] = []
+        at_once = min(PART, limit)
+        while sequences and len(found) < limit:
+            part, sequences = sequences[:at_once], sequences[at_once:]
+            at_once = PART  # few of them are selected
+            _, go_on, contents, letters, moments = await self._live("peek", queue, which, part)
+            deliveries = deliveries_of(queue, "", 0.0, contents)
+            found += (live_message(*one) for one in zip(deliveries, letters, moments, strict=False))
+            if go_on >= 0:
+                sequences = [*(one for one in part if one > go_on), *sequences]
+        return found[:limit]
+
+    async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, part by part, so that no script runs for long."""
+        await self._apply_due(queue)
+        which = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
+        what: Literal["count", "purge"] = "count" if dry_run else "purge"
+        if which.sequences is not None:
+            return await self._purge(what, queue, which, sorted(one for one in which.sequences if one > which.after))
+        newest = int(await self._client.command("GET", f"{self._scripts.base(queue)}sequence") or 0)
+        total, gone = 0, 1
+        while gone and not (dry_run and total):  # again: a message that moves meanwhile may be missed
+            gone = 0
+            seen: set[int] = set()
+            for state, key in _PLACES:
+                if which.wants(state):
+                    async for page in self._scan(queue, key):
+                        some = {one for one in page if which.after < one <= newest} - seen
+                        gone += await self._purge(what, queue, which, sorted(some))
+                        if dry_run:  # a purge has removed them
+                            seen |= some
+            total += gone
+        return total
+
+    async def _purge(
+        self, what: Literal["count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+    ) -> int:
+        parts = [sequences[first : first + PART] for first in range(0, len(sequences), PART)]
+        return sum([(await self._live(what, queue, which, part))[0] for part in parts])
+
+    async def _timed(self, queue: str, which: LiveSelection) -> list[int]:
+        """Return the sequences in the sets that are ordered by due time, locked and delayed, if they are selected."""
+        keys = [
+            key for wanted, key in ((which.wants("locked"), "locked"), (which.wants("delayed"), "delayed")) if wanted
+        ]
+        return [one for key in keys async for page in self._scan(queue, key) for one in page]
+
+    async def _scan(self, queue: str, key: str) -> AsyncIterator[list[int]]:
+        """Go through a sorted set; a member that stays in it meanwhile is returned, perhaps twice."""
+        cursor = -1
+        while cursor:
+            words = ("ZSCAN", f"{self._scripts.base(queue)}{key}", max(cursor, 0), "COUNT", SCANNED)
+            cursor, page = await self._client.command(*words)
+            yield [int(sequence) for sequence, _ in page]
+
+    async def _live(
+        self, what: Literal["peek", "count", "purge"], queue: str, which: LiveSelection, sequences: Sequence[int]
+    ) -> Answer:
+        states = "".join(letter for state, letter in LETTERS.items() if which.wants(state))
+        before: Argument = "" if which.sent_before is None else math.ceil(which.sent_before * 1_000)
+        return await self._scripts.run(
+            "live",
+            queue,
+            *(what, states, which.session or "", before, f"{queue}{ID_MARK}"),
+            *selected(which.ids),
+            *sequences,
+        )
