@@ -11,7 +11,7 @@ async def send(orders: tenure.Queue) -> None:
     await orders.send(b"tea", id="order-1")
     await orders.send(json={"item": "kettle"}, headers={"from": "shop"}, priority=9)
     await orders.send(b"for tomorrow", at=datetime.now(UTC) + timedelta(days=1))
-    await orders.send(b"for a minute", ttl=60)  # a dead letter if nobody has received it by then
+    await orders.send(b"for a minute", expires_in=60)  # a dead letter if nobody has received it by then
 
 
 async def receive(orders: tenure.Queue) -> None:

@@ -214,7 +214,7 @@ async def fill(queue: Queue, count: int) -> list[bytes]:
 async def test_what_is_sent_is_received_with_all_its_marks(town: Town) -> None:
     queue = town.queue()
     sent = await queue.send(
-        b"body", id="a", headers={"k": 1}, priority=3, reply_to="answers", correlation_id="c", ttl=60.0
+        b"body", id="a", headers={"k": 1}, priority=3, reply_to="answers", correlation_id="c", expires_in=60.0
     )
     assert sent == "a"
     [message] = await queue.receive()
@@ -278,7 +278,7 @@ async def test_json_and_dataclasses_are_a_thin_layer(town: Town) -> None:
         ({"delay": 1, "at": 17.0}, "delay .* and at .* can't both"),
         ({"at": datetime(2026, 1, 1)}, "must have a time zone"),
         ({"at": math.inf}, "at must be a datetime or finite Unix seconds"),
-        ({"ttl": 0}, "ttl must be more than 0"),
+        ({"expires_in": 0}, "expires_in must be more than 0"),
         ({"headers": {"a": "x" * 65_536}}, "headers \\(65,537 bytes\\) must not be larger than 65,536 bytes"),
         ({"priority": 10}, "priority must be a whole number from 0 to 9"),
         ({"priority": 1.0}, "priority must be a whole number"),
@@ -1544,17 +1544,17 @@ async def test_a_session_that_comes_when_nobody_waits_any_more_is_let_go(town: T
 async def test_deaths_that_are_heard_of_late_are_told(town: Town) -> None:
     """By a question that nobody waits for any more: of what time has buried, and of what dies on being given back."""
     queue = town.queue()
-    await queue.send(b"late", id="a", ttl=1.0)
+    await queue.send(b"late", id="a", expires_in=1.0)
     town.road.delay = 5.0
     asks: list[Callable[[], Coroutine[Any, Any, object]]] = [queue.receive, queue.session().__aenter__]
     for number, ask in enumerate(asks):
-        await queue.send(b"late", id=f"gone {number}", ttl=1.0)
+        await queue.send(b"late", id=f"gone {number}", expires_in=1.0)
         await asyncio.sleep(2.0)
         asking = asyncio.ensure_future(ask())
         await asyncio.sleep(1.0)
         asking.cancel()
         await asyncio.sleep(20.0)
-    await queue.send(b"late", id="given back", ttl=1.0)
+    await queue.send(b"late", id="given back", expires_in=1.0)
     asking = asyncio.ensure_future(queue.receive())
     await asyncio.sleep(0.5)
     asking.cancel()
@@ -1994,7 +1994,7 @@ async def test_every_death_is_told_of_once(town: Town) -> None:
         one = "s" if sessions else None
         for body in (b"rejected", b"failed", b"by hand", b"never", b"fine"):
             await queue.send(body, session=one)
-        await queue.send(b"expired", session=one, ttl=1.0)
+        await queue.send(b"expired", session=one, expires_in=1.0)
 
         async def handler(message: Message) -> None:
             match message.body:
@@ -2031,7 +2031,7 @@ async def test_the_death_of_a_message_whose_last_lock_ended_is_told_of(town: Tow
 @in_town
 async def test_a_death_that_a_receiver_finds_is_told_of(town: Town) -> None:
     queue = town.queue()
-    await queue.send(b"late", ttl=1.0)
+    await queue.send(b"late", expires_in=1.0)
     await queue.send(b"live")
     await asyncio.sleep(2.0)
     [got] = await queue.receive()
@@ -2158,7 +2158,7 @@ async def test_dead_letters_go_in_their_time_also_beside_an_idle_consumer(town: 
         async with town.consuming(queue, reject, sessions=sessions, concurrency=1):
             await asyncio.sleep(600.0)
             for _ in range(2):
-                await queue.send(b"no session's", ttl=1.0)
+                await queue.send(b"no session's", expires_in=1.0)
                 await asyncio.sleep(30.0)
                 assert (await queue.stats()).dead == 1
                 await asyncio.sleep(60.0)
@@ -2171,7 +2171,7 @@ def test_dead_letters_go_however_many_they_are(monkeypatch: pytest.MonkeyPatch) 
     @in_town
     async def test(town: Town) -> None:
         queue = town.queue(dead_retention=60.0)
-        await queue.send_batch([Outgoing(b"late", ttl=1.0)] * 25)
+        await queue.send_batch([Outgoing(b"late", expires_in=1.0)] * 25)
         await asyncio.sleep(2.0)
         assert (await queue.stats()).dead == 25
         await asyncio.sleep(100.0)

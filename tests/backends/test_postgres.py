@@ -291,11 +291,18 @@ async def test_a_script_writes_functions_anew(server: Postgres) -> None:
     await postgres.migrate(url)
     async with native(server.url) as connection:
         await connection.execute("UPDATE scripted_anew.migration SET functions = 'of an earlier release'")
+        await connection.execute("DROP FUNCTION scripted_anew.send")
+        await connection.execute(
+            "CREATE FUNCTION scripted_anew.send(queue text, body bytea, ttl double precision DEFAULT NULL) "
+            "RETURNS text LANGUAGE sql AS 'SELECT queue'"
+        )
     async with tenure.connect(url) as backend:
         script = await backend.migration_sql()
         assert "CREATE TABLE" not in script
         await load(server, script, "driver")
         assert "already" in await backend.migrate()
+    async with native(server.url) as connection:
+        await connection.execute("SELECT scripted_anew.send('q', 'a', expires_in => 9)")
 
 
 def test_the_command_writes_sql(
@@ -752,7 +759,13 @@ async def test_a_message_is_sent_with_the_callers_transaction(url: str, name: st
         assert (await backend.broker.stats(name)).ready == 1
         held = await backend.broker.accept(name, None, TTL)
         assert isinstance(held, SessionLock)
-        for wrong in ("priority => 10", "ttl => 0", "delay => -1", "headers => '{\"a\": [1]}'", "queue => 'a$b'"):
+        for wrong in (
+            "priority => 10",
+            "expires_in => 0",
+            "delay => -1",
+            "headers => '{\"a\": [1]}'",
+            "queue => 'a$b'",
+        ):
             asked = "'q'," if "queue" not in wrong else ""
             with pytest.raises(asyncpg.InvalidParameterValueError):
                 await connection.execute(f"SELECT tenure.send({asked} body => 'x', {wrong})")

@@ -438,7 +438,7 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
             costs: dict[str, list[int]] = {}
             for count in (600, 3000):
                 for _ in range(0, count, 100):
-                    await broker.send(name, [Outgoing(b"x", ttl=3600)] * 50 + [Outgoing(b"x", priority=4)] * 50)
+                    await broker.send(name, [Outgoing(b"x", expires_in=3600)] * 50 + [Outgoing(b"x", priority=4)] * 50)
                     while await consumed(broker, name):
                         await backend.broker._rest()
                 await broker.stats(name)  # which makes one row of the tally
@@ -677,7 +677,7 @@ async def test_marks_pass_over_nothing_that_comes_back(
     """Whatever makes it claimable, and whenever that is: it stands below what is proposed, or raised already."""
     async with opened(turnable.url) as backend, native(turnable.url) as connection, native(turnable.url) as other:
         broker, raising = backend.broker, Raising(connection, name)
-        batch = [Outgoing(b"%d" % number, ttl=LOCK * 99) for number in range(9)]
+        batch = [Outgoing(b"%d" % number, expires_in=LOCK * 99) for number in range(9)]
         await broker.send(name, [*batch, Outgoing(b"urgent", priority=9), Outgoing(b"a"), Outgoing(b"z")])
         claim = await broker.receive(name, 100, LOCK)
         urgent, *some = claim.deliveries
@@ -731,7 +731,9 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
             await broker.settle([Settlement(low, DeadLetter("because"))])
         elif cause == "deferred":
             await broker.settle([Settlement(low, Defer())])
-        await broker.send(name, [Outgoing(b"x"), Outgoing(b"later", delay=LOCK * 9), Outgoing(b"y", ttl=LOCK * 9)])
+        await broker.send(
+            name, [Outgoing(b"x"), Outgoing(b"later", delay=LOCK * 9), Outgoing(b"y", expires_in=LOCK * 9)]
+        )
         claim = await broker.receive(name, 10, LOCK * 9)
         if cause not in ("given back", "abandoned", "delayed", "orphan", "redriven", "deferred"):
             await broker.settle([Settlement(low, COMPLETE)])
@@ -752,7 +754,7 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
             case "later":
                 await broker.send(name, [Outgoing(b"low", delay=LOCK / 2)])
             case "expiring":
-                await broker.send(name, [Outgoing(b"low", ttl=LOCK / 2)])
+                await broker.send(name, [Outgoing(b"low", expires_in=LOCK / 2)])
             case "deferred":
                 [low] = (await broker.receive_deferred(name, [low.sequence], LOCK / 2)).deliveries
         due_in = (await broker.receive(name, 1, LOCK)).due_in if cause in ("delayed", "later", "deferred") else None
@@ -1020,7 +1022,7 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
     as_producer, as_consumer = (url.replace("postgres@", f"{role}@") for role in ("producer", "consumer"))
     async with opened(as_producer) as sender, opened(as_consumer) as receiver:
         kinds: list[dict[str, Any]] = [
-            {}, {"id": "a"}, {"session": "s"}, {"priority": 3}, {"delay": 3600.0}, {"ttl": 99.0}
+            {}, {"id": "a"}, {"session": "s"}, {"priority": 3}, {"delay": 3600.0}, {"expires_in": 99.0}
         ]  # fmt: skip
         for _ in range(2):
             await sender.broker.send(name, [Outgoing(b"x", **kind) for kind in kinds])

@@ -222,7 +222,12 @@ async def test_what_one_script_touches_lies_in_one_slot(odd: str) -> None:
             await client.flushall()
             broker = backend.broker
             await broker.declare(odd, {})
-            sent = [Outgoing(b"1", id="x", headers={"a": 1}), Outgoing(delay=9), Outgoing(ttl=9), Outgoing(session="s")]
+            sent = [
+                Outgoing(b"1", id="x", headers={"a": 1}),
+                Outgoing(delay=9),
+                Outgoing(expires_in=9),
+                Outgoing(session="s"),
+            ]
             await broker.send(odd, sent)
             claim = await broker.receive(odd, 1, TTL)
             await broker.settle([Settlement(claim.deliveries[0], DeadLetter("why"))])
@@ -300,7 +305,7 @@ async def test_the_rights_that_the_docs_name_are_enough(url: str, name: str) -> 
         await backend.leases.renew([grant], TTL)
         assert await backend.leases.release(grant) == Released(grant)
         await backend.broker.declare(name, {})
-        await backend.broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", session="s", ttl=5.0)])
+        await backend.broker.send(name, [Outgoing(b"a", id="a"), Outgoing(b"b", session="s", expires_in=5.0)])
         claim = await backend.broker.receive(name, 10, TTL)
         verdict = Complete(sends=((f"{name}-2", Outgoing(b"next")),), remember=5.0)
         assert list(await backend.broker.settle([Settlement(claim.deliveries[0], verdict)])) == [Settled()]
@@ -771,7 +776,7 @@ async def test_counts_are_exact_however_much_has_come_due(url: str, name: str) -
     async with opened(url) as backend, native(url) as client:
         broker, moment = backend.broker, 0.001
         for _ in range(5):
-            await broker.send(name, [Outgoing(ttl=moment)] * 5_000)
+            await broker.send(name, [Outgoing(expires_in=moment)] * 5_000)
         await broker.send(name, [Outgoing(delay=moment)] * 3_000)
         sent_at = await client.time()
 

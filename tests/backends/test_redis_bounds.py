@@ -66,7 +66,7 @@ async def hurt(server: Redis, options: str = "") -> AsyncIterator[tuple[FaultPro
 
 
 async def expired(server: Redis, broker: redis.RedisBroker, name: str, depth: int) -> None:
-    await broker.send(name, [Outgoing(ttl=1.0)] * depth)
+    await broker.send(name, [Outgoing(expires_in=1.0)] * depth)
     server.turn(LOCK)
 
 
@@ -123,7 +123,7 @@ async def test_no_script_does_more_the_more_waits(
 
 async def test_no_claim_in_a_session_does_more_the_more_has_expired_there(server: Redis, name: str) -> None:
     async with hurt(server) as (_, broker), aioredis.Redis.from_url(server.url) as client:
-        await broker.send(name, [Outgoing(session="s", ttl=1.0)] * DEEP)
+        await broker.send(name, [Outgoing(session="s", expires_in=1.0)] * DEEP)
         held = await broker.accept(name, "s", LOCK)
         assert isinstance(held, SessionLock)
         assert isinstance(await broker.receive_session(held, 1), Claim)  # its script is known
@@ -173,7 +173,7 @@ async def test_what_one_process_buries_in_passing_is_told_to_the_next_that_claim
     server: Redis, name: str, look: Callable[[redis.RedisBroker, str], Awaitable[object]]
 ) -> None:
     async with hurt(server) as (_, broker), hurt(server) as (_, other):
-        await broker.send(name, [Outgoing(id="ä|1", headers={"k": "v"}, ttl=1.0), Outgoing(ttl=1.0)])
+        await broker.send(name, [Outgoing(id="ä|1", headers={"k": "v"}, expires_in=1.0), Outgoing(expires_in=1.0)])
         server.turn(LOCK)
         await look(other, name)
         died = [*(await broker.receive(name, 1, LOCK)).died, *(await other.receive(name, 1, LOCK)).died]
@@ -183,7 +183,7 @@ async def test_what_one_process_buries_in_passing_is_told_to_the_next_that_claim
 @pytest.mark.parametrize("ask", ["receive", "accept", "receive_session"])
 async def test_what_a_lost_answer_named_is_named_again_once(server: Redis, name: str, ask: str) -> None:
     async with hurt(server) as (way, broker), hurt(server) as (_, other):
-        await broker.send(name, [Outgoing(b"lives", session="s"), Outgoing(id="late", ttl=10.0)])
+        await broker.send(name, [Outgoing(b"lives", session="s"), Outgoing(id="late", expires_in=10.0)])
         held = await broker.accept(name, "s", 10 * LOCK)
         assert isinstance(held, SessionLock)
         await broker.receive_session(held, 0)  # so that the server knows the scripts
@@ -237,7 +237,7 @@ async def test_ids_are_forgotten_a_few_at_a_time(server: Redis, name: str) -> No
 
 async def test_what_has_died_in_front_hides_nothing(server: Redis, name: str) -> None:
     async with hurt(server) as (_, broker):
-        await broker.send(name, [Outgoing(ttl=1.0)] * DEEP)
+        await broker.send(name, [Outgoing(expires_in=1.0)] * DEEP)
         await broker.send(name, [Outgoing(b"live")])
         server.turn(LOCK)
         [got] = (await broker.receive(name, 10, LOCK)).deliveries

@@ -69,7 +69,7 @@ def times(queue: tenure.Queue) -> Iterator[tuple[str, Call]]:
         yield f"timeout {bad!r:.30}", partial(queue.request, b"", timeout=bad)
         yield f"delay {bad!r:.30}", partial(queue.send, b"", delay=bad)
         yield f"at {bad!r:.30}", partial(queue.send, b"", at=bad)
-        yield f"ttl {bad!r:.30}", partial(queue.send, b"", ttl=bad)
+        yield f"ttl {bad!r:.30}", partial(queue.send, b"", expires_in=bad)
         yield f"drain {bad!r:.30}", partial(queue.drain, bad)
         if bad != -1:
             yield f"dead before {bad!r:.30}", partial(queue.dead_letters.peek, dead_before=bad)
@@ -135,7 +135,7 @@ async def test_the_longest_times_are_kept(url: str) -> None:
     async with connected(url) as backend:
         queue = backend.queue("longest", dedupe_window=250e9, max_deliveries=2**31 - 1)
         await queue.send(b"far away", delay=longest)
-        await queue.send(b"never dead", ttl=250e9)
+        await queue.send(b"never dead", expires_in=250e9)
         [message] = await queue.receive(max=2**31 - 1, wait=250e9)
         assert message.body == b"never dead"
         await message.abandon(250e9)

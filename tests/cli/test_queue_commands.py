@@ -46,7 +46,7 @@ def received(url: str) -> list[tenure.sync.Message]:
 
 def test_send_with_everything_said(url: str, capsys: Captured) -> None:
     sent = tell(
-        capsys, "send", "orders", "hello", "--id", "a", "-H", "kind=test", "--priority", "3", "--ttl", "1h",
+        capsys, "send", "orders", "hello", "--id", "a", "-H", "kind=test", "--priority", "3", "--expires-in", "1h",
         "--reply-to", "answers", "--correlation-id", "c",
     )  # fmt: skip
     assert sent == (0, "a\n", "")

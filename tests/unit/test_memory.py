@@ -104,7 +104,7 @@ async def test_what_is_over_takes_no_room() -> None:
     backend = memory.open(Url.parse("memory:"), clock=clock)
     broker = backend.broker
     for number in range(500):
-        await broker.send("orders", [Outgoing(b"a", id=f"{number}", ttl=86_400.0)])
+        await broker.send("orders", [Outgoing(b"a", id=f"{number}", expires_in=86_400.0)])
         [one] = (await broker.receive("orders", 1, 3_600.0)).deliveries
         await broker.settle([Settlement(one, Complete(remember=5.0))])
         clock.advance(1.0)

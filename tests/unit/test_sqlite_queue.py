@@ -231,7 +231,7 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
 
 async def test_deaths_beside_a_bad_request_are_told_once(house: House) -> None:
     broker = house.open()
-    await broker.send("q", [Outgoing(b"late", id="late", ttl=5.0)])
+    await broker.send("q", [Outgoing(b"late", id="late", expires_in=5.0)])
     house.clock.advance(6.0)
     house.wall += 6.0
     [writer] = house.writers
@@ -507,7 +507,7 @@ async def test_what_is_sent_in_the_transaction_of_a_deletion_is_kept(house: Hous
 
 async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(house: House) -> None:
     broker = house.open()
-    await broker.send("q", [Outgoing(b"%d" % number, ttl=90.0) for number in range(6)])
+    await broker.send("q", [Outgoing(b"%d" % number, expires_in=90.0) for number in range(6)])
     await broker.settle([Settlement(one, DeadLetter("bad")) for one in await receive(broker)])
     assert house.count("tenure_death") == 6
     dead = await receive(broker, dead_letters_of("q"), limit=4)
@@ -524,7 +524,12 @@ async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(
 async def test_a_queue_that_was_deleted_by_force_leaves_no_row(house: House) -> None:
     broker = house.open()
     await broker.declare("q", {"dead_retention": 90.0})
-    kinds = Outgoing(id="a"), Outgoing(ttl=90.0), Outgoing(ttl=90.0, delay=9.0), Outgoing(session="s", ttl=90.0)
+    kinds = (
+        Outgoing(id="a"),
+        Outgoing(expires_in=90.0),
+        Outgoing(expires_in=90.0, delay=9.0),
+        Outgoing(session="s", expires_in=90.0),
+    )
     await broker.send("q", [message for message in kinds for _ in range(5)])
     held = await broker.accept("q", "s", 10.0)
     assert isinstance(held, SessionLock)
@@ -589,7 +594,7 @@ async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) ->
     async def fill(count: int) -> None:
         plain = [Outgoing(b"x") for _ in range(count)]
         await broker.send("q", plain)
-        await broker.send("q", [Outgoing(b"x", delay=60.0, ttl=90.0, priority=n % 10) for n in range(count)])
+        await broker.send("q", [Outgoing(b"x", delay=60.0, expires_in=90.0, priority=n % 10) for n in range(count)])
         await broker.send("q", [Outgoing(b"x", session=f"s{n}") for n in range(count)])
         await receive(broker, limit=count // 2, lock=100.0)
 
@@ -662,7 +667,7 @@ async def test_a_wall_clock_set_back_or_forward_breaks_no_lock(house: House) -> 
 
 async def test_a_delay_goes_on_when_the_wall_clock_is_set_back(house: House) -> None:
     broker = house.open()
-    await broker.send("q", [Outgoing(b"x", delay=10.0), Outgoing(b"y", ttl=20.0, delay=15.0)])
+    await broker.send("q", [Outgoing(b"x", delay=10.0), Outgoing(b"y", expires_in=20.0, delay=15.0)])
     house.wall -= 3_600.0
     late = house.open()  # has never seen the clock as it was
     house.clock.advance(9.0)
@@ -746,7 +751,7 @@ async def test_a_lock_that_can_not_be_compared_is_renewed_for_as_long_as_asked_a
 
 async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(house: House) -> None:
     broker = house.open()
-    await broker.send("q", [Outgoing(b"x", delay=1_000.0), Outgoing(b"y", ttl=1_000.0)])
+    await broker.send("q", [Outgoing(b"x", delay=1_000.0), Outgoing(b"y", expires_in=1_000.0)])
     house.wall += 10_000.0
     await broker.send("q", [Outgoing(b"z")])
     house.clock.advance(3.0)

@@ -58,7 +58,7 @@ def moment(text: str) -> datetime:
     metavar="TIME",
     help="Deliver it from then on: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
 )
-@seconds_option("--ttl", "Dead-letter it if nobody has received it for so long.")
+@seconds_option("--expires-in", "Dead-letter it if nobody has received it for so long.")
 @click.option("--session", metavar="TEXT", help="Messages of one session are received in order, by one at a time.")
 @click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="Higher ones are received first.")
 @click.option("--reply-to", metavar="QUEUE", shell_complete=queue_names, help="Where an answer is to go.")

@@ -13,9 +13,9 @@ What every broker keeps to:
   that acts. A token belongs to one claim. What doesn't match is ``Lapsed``, and nothing has changed. A settled message
   is ``Lapsed`` too: nobody can settle twice. (One whose answer was lost hears ``Lapsed`` on asking again.)
 - **Nothing disappears.** A message whose last allowed delivery is abandoned goes to the dead letters in that step, with
-  the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``ttl`` has ended
-  before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
-  ``ttl`` ends. Dead letters don't expire by themselves (a process that uses the queue purges those older than
+  the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``expires_in`` is
+  over before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
+  message expires. Dead letters don't expire by themselves (a process that uses the queue purges those older than
   ``dead_retention``, if that is set), don't count deliveries towards a limit, and keep id, sequence and history.
 - **Order**: higher priority first, then by sequence, also for what was abandoned or given back. It is a promise inside
   a session only; elsewhere it is what an idle consumer sees.
@@ -154,8 +154,8 @@ class Claim(NamedTuple):
     is more at once, or may be: with no deliveries, the store has not got through all that time has done.
 
     ``died`` names messages of this queue that the broker buried by itself since it told the last time, to this process
-    or, where it can, to any: those whose ``ttl`` or last lock ended. Each is named once, so that its consumer can tell
-    of it; a broker that can't cheaply name them leaves it empty. Of an answer that is lost or given up, nothing is
+    or, where it can, to any: those that expired, or whose last lock ended. Each is named once, so that its consumer can
+    tell of it; a broker that can't cheaply name them leaves it empty. Of an answer that is lost or given up, nothing is
     told, unless the broker names it again. (Those that die of a verdict are told in its answer.)
     """
 
@@ -334,7 +334,7 @@ class Broker(Protocol):
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue* as they stand now by the store's clock, in a time that doesn't grow with them.
 
-        What has become claimable by time is ready; what is dead by time (``ttl``, last lock ended) is dead.
+        What has become claimable by time is ready; what is dead by time (expired, last lock ended) is dead.
         """
         ...
 
@@ -366,8 +366,8 @@ class Broker(Protocol):
     ) -> int:
         """Put dead letters back into *queue*, oldest first, and tell how many (or how many it would have been).
 
-        They start anew: no deliveries counted, no delay, no ``ttl``; the history stays. A letter that is locked by a
-        consumer of the dead letters is left out, as it is by ``purge``.
+        They start anew: no deliveries counted, no delay, no ``expires_in``; the history stays. A letter that is locked
+        by a consumer of the dead letters is left out, as it is by ``purge``.
 
         With *to*, they go into that queue, which is not *queue*, as if sent there now: each with a new sequence, but
         its id (also one that was made up, and one that is remembered there), its history, its session and all that its

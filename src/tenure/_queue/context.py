@@ -262,7 +262,7 @@ class QueueContext:
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
             if isinstance(verdict, DeadLetter):
                 reason = verdict.reason
-            else:  # a ttl that ended under the lock kills what is given back, and what is abandoned before its last try
+            else:  # what expired under the lock dies when it is given back, and what is abandoned before its last try
                 is_tried = isinstance(verdict, Abandon) and delivery.delivery_count >= self.settings.max_deliveries
                 reason = MAX_DELIVERIES if is_tried else EXPIRED
             named = (delivery.id, delivery.sequence, delivery.delivery_count)

@@ -269,7 +269,7 @@ class Locks:
                 unanswered.append(one)
                 if now < until:
                     continue  # else its lock has ended anyway
-            elif isinstance(answer, Settled) and answer.dead:  # its ttl had ended under the lock
+            elif isinstance(answer, Settled) and answer.dead:  # it expired under the lock
                 effects.append(Emit(MessageDied(now, self.name, self._holder, *named(settlement.delivery), EXPIRED)))
             over.append(settlement)
         if unanswered:

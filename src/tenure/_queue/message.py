@@ -106,7 +106,7 @@ class SendOptions(TypedDict, total=False):
     headers: Headers
     delay: float
     at: datetime | float | None
-    ttl: float | None
+    expires_in: float | None
     session: str | None
     priority: int
     reply_to: str | None
@@ -124,7 +124,7 @@ class Outgoing:
         headers: Text names; values are text, whole numbers, numbers or booleans.
         delay: Seconds before it can be received.
         at: The moment from which it can be received: an aware ``datetime``, or Unix seconds. Not with *delay*.
-        ttl: Seconds from now after which an unreceived message is dead-lettered as ``expired``.
+        expires_in: Seconds from now after which an unreceived message is dead-lettered as ``expired``.
         session: Messages of one session are received in the order sent, by one consumer at a time.
         priority: 0 to 9; higher ones are received first. Ignored inside a session.
         reply_to: The queue that waits for the answer.
@@ -136,7 +136,7 @@ class Outgoing:
     headers: Headers = field(default_factory=lambda: NO_HEADERS)
     delay: float = 0.0
     at: datetime | float | None = None
-    ttl: float | None = None
+    expires_in: float | None = None
     session: str | None = None
     priority: int = 0
     reply_to: str | None = None
@@ -212,8 +212,8 @@ def _checked(message: Outgoing, body_max: int, most: int) -> Outgoing:
     if message.at is not None:
         changes["at"] = _moment(message.at, message.delay)
     check_seconds("delay", message.delay, least=0.0)
-    if message.ttl is not None:
-        check_seconds("ttl", message.ttl, above=0.0)
+    if message.expires_in is not None:
+        check_seconds("expires_in", message.expires_in, above=0.0)
     if type(message.priority) is not int or not 0 <= message.priority <= PRIORITY_MAX:
         raise ConfigError(f"priority must be a whole number from 0 to {PRIORITY_MAX}, not {message.priority!r}")
     for name in ("id", "session", "correlation_id"):
@@ -486,7 +486,7 @@ class Death:
 
 
 class Died(NamedTuple):
-    """A message whose death the broker decided by itself: its ``ttl`` ended, or its last lock did."""
+    """A message whose death the broker decided by itself: it expired, or its last lock did."""
 
     sequence: int
     id: str

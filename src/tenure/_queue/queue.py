@@ -81,7 +81,7 @@ class Queue:
         headers: Headers | None = None,
         delay: float = 0.0,
         at: datetime | float | None = None,
-        ttl: float | None = None,
+        expires_in: float | None = None,
         session: str | None = None,
         priority: int = 0,
         reply_to: str | None = None,
@@ -97,7 +97,7 @@ class Queue:
             headers: Text names; values are text, whole numbers, numbers or booleans. Up to 65,536 bytes in all.
             delay: Seconds before it can be received.
             at: The moment from which it can be received: an aware ``datetime``, or Unix seconds.
-            ttl: Seconds from now after which it is dead-lettered if nobody has received it.
+            expires_in: Seconds from now after which it is dead-lettered if nobody has received it.
             session: Messages with the same session are received in order, by one consumer at a time.
             priority: 0 to 9; higher ones are received first.
             reply_to: The queue to which an answer is to be sent.
@@ -112,7 +112,7 @@ class Queue:
             "headers": NO_HEADERS if headers is None else headers,
             "delay": delay,
             "at": at,
-            "ttl": ttl,
+            "expires_in": expires_in,
             "session": session,
             "priority": priority,
             "reply_to": reply_to,

@@ -150,7 +150,11 @@ def _note(text: str) -> Note | None:
             said["error"] = _failure(said["error"])
         note = Note(**said)
         sent = Outgoing(  # what a sender says must be what could be sent
-            id=note.id, headers=note.headers, ttl=note.ttl, reply_to=note.reply_to, correlation_id=note.correlation_id
+            id=note.id,
+            headers=note.headers,
+            expires_in=note.ttl,
+            reply_to=note.reply_to,
+            correlation_id=note.correlation_id,
         )
         return replace(note, headers=checked([sent], 0)[0].headers)
     except (ValueError, TypeError, KeyError, RecursionError, ConfigError):

@@ -316,7 +316,7 @@ class AzureBroker:
             _impossible("sessions")
         if message.priority:
             _impossible("priorities")
-        note = Note(message.id, message.headers, message.reply_to, message.correlation_id, message.ttl)
+        note = Note(message.id, message.headers, message.reply_to, message.correlation_id, message.expires_in)
         text = written(message.body, note)
         if len(text) > TEXT_MAX:
             raise ConfigError(

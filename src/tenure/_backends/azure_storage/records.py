@@ -86,7 +86,7 @@ def moment_of(moment: datetime | None) -> float:
     return moment.timestamp()
 
 
-EXPIRED_TOLD = "not handled before its ttl had ended"
+EXPIRED_TOLD = "not handled before it expired"
 
 
 def tried(count: int) -> str:

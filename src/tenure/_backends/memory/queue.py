@@ -300,8 +300,8 @@ class MemoryBroker(Client):
             message.correlation_id,
         )
         queue.live.rows[row.sequence] = row
-        if message.ttl is not None:
-            row.expires_at = now + message.ttl
+        if message.expires_in is not None:
+            row.expires_at = now + message.expires_in
             self._set_alarm(queue.live, row.expires_at, row)
         if message.at is not None:
             assert isinstance(message.at, (int, float))
@@ -959,7 +959,7 @@ def _tried(row: Row) -> str:
 
 
 def _expired(row: Row) -> str:
-    return "not handled before its ttl had ended"
+    return "not handled before it expired"
 
 
 def _delivery(queue: str, row: Row, token: int | str, locked_until: float) -> Delivery:

@@ -777,7 +777,7 @@ def _columns(messages: Sequence[Outgoing]) -> list[list[Any] | None]:
         [None if message.headers is NO_HEADERS else _written_headers(message.headers) for message in messages],
         [float(message.delay) if message.delay else None for message in messages],
         [message.at for message in messages],
-        [None if message.ttl is None else float(message.ttl) for message in messages],
+        [None if message.expires_in is None else float(message.expires_in) for message in messages],
         [message.session for message in messages],
         [message.priority or None for message in messages],
         [message.reply_to for message in messages],

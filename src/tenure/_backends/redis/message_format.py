@@ -40,9 +40,9 @@ _STATES = {letter.encode(): state for state, letter in LETTERS.items()}
 def encoded(message: Outgoing) -> tuple[str, str, str, bytes]:
     """Encode *message* for the scripts: control, id, head, body; a part without content is empty."""
     control = head = ""
-    if message.delay or message.at or message.ttl or message.priority or message.session:
+    if message.delay or message.at or message.expires_in or message.priority or message.session:
         delay, at = bounded(message.delay), bounded(message.at or 0.0)  # type: ignore[arg-type]
-        ttl = max(1, bounded(message.ttl)) if message.ttl else 0
+        ttl = max(1, bounded(message.expires_in)) if message.expires_in else 0
         control = f"{delay}|{at}|{ttl}|{message.priority}|{message.session or ''}"
     if message.id or message.headers or message.reply_to or message.correlation_id:
         head = _encoded_head(message)

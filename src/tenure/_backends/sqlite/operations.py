@@ -118,7 +118,7 @@ class Operations(Transitions):
         """Note a message that says more than its body."""
         number, wall = queue.number, self._at.wall
         due_at = self._due_at(message)
-        expires_at = None if message.ttl is None else wall + message.ttl
+        expires_at = None if message.expires_in is None else wall + message.expires_in
         self._messages.append(
             (
                 sequence,
@@ -592,7 +592,7 @@ def _is_plain(message: Outgoing) -> bool:
         and not message.priority
         and message.id is None
         and message.at is None
-        and message.ttl is None
+        and message.expires_in is None
         and message.session is None
         and message.reply_to is None
         and message.correlation_id is None

@@ -149,7 +149,7 @@ class Transitions(QueueReader):
             queue.deferred += 1
             return SETTLED
         if expires_at is not None and expires_at <= self._at.wall:
-            self._dead_letter(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._dead_letter(queue, sequence, EXPIRED, "not handled before it expired")
             return SETTLED_DEAD
         self._enqueue(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
         return SETTLED
@@ -290,7 +290,7 @@ class Transitions(QueueReader):
                 raise AssertionError(f"message {sequence} of {queue.name} is neither ready nor delayed")
             if session is not None:
                 self._touched[queue.number, session] = None
-            self._dead_letter(queue, sequence, EXPIRED, "not handled before its ttl had ended")
+            self._dead_letter(queue, sequence, EXPIRED, "not handled before it expired")
             self._report_death(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:

@@ -71,7 +71,7 @@ class BrokerCostSuite(QueueSuite):
         broker = await harness.open()
         for depth in meter.depths():
             queue = f"{name}-{depth}"
-            await broker.send(queue, [Outgoing(b"later", delay=harness.lock * 9, ttl=harness.lock * 99)] * depth)
+            await broker.send(queue, [Outgoing(b"later", delay=harness.lock * 9, expires_in=harness.lock * 99)] * depth)
             await find_nothing(meter, broker, harness, queue, accepts=False)
             await broker.send(queue, [Outgoing(b"one more")] * SPARE)
             await use(meter, broker, harness, queue)
@@ -234,7 +234,7 @@ class BrokerCostSuite(QueueSuite):
     async def test_everything_has_expired(self, harness: QueueHarness, name: str) -> None:
         meter = Meter.of(harness, in_steps=True)
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"old", ttl=harness.lock)] * meter.scale.flood)
+        await broker.send(name, [Outgoing(b"old", expires_in=harness.lock)] * meter.scale.flood)
         await broker.send(name, [Outgoing(b"live")])
         await harness.pass_time(harness.lock * LATE)
         await come_to(meter, broker, harness, name, b"live")
@@ -255,7 +255,7 @@ class BrokerCostSuite(QueueSuite):
         broker = await harness.open()
         for depth in meter.depths():
             queue = f"{name}-{depth}"
-            await broker.send(queue, [Outgoing(b"old", ttl=harness.lock)] * depth)
+            await broker.send(queue, [Outgoing(b"old", expires_in=harness.lock)] * depth)
             await harness.pass_time(harness.lock * LATE)
             for _ in range(depth):
                 if (await broker.receive(queue, 10, harness.lock)).due_in is None:

@@ -54,7 +54,8 @@ class ExpiryTests(QueueSuite):
     async def test_a_message_not_received_in_time_is_dead(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
         await broker.send(
-            name, [Outgoing(b"short", id="short", ttl=harness.lock), Outgoing(b"long", ttl=harness.lock * 9)]
+            name,
+            [Outgoing(b"short", id="short", expires_in=harness.lock), Outgoing(b"long", expires_in=harness.lock * 9)],
         )
         await harness.pass_time(harness.lock * LATE)
         if harness.traits.exact_stats:
@@ -70,9 +71,9 @@ class ExpiryTests(QueueSuite):
     ) -> None:
         needs(harness.traits.sessions if session else "native")
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"short", ttl=harness.lock / 2, session=session)] * harness.backlog)
+        await broker.send(name, [Outgoing(b"short", expires_in=harness.lock / 2, session=session)] * harness.backlog)
         await harness.pass_time(harness.lock * LATE)
-        await broker.send(name, [Outgoing(b"long", ttl=harness.lock * 9, session=session)])
+        await broker.send(name, [Outgoing(b"long", expires_in=harness.lock * 9, session=session)])
         received: list[bytes] = []
 
         async def receive_all() -> bool:
@@ -93,7 +94,7 @@ class ExpiryTests(QueueSuite):
         self, harness: QueueHarness, name: str
     ) -> None:
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"short", ttl=harness.lock / 2)] * harness.backlog)
+        await broker.send(name, [Outgoing(b"short", expires_in=harness.lock / 2)] * harness.backlog)
         await harness.pass_time(harness.lock * LATE)
         await send(broker, name, b"0", b"1", b"2")
         settings = QueueSettings(lock=harness.lock)
@@ -113,7 +114,9 @@ class ExpiryTests(QueueSuite):
 
     async def test_a_received_message_does_not_expire(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"a", ttl=harness.lock * 1.2), Outgoing(b"b", ttl=harness.lock * 1.2)])
+        await broker.send(
+            name, [Outgoing(b"a", expires_in=harness.lock * 1.2), Outgoing(b"b", expires_in=harness.lock * 1.2)]
+        )
         got = await receive(broker, name, harness)
         await harness.pass_time(harness.lock * 0.7)
         await broker.renew(got, harness.lock)
@@ -131,7 +134,7 @@ class ExpiryTests(QueueSuite):
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
         await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
         _, stands = sorted(await receive(broker, name, harness), key=lambda one: one.body)
-        await broker.send(name, [Outgoing(b"expires", id="b", ttl=harness.lock / 2)])
+        await broker.send(name, [Outgoing(b"expires", id="b", expires_in=harness.lock / 2)])
         await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # and its answer has told of that
         await harness.pass_time(harness.lock * LATE)
         await broker.stats(name)  # whoever sees to it that they die
@@ -179,7 +182,7 @@ class ExpiryTests(QueueSuite):
         if not harness.traits.names_dead:
             pytest.skip("this broker doesn't name them")
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"late", id="late", ttl=harness.lock / 2)])
+        await broker.send(name, [Outgoing(b"late", id="late", expires_in=harness.lock / 2)])
         [got] = await receive(broker, name, harness)
         await harness.pass_time(harness.lock * (0.6 if verdict else LATE))
         [answer] = await settle(broker, [got], verdict) if verdict else [Settled()]
@@ -195,7 +198,7 @@ class ExpiryTests(QueueSuite):
             pytest.skip("this broker doesn't name them")
         needs(harness.traits.sessions)
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"late", id="late", ttl=harness.lock / 2, session="s")])
+        await broker.send(name, [Outgoing(b"late", id="late", expires_in=harness.lock / 2, session="s")])
         held = await accept(broker, name, harness)
         [got] = await receive_session(broker, held)
         await harness.pass_time(harness.lock * 0.6)
@@ -215,7 +218,9 @@ async def send_messages_that_die(broker: Broker, name: str, harness: QueueHarnes
         assert len(await receive(broker, name, harness)) == 3
     else:
         assert len(await receive_session(broker, await accept(broker, name, harness))) == 3
-    short = [Outgoing(b"late", id=f"late-{number}", ttl=harness.lock / 2, session=session) for number in range(3)]
+    short = [
+        Outgoing(b"late", id=f"late-{number}", expires_in=harness.lock / 2, session=session) for number in range(3)
+    ]
     await broker.send(name, short)
 
 

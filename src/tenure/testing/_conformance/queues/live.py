@@ -101,7 +101,9 @@ class LiveSuite(QueueSuite):
         await broker.declare(name, {"max_deliveries": 2})
         await send(broker, name, b"crashed")
         assert len(await receive(broker, name, harness)) == 1
-        await broker.send(name, [Outgoing(b"late", delay=harness.lock / 2), Outgoing(b"short", ttl=harness.lock / 2)])
+        await broker.send(
+            name, [Outgoing(b"late", delay=harness.lock / 2), Outgoing(b"short", expires_in=harness.lock / 2)]
+        )
         await harness.pass_time(harness.lock * LATE)
         shown = [(one.body, one.state, one.delivery_count) for one in await broker.peek(name, EVERY_LIVE, 10)]
         assert shown == [(b"crashed", "ready", 1), (b"late", "ready", 0)]
@@ -239,7 +241,7 @@ class LiveSuite(QueueSuite):
 
     async def test_a_purged_message_does_not_die(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"x", ttl=harness.lock / 2) for _ in range(3)])
+        await broker.send(name, [Outgoing(b"x", expires_in=harness.lock / 2) for _ in range(3)])
         assert await broker.purge_live(name, EVERY_LIVE) == 3
         await harness.pass_time(harness.lock * LATE)
         assert (await broker.receive(name, 10, harness.lock)).deliveries == ()

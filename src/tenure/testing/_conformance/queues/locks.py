@@ -367,9 +367,10 @@ class LockSuite(QueueSuite):
         }
         if harness.traits.delay == "impossible":
             del ways[b"abandoned for long"]
-        await broker.send(name, [Outgoing(way, ttl=short) for way in ways])
+        await broker.send(name, [Outgoing(way, expires_in=short) for way in ways])
         await broker.send(
-            name, [Outgoing(b"untouched", ttl=short), Outgoing(b"delayed", ttl=short, delay=harness.lock * 9)]
+            name,
+            [Outgoing(b"untouched", expires_in=short), Outgoing(b"delayed", expires_in=short, delay=harness.lock * 9)],
         )
         held = {one.body: one for one in await receive(broker, name, harness, limit=len(ways))}
         assert held.keys() <= {*ways, b"untouched"}
@@ -397,7 +398,7 @@ class LockSuite(QueueSuite):
 
     async def test_a_message_expires_after_a_crash(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
-        await broker.send(name, [Outgoing(b"a", ttl=harness.lock * 1.5)])
+        await broker.send(name, [Outgoing(b"a", expires_in=harness.lock * 1.5)])
         assert bodies(await receive(broker, name, harness)) == [b"a"]
         await harness.pass_time(harness.lock * LATE)
         await broker.receive(f"{name}-other", 1, harness.lock)
@@ -416,7 +417,7 @@ class LockSuite(QueueSuite):
         broker = await harness.open()
         ways: dict[str, Verdict | None] = {"released": None, "given back": GIVE_BACK, "abandoned": Abandon()}
         for way, verdict in ways.items():
-            await broker.send(name, [Outgoing(way.encode(), session=way, ttl=harness.lock * 0.5)])
+            await broker.send(name, [Outgoing(way.encode(), session=way, expires_in=harness.lock * 0.5)])
             held = await broker.accept(name, way, harness.lock)
             assert isinstance(held, SessionLock)
             got = await receive_session(broker, held)

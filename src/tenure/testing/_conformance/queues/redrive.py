@@ -39,7 +39,7 @@ class RedriveTests(QueueSuite):
         needs(harness.traits.dead_letters)
         broker = await harness.open()
         await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
-        await broker.send(name, [Outgoing(b"a", id="a", ttl=harness.lock * 0.5), Outgoing(b"b", id="b")])
+        await broker.send(name, [Outgoing(b"a", id="a", expires_in=harness.lock * 0.5), Outgoing(b"b", id="b")])
         await harness.pass_time(harness.lock * 0.6)
         await settle(broker, await receive(broker, name, harness), Abandon(0.0, ERROR))
         assert await broker.stats(name) == Stats(dead=2)

@@ -57,7 +57,11 @@ class BrokerStrainSuite(QueueSuite):
                 for batch in (
                     [Outgoing(b"plain" + large)],
                     [Outgoing(b"named", id="one"), Outgoing(b"named" + large, id="two")],
-                    [Outgoing(delay=harness.lock), Outgoing(b"ends" + large, ttl=harness.lock), Outgoing(session="s")],
+                    [
+                        Outgoing(delay=harness.lock),
+                        Outgoing(b"ends" + large, expires_in=harness.lock),
+                        Outgoing(session="s"),
+                    ],
                 ):
                     with pytest.raises(Unavailable, match=r"full|no room|out of memory"):
                         await broker.send(queue, batch)

@@ -134,7 +134,7 @@ class Oracle:
         """The broker has kept *messages* under *ids*, or knew them."""
         for message, name in zip(messages, ids, strict=True):
             if name not in self._copies:
-                expires_at = math.inf if message.ttl is None else now + message.ttl
+                expires_at = math.inf if message.expires_in is None else now + message.expires_in
                 self._copies[name] = StoredCopy(self.sent[message.body.decode()], now + message.delay, expires_at)
 
     def claimed(self, claim: Claim, lock: float, now: float) -> None:

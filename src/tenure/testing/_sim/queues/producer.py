@@ -51,7 +51,7 @@ class Producer(Process):
             label.encode(),
             id=label if is_named else None,
             delay=DELAY_MAX * lock * rng.random() if rng.random() < 0.1 else 0.0,
-            ttl=2.0 * lock * rng.random() + 0.01 if rng.random() < 0.05 else None,
+            expires_in=2.0 * lock * rng.random() + 0.01 if rng.random() < 0.05 else None,
             priority=rng.choice((0, 0, 0, 1, 9)),
         )
 

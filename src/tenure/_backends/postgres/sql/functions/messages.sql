@@ -32,7 +32,7 @@ CREATE OR REPLACE FUNCTION {schema}._tried(p_deliveries integer) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT format('delivered %s times, and never completed', p_deliveries) $$;
 
 CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
-LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before its ttl had ended' $$;
+LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before it expired' $$;
 
 -- Note the deaths that no verdict's answer tells of, as [[number, id, deliveries, reason], …], until the transaction ends:
 -- the question that has brought them about returns them with its answer (_told).
@@ -52,7 +52,7 @@ LANGUAGE sql STABLE AS $$
     SELECT until FROM {schema}.extended WHERE seq = p_seq AND token = p_token AND until > p_now
 $$;
 
--- Put a locked message back, to be claimable after a delay, or deferred again if it was; 2 if its ttl has ended.
+-- Put a locked message back, to be claimable after a delay, or deferred again if it was; 2 if it has expired.
 CREATE OR REPLACE FUNCTION {schema}._put(
     p_message {schema}.message, p_delay double precision, p_now double precision
 ) RETURNS integer

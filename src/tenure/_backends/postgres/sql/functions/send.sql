@@ -78,12 +78,12 @@ BEGIN
         RETURN coalesce(v_numbers, '{}');
     END IF;
     WITH asked AS (
-        SELECT a.*, coalesce(a.moment, v_now + a.delay, v_now) AS visible_at, v_now + a.ttl AS expires_at
+        SELECT a.*, coalesce(a.moment, v_now + a.delay, v_now) AS visible_at, v_now + a.expires_in AS expires_at
         FROM unnest(
             p_bodies, p_ids, p_headers, p_delays, p_moments, p_ttls, p_sessions, p_priorities, p_reply_tos,
             p_correlation_ids, v_fresh
         ) WITH ORDINALITY
-            AS a (body, id, headers, delay, moment, ttl, session, priority, reply_to, correlation_id, fresh, place)
+            AS a (body, id, headers, delay, moment, expires_in, session, priority, reply_to, correlation_id, fresh, place)
         WHERE v_fresh IS NULL OR a.fresh
     ), kept AS (
         INSERT INTO {schema}.message (
@@ -129,10 +129,22 @@ BEGIN
 END
 $$;
 
+-- A parameter of this function was renamed, and a function has to be dropped for that.
+DO $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace('{schema}') AND p.proname = 'send'
+        AND 'ttl' = ANY (p.proargnames)
+    ) THEN
+        DROP FUNCTION {schema}.send;
+    END IF;
+END
+$$;
+
 -- Keep one message, in the caller's own transaction, and return its id. To be called from any language and driver.
 CREATE OR REPLACE FUNCTION {schema}.send(
     queue text, body bytea, id text DEFAULT NULL, headers jsonb DEFAULT NULL, delay double precision DEFAULT 0,
-    at timestamptz DEFAULT NULL, ttl double precision DEFAULT NULL, session text DEFAULT NULL,
+    at timestamptz DEFAULT NULL, expires_in double precision DEFAULT NULL, session text DEFAULT NULL,
     priority integer DEFAULT 0, reply_to text DEFAULT NULL, correlation_id text DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql AS $$
@@ -141,8 +153,8 @@ DECLARE
     v_most bigint;
 BEGIN
     PERFORM {schema}._check_name(queue);
-    IF priority NOT BETWEEN 0 AND 9 OR ttl <= 0 OR delay < 0 OR body IS NULL THEN
-        RAISE EXCEPTION 'priority must be 0 to 9, ttl more than 0, delay at least 0, and body not NULL'
+    IF priority NOT BETWEEN 0 AND 9 OR expires_in <= 0 OR delay < 0 OR body IS NULL THEN
+        RAISE EXCEPTION 'priority must be 0 to 9, expires_in more than 0, delay at least 0, and body not NULL'
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF headers IS NOT NULL AND (jsonb_typeof(headers) <> 'object'
         OR EXISTS (SELECT FROM jsonb_each(headers) AS h WHERE jsonb_typeof(h.value) NOT IN ('string', 'number', 'boolean')))
@@ -156,7 +168,7 @@ BEGIN
     END IF;
     v_numbers := {schema}.send_many(
         queue, ARRAY[body], ARRAY[id], ARRAY[headers::text], ARRAY[delay],
-        ARRAY[extract(epoch FROM at)::double precision], ARRAY[ttl], ARRAY[session], ARRAY[priority], ARRAY[reply_to],
+        ARRAY[extract(epoch FROM at)::double precision], ARRAY[expires_in], ARRAY[session], ARRAY[priority], ARRAY[reply_to],
         ARRAY[correlation_id]
     );
     -- The same notification is sent once in a transaction, whatever it holds.

@@ -124,7 +124,7 @@ repeat
     end
     local texts = fetch('HMGET', base .. 'state', some)
     local live = {}
-    if is_dead or redis.call('EXISTS', base .. 'expiry') == 0 then  -- none has a ttl
+    if is_dead or redis.call('EXISTS', base .. 'expiry') == 0 then  -- none expires
         live, some = some, {}
     end
     for i, sequence in ipairs(some) do

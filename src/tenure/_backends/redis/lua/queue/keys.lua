@@ -13,7 +13,7 @@
 --   death             hash    sequence -> reason, description, at (JSON)
 --   ready             zset    claimable, without session, by rank: priority, then sequence
 --   delayed           zset    by the moment they become claimable
---   expiry            zset    claimable or delayed, with a ttl, by its end
+--   expiry            zset    claimable or delayed, that expire, by when
 --   locked            zset    by the end of the lock; +inf for those that a session's lock covers
 --   deferred          zset    by sequence
 --   dead              zset    all dead letters by sequence; each of them is in one of the next three

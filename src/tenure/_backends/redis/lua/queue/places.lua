@@ -35,7 +35,7 @@ end
 local function put(base, sequence, row, visible)
     row.token = ''
     if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
-        return bury(base, sequence, row, 'expired', 'not handled before its ttl had ended')
+        return bury(base, sequence, row, 'expired', 'not handled before it expired')
     end
     save(base, sequence, row)
     if row.place == 'f' then

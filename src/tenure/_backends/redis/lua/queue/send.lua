@@ -20,7 +20,7 @@ local function sweep(base, set, until_then, size)
     many('ZREM', base .. set, old)
 end
 
--- Keep a message; *control* is delay|at|ttl|priority|session, or nothing. Returns its sequence, or 0 for a duplicate.
+-- Keep a message; *control* is delay|at|expires_in|priority|session, or nothing. Returns its sequence, or 0 for a duplicate.
 local function keep(base, control, id, head, body)
     if id ~= '' then
         local window = setting(base, 'dedupe_window', 600) * 1000
@@ -35,9 +35,9 @@ local function keep(base, control, id, head, body)
     local row = {count = 0, sent = NOW, priority = 0, expires = 0, place = 'q', token = ''}
     local visible = NOW
     if control ~= '' then
-        local delay, at, ttl, priority, session = string.match(control, '^(%d+)|(%d+)|(%d+)|(%d)|(.*)$')
+        local delay, at, expires_in, priority, session = string.match(control, '^(%d+)|(%d+)|(%d+)|(%d)|(.*)$')
         visible = math.max(NOW + delay, tonumber(at))
-        row.expires = tonumber(ttl) > 0 and NOW + ttl or 0
+        row.expires = tonumber(expires_in) > 0 and NOW + expires_in or 0
         row.priority = tonumber(priority)
         row.session = session ~= '' and session or nil
     end
