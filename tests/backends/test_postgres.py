@@ -45,6 +45,7 @@ from tenure.cli import main
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy
+from tests.absent import skip_or_fail
 from tests.backends.postgresql import migrated, native, opened
 from tests.servers import Authority, Postgres, private, shared
 from tests.servers.pgbouncer import PgBouncer
@@ -243,7 +244,7 @@ async def load(server: Postgres, script: str, loader: str) -> None:
         return
     psql = shutil.which("psql")
     if psql is None:
-        pytest.skip("psql is not installed")
+        skip_or_fail("psql is not installed")
     loading = await asyncio.create_subprocess_exec(
         *(psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", server.url),
         stdin=asyncio.subprocess.PIPE,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import tenure.sync
+from tests.absent import skip_or_fail
 
 BASH = shutil.which("bash")
 
@@ -50,7 +51,7 @@ def store(place: None) -> None:
 def completed(*lines: str) -> list[list[str]]:
     """Return what bash would offer at the end of each line."""
     if BASH is None:
-        pytest.skip("there is no bash")
+        skip_or_fail("there is no bash")
     script = LOAD + "".join(f"\nset -- {shlex.quote(line)}\n{COMPLETE}\necho END" for line in lines)
     done = subprocess.run([BASH, "--norc", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.absent import skip_or_fail
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "README.md").read_text()
@@ -44,7 +44,7 @@ def test_what_is_installed_comes_first() -> None:
 
 def test_the_first_steps_run_in_the_order_of_the_page(tmp_path: Path) -> None:
     if (bash := shutil.which("bash")) is None:
-        pytest.skip("there is no bash")
+        skip_or_fail("there is no bash")
     _, *rest = blocks()
     steps = [block for block in rest if not block.startswith("make ")]  # which has tests of its own
     script = "".join(steps).replace("sleep 10", "true")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.absent import skip_or_fail
+
 MODEL = Path(__file__).with_name("peers.pml")
 TOKENS = int(os.environ.get("TENURE_SPIN_TOKENS", "1"))
 """Claims in the models of Bully and Ring. With 2, each takes some 8 million states, 1.5 GiB and minutes."""
@@ -20,10 +22,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.process]
 def tools() -> None:
     missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     if missing:
-        trouble = f"{' and '.join(missing)} not installed (Debian: apt-get install spin gcc libc6-dev)"
-        if os.environ.get("TENURE_REQUIRE"):
-            pytest.fail(trouble)
-        pytest.skip(trouble)
+        skip_or_fail(f"{' and '.join(missing)} not installed (Debian: apt-get install spin gcc libc6-dev)")
 
 
 def errors(folder: Path, *defines: str, deep: bool = False) -> tuple[int, int]:

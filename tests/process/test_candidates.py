@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.absent import skip_or_fail
+
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals and /proc")]
 
 HERE = Path(__file__).parent
@@ -168,7 +170,7 @@ def test_an_overrun_can_end_the_process(stage: Stage) -> None:
 def test_a_stepped_wall_clock_costs_no_term(stage: Stage, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
-        pytest.skip("needs Linux and a C compiler (Debian: gcc) to step the wall clock of one process")
+        skip_or_fail("needs Linux and a C compiler (Debian: gcc) to step the wall clock of one process")
     library = tmp_path / "wallclock.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "wallclock.c", "-ldl"], check=True)
     steps = tmp_path / "step"

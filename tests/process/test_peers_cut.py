@@ -13,6 +13,7 @@ from subprocess import DEVNULL
 
 import pytest
 
+from tests.absent import skip_or_fail
 from tests.process.netlab import NetLab, why_not
 
 CUTS = int(os.environ.get("TENURE_CUTS", "50"))
@@ -75,9 +76,7 @@ class Log:
 def lab() -> Iterator[NetLab]:
     trouble = why_not()
     if trouble is not None:
-        if os.environ.get("TENURE_REQUIRE"):
-            pytest.fail(trouble)
-        pytest.skip(trouble)
+        skip_or_fail(trouble)
     with NetLab(HOSTS) as made:
         yield made
 

@@ -16,11 +16,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, NoReturn, Self
-
-import pytest
+from typing import ClassVar, Self
 
 from scripts.servers import faketime
+from tests.absent import skip_or_fail
 from tests.ports import bound
 from tests.servers.guard import MARK, forget
 
@@ -289,7 +288,7 @@ def _faked(clock: Path) -> dict[str, str]:
     """Return the environment in which a program reads the wall clock that the file *clock* puts forward."""
     library = faketime()
     if library is None:
-        do_without(
+        skip_or_fail(
             "this test turns a server's clock, which needs libfaketime; install faketime (apt-get install faketime)"
         )
     # The C library comes second, because jemalloc looks at the clock before libfaketime is ready.
@@ -300,13 +299,6 @@ def _faked(clock: Path) -> dict[str, str]:
         "FAKETIME_NO_CACHE": "1",
         "DONT_FAKE_MONOTONIC": "1",  # timers run on it, and a server whose timers are faked hangs
     }
-
-
-def do_without(reason: str) -> NoReturn:
-    """Skip the test for want of what *reason* names, or fail it where nothing may be missing."""
-    if os.environ.get("TENURE_REQUIRE", "0") not in ("", "0"):
-        pytest.fail(f"{reason} (TENURE_REQUIRE is set, so nothing may be missing)", pytrace=False)
-    pytest.skip(reason)
 
 
 def _is_alive(pid: int) -> bool:

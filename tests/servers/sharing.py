@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import pytest
 
-from tests.servers.process import do_without
+from tests.absent import skip_or_fail
 
 NO_SERVERS = "TENURE_TEST_NO_SERVERS"
 """Set in the environment of ``make quick``, whose tests start none."""
@@ -70,7 +70,7 @@ def require(kind: type[Startable]) -> None:
     if os.environ.get(NO_SERVERS):
         pytest.fail("a test of `make quick` starts no server; name it in NOT_QUICK (tests/conftest.py)", pytrace=False)
     if reason := kind.missing():
-        do_without(f"{reason}; to run this test, install {kind.install}")
+        skip_or_fail(f"{reason}; to run this test, install {kind.install}")
 
 
 def private(kind: type[S], **options: Any) -> S:
