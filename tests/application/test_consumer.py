@@ -412,7 +412,7 @@ def test_a_process_is_stopped(why: str, session: str | None, tmp_path: Path, req
             if why == "denied":
                 memory = backend._opened.broker._memory  # type: ignore[union-attr]
                 with memory.lock:
-                    for row in memory.queues["orders"].live.rows.values():
+                    for row in memory.queues["orders"].live.messages.values():
                         row.token = -1
                     for one in memory.queues["orders"].live.sessions.values():
                         one.token = -1

@@ -737,7 +737,7 @@ async def test_a_lock_that_was_lost_cancels_at_once_and_discards_the_result(town
 
     async with town.consuming(queue, handler):
         await asyncio.sleep(1.0)
-        [row] = town.road._memory.queues["orders"].live.rows.values()
+        [row] = town.road._memory.queues["orders"].live.messages.values()
         row.token = 999  # somebody else has it
         await asyncio.sleep(15.0)
         assert stubborn == ["went on"]

@@ -12,6 +12,7 @@ from tenure._election.store import LeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 from tenure._queue.broker import Broker, Claim, NoSession, Selection
 from tenure._queue.message import (
+    DEAD_SUFFIX,
     DeadMessage,
     Delivery,
     Lapsed,
@@ -36,13 +37,13 @@ SCALE = Scale("lines", shallow=20, deep=200, noise=60, times=3)
 
 
 class WalksQueues(MemoryBroker):
-    """What the plants below share: to go through everything there is."""
+    """The plants below visit every message of a queue."""
 
     def walk(self, name: str) -> None:
-        home = self._memory.queues.get(name.removesuffix("/dead"))
-        for shelf in (home.live, home.dead) if home else ():
-            for row in shelf.rows.values():
-                assert row.sequence
+        stored = self._memory.queues.get(name.removesuffix(DEAD_SUFFIX))
+        for subqueue in (stored.live, stored.dead) if stored else ():
+            for message in subqueue.messages.values():
+                assert message.sequence
 
 
 class ReceiveWalks(WalksQueues):
@@ -148,7 +149,7 @@ class DeferredAreSearched(WalksQueues):
 
 
 class WalksLeases(MemoryLeases):
-    """What the plants below share: to go through every lease there is."""
+    """The plants below visit every lease."""
 
     def walk(self) -> None:
         for claim in self._memory.claims.values():

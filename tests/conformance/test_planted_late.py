@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tenure._backends.memory import MemoryBroker, MemoryLeases
-from tenure._backends.memory.queue import Row, Shelf
+from tenure._backends.memory.queue import StoredMessage, Subqueue
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
 from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness
@@ -98,14 +98,14 @@ class LateRenewalShortensLocks(MemoryBroker):
             session = self._session(one, now)
             assert session is not None
             session.locked_until = until
-            for row in session.locked.values():
-                row.locked_until = until
+            for message in session.locked.values():
+                message.locked_until = until
         return until
 
 
 class LateClaimsDie(MemoryBroker):
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        self._bury(shelf, row, "max_deliveries", "", now)
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        self._dead_letter(subqueue, message, "max_deliveries", "", now)
 
 
 LOCKS: list[tuple[type[MemoryBroker], str]] = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Row
+from tenure._backends.memory.queue import MemoryBroker, MessageState, RememberedIds, StoredMessage
 from tenure._queue.broker import EVERYTHING, LiveSelection
 from tenure._queue.message import LiveMessage
 from tenure.testing.conformance import LiveSuite
@@ -16,8 +16,8 @@ from tests.conformance.planted import failing_tests, queues_with
 
 class PeekCounts(MemoryBroker):
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
-        for row in self._live(queue, which, limit):
-            row.delivery_count += 1
+        for message in self._select_live(queue, which, limit):
+            message.delivery_count += 1
         return await super().peek(queue, which, limit)
 
 
@@ -36,7 +36,7 @@ class PeekSeesNoLocks(MemoryBroker):
 class PeekIgnoresTime(MemoryBroker):
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         home = self._memory.queues.get(queue)
-        alarms = home.live.alarms if home else []
+        alarms = home.live.due if home else []
         held, alarms[:] = list(alarms), []
         shown = await super().peek(queue, which, limit)
         alarms[:] = held
@@ -62,7 +62,7 @@ class PeekForgetsTheLimit(MemoryBroker):
 class PurgesLockedMessages(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         with self._memory.lock:
-            return self._remove(queue, which, self._live(queue, which, None))
+            return self._remove(queue, which, self._select_live(queue, which, None))
 
 
 class PurgesTheDead(MemoryBroker):
@@ -77,14 +77,14 @@ class DryRunsPurge(MemoryBroker):
 
 
 class PurgesMessagesClaimedMeanwhile(MemoryBroker):
-    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
-        return super()._remove(name, replace(which, states=None), rows)
+    def _remove(self, name: str, which: LiveSelection, messages: Sequence[StoredMessage]) -> int:
+        return super()._remove(name, replace(which, states=None), messages)
 
 
 class CountsAllItFound(MemoryBroker):
-    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
-        super()._remove(name, which, rows)
-        return len(rows)
+    def _remove(self, name: str, which: LiveSelection, messages: Sequence[StoredMessage]) -> int:
+        super()._remove(name, which, messages)
+        return len(messages)
 
 
 class PurgesAnyState(MemoryBroker):
@@ -116,23 +116,27 @@ class ForgetsIdsThatItPurges(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         count = await super().purge_live(queue, which, dry_run=dry_run)
         if count:
-            self._queue(queue).sent = Ids()
+            self._queue(queue).sent = RememberedIds()
         return count
 
 
 class ForgetsSessionsThatItPurges(MemoryBroker):
-    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
-        count = super()._remove(name, which, rows)
-        for row in rows:
-            if row.session is not None:
-                row.session.state = None
+    def _remove(self, name: str, which: LiveSelection, messages: Sequence[StoredMessage]) -> int:
+        count = super()._remove(name, which, messages)
+        for message in messages:
+            if message.session is not None:
+                message.session.state = None
         return count
 
 
 class LeavesSessionsHeldUp(MemoryBroker):
-    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
-        held_up = [row.session for row in rows if row.session is not None and row.place is MessageState.DELAYED]
-        count = super()._remove(name, which, rows)
+    def _remove(self, name: str, which: LiveSelection, messages: Sequence[StoredMessage]) -> int:
+        held_up = [
+            message.session
+            for message in messages
+            if message.session is not None and message.state is MessageState.DELAYED
+        ]
+        count = super()._remove(name, which, messages)
         for session in held_up:
             session.retrying.add(0)
         return count
@@ -140,11 +144,11 @@ class LeavesSessionsHeldUp(MemoryBroker):
 
 class PurgeGivesNoHint(MemoryBroker):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
-        self._ring, ring = lambda name: None, self._ring  # type: ignore[method-assign]
+        self._notify, ring = lambda name: None, self._notify  # type: ignore[method-assign]
         try:
             return await super().purge_live(queue, which, dry_run=dry_run)
         finally:
-            self._ring = ring  # type: ignore[method-assign]
+            self._notify = ring  # type: ignore[method-assign]
 
 
 PLANTED = [plant for plant in list(globals().values()) if isinstance(plant, type) and plant.__base__ is MemoryBroker]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure._backends.memory.queue import NEVER, MemoryBroker, Row, Session, Shelf
+from tenure._backends.memory.queue import NEVER, MemoryBroker, Session, StoredMessage, Subqueue
 from tenure._queue import consumer, handlers, message, session_consumer
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
@@ -22,8 +22,8 @@ class Trusting(MemoryBroker):
     """Takes whoever names a session that is locked for the one who locked it, in the verb that a plant picks."""
 
     def _session(self, held: SessionLock, now: float) -> Session | None:
-        shelf = self._shelf(held.queue, now)
-        session = shelf.sessions.get(held.session) if shelf else None
+        subqueue = self._subqueue(held.queue, now)
+        session = subqueue.sessions.get(held.session) if subqueue else None
         return session if session is not None and session.token else None
 
 
@@ -56,28 +56,30 @@ class SettlesForAnybody(MemoryBroker):
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         mine = []
         for delivery, verdict in settlements:
-            shelf = self._shelf(delivery.queue, self._clock.now())
-            row = shelf.rows.get(delivery.sequence) if shelf else None
-            mine.append(Settlement(delivery._replace(token=row.token) if row else delivery, verdict))
+            subqueue = self._subqueue(delivery.queue, self._clock.now())
+            message = subqueue.messages.get(delivery.sequence) if subqueue else None
+            mine.append(Settlement(delivery._replace(token=message.token) if message else delivery, verdict))
         return await super().settle(mine)
 
 
 class ForgetsTheExpiryOfReturnedMessages(MemoryBroker):
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
-        row.expires_at = NEVER
-        return super()._return(shelf, row, verdict, now)
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        message.expires_at = NEVER
+        return super()._put_back(subqueue, message, verdict, now)
 
 
 class ForgetsTheExpiryAfterACrash(MemoryBroker):
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        row.expires_at = NEVER
-        super()._lock_ends(shelf, row, now)
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        message.expires_at = NEVER
+        super()._lock_expired(subqueue, message, now)
 
 
 class KeepsTheExpiryOfTheDead(MemoryBroker):
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        super()._bury(shelf, row, reason, description, now)
-        row.expires_at = now
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        super()._dead_letter(subqueue, message, reason, description, now)
+        message.expires_at = now
 
 
 class ForgetsThatItWasDeferred(MemoryBroker):
@@ -102,7 +104,7 @@ class RedriveGivesNoHint(MemoryBroker):
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
     ) -> int:
-        self._ring = lambda name: None  # type: ignore[method-assign]
+        self._notify = lambda name: None  # type: ignore[method-assign]
         return await super().redrive(queue, which, limit, dry_run=dry_run, to=to)
 
 

@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tenure._backends.memory.queue import Ids, MemoryBroker, MessageState, Queue, Row, Shelf
+from tenure._backends.memory.queue import (
+    MemoryBroker,
+    MessageState,
+    RememberedIds,
+    StoredMessage,
+    StoredQueue,
+    Subqueue,
+)
 from tenure._queue.broker import Claim, NoSession, Selection
 from tenure._queue.message import (
     COMPLETE,
@@ -35,22 +42,26 @@ from tests.conformance.test_memory import MemoryQueueHarness
 
 
 class LooksAtSequenceOnly(MemoryBroker):
-    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
-        shelf = self._shelf(delivery.queue, now)
-        row = shelf.rows.get(delivery.sequence) if shelf else None
-        return (shelf, row) if shelf and row and row.place is MessageState.LOCKED else None
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
+        subqueue = self._subqueue(delivery.queue, now)
+        message = subqueue.messages.get(delivery.sequence) if subqueue else None
+        return (subqueue, message) if subqueue and message and message.state is MessageState.LOCKED else None
 
 
 class LateVerdictsStand(MemoryBroker):
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        token = row.token
-        super()._lock_ends(shelf, row, now)
-        row.token = token
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        token = message.token
+        super()._lock_expired(subqueue, message, now)
+        message.token = token
 
-    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
-        shelf = self._shelf(delivery.queue, now)
-        row = shelf.rows.get(delivery.sequence) if shelf else None
-        return (shelf, row) if shelf and row and row.token == delivery.token and row.death is None else None
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
+        subqueue = self._subqueue(delivery.queue, now)
+        message = subqueue.messages.get(delivery.sequence) if subqueue else None
+        return (
+            (subqueue, message)
+            if subqueue and message and message.token == delivery.token and message.death is None
+            else None
+        )
 
 
 class AlwaysSaysYes(MemoryBroker):
@@ -64,7 +75,7 @@ class SettlesTheFirstOnly(MemoryBroker):
 
 
 class NoExpiry(MemoryBroker):
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
         pass
 
 
@@ -84,37 +95,39 @@ class RenewsInAnyOrder(MemoryBroker):
 
 
 class CountsWhenSettled(MemoryBroker):
-    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
-        deliveries = super()._lock(shelf, rows, until, token)
-        for row in rows:
-            row.delivery_count -= 1
+    def _lock(
+        self, subqueue: Subqueue, messages: list[StoredMessage], until: float, token: int = 0
+    ) -> Sequence[Delivery]:
+        deliveries = super()._lock(subqueue, messages, until, token)
+        for message in messages:
+            message.delivery_count -= 1
         return deliveries
 
 
 class CountsReturnedMessages(MemoryBroker):
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
-        return super()._return(shelf, row, Abandon(), now)
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        return super()._put_back(subqueue, message, Abandon(), now)
 
 
 class OneTryTooMany(MemoryBroker):
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
-        row.delivery_count -= 1
-        died = super()._return(shelf, row, verdict, now)
-        row.delivery_count += 1
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        message.delivery_count -= 1
+        died = super()._put_back(subqueue, message, verdict, now)
+        message.delivery_count += 1
         return died
 
 
 class ReportsNoExpiry(MemoryBroker):
-    def _tell_dead(self, shelf: Shelf, row: Row) -> None:
-        if row.death is not None and row.death.reason != EXPIRED:
-            super()._tell_dead(shelf, row)
+    def _record_death(self, subqueue: Subqueue, message: StoredMessage) -> None:
+        if message.death is not None and message.death.reason != EXPIRED:
+            super()._record_death(subqueue, message)
 
 
 class ReportsDeathsTwice(MemoryBroker):
     _again: Sequence[Died] = ()
 
-    def _died(self, shelf: Shelf) -> Sequence[Died]:
-        told = super()._died(shelf)
+    def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
+        told = super()._take_deaths(subqueue)
         self._again, again = told, self._again
         return told or again
 
@@ -122,10 +135,10 @@ class ReportsDeathsTwice(MemoryBroker):
 class ReportsDeathsToEachProcess(MemoryBroker):
     _told = 0
 
-    def _died(self, shelf: Shelf) -> Sequence[Died]:
-        told = tuple(self._memory.queues[shelf.name.removesuffix(DEAD_SUFFIX)].died)[self._told :]
+    def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
+        told = tuple(self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].died)[self._told :]
         self._told += len(told)
-        return () if shelf.is_dead else told
+        return () if subqueue.is_dead else told
 
 
 class ForgetsDeathsWhereNoSessionIs(MemoryBroker):
@@ -135,30 +148,34 @@ class ForgetsDeathsWhereNoSessionIs(MemoryBroker):
 
 
 class DropsTheDead(MemoryBroker):
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        self._move(shelf, row, MessageState.GONE)
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        self._set_state(subqueue, message, MessageState.GONE)
 
 
 class ForgetsReasons(MemoryBroker):
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        super()._bury(shelf, row, "dead", description, now)
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        super()._dead_letter(subqueue, message, "dead", description, now)
 
 
 class ForgetsHistory(MemoryBroker):
-    def _remember(self, row: Row, *rest: object) -> None:
+    def _record_attempt(self, message: StoredMessage, *rest: object) -> None:
         pass
 
 
 class IgnoresDelays(MemoryBroker):
-    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
-        super()._put(shelf, row, min(visible_at, now), now)
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        super()._schedule(subqueue, message, min(visible_at, now), now)
 
 
 class IgnoresIds(MemoryBroker):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         ids: list[str] = []
         for message in messages:
-            self._queue(queue).sent = Ids()
+            self._queue(queue).sent = RememberedIds()
             ids += await super().send(queue, [message])
         return ids
 
@@ -173,7 +190,7 @@ class RemembersIdsForEver(MemoryBroker):
 
 class TakesAnExpiredBacklogForTheEnd(MemoryBroker):
     async def receive(self, queue: str, limit: int, lock: float) -> Claim:
-        dead = self._queue(queue).dead.rows
+        dead = self._queue(queue).dead.messages
         before = len(dead)
         claim = await super().receive(queue, limit, lock)
         if before == len(dead):
@@ -211,8 +228,10 @@ class RoughStats(MemoryBroker):
 
 
 class PurgesLockedMessages(MemoryBroker):
-    def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
-        return super()._dead(name, which, limit, locked=True)
+    def _select_dead(
+        self, name: str, which: Selection, limit: int | None, *, locked: bool = False
+    ) -> list[StoredMessage]:
+        return super()._select_dead(name, which, limit, locked=True)
 
 
 class CompletesWithoutSending(MemoryBroker):
@@ -238,10 +257,10 @@ class SessionsLoseTheirState(MemoryBroker):
 
 
 class OvertakesInSessions(MemoryBroker):
-    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
-        super()._put(shelf, row, visible_at, now)
-        if row.session is not None:
-            row.session.retrying.clear()
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        super()._schedule(subqueue, message, visible_at, now)
+        if message.session is not None:
+            message.session.retrying.clear()
 
 
 class RedrivesToTheSameQueue(MemoryBroker):
@@ -252,21 +271,21 @@ class RedrivesToTheSameQueue(MemoryBroker):
 
 
 class RedrivesUnderNewIds(MemoryBroker):
-    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
-        row.id = f"{row.id}-again"
-        super()._send_anew(queue, row, now)
+    def _insert_redriven(self, queue: StoredQueue, message: StoredMessage, now: float) -> None:
+        message.id = f"{message.id}-again"
+        super()._insert_redriven(queue, message, now)
 
 
 class RedrivesOnlyUnknownIds(MemoryBroker):
-    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
-        if not queue.sent.knows(row.id, now):
-            super()._send_anew(queue, row, now)
+    def _insert_redriven(self, queue: StoredQueue, message: StoredMessage, now: float) -> None:
+        if not queue.sent.knows(message.id, now):
+            super()._insert_redriven(queue, message, now)
 
 
 class RedrivesWithoutHistory(MemoryBroker):
-    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
-        row.history = ()
-        super()._send_anew(queue, row, now)
+    def _insert_redriven(self, queue: StoredQueue, message: StoredMessage, now: float) -> None:
+        message.history = ()
+        super()._insert_redriven(queue, message, now)
 
 
 class GivesNoHints(MemoryBroker):

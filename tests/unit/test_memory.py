@@ -110,7 +110,7 @@ async def test_what_is_over_takes_no_room() -> None:
         clock.advance(1.0)
     queue = backend._memory.queues["orders"]
     assert len(queue.live.oldest) < 10
-    assert len(queue.live.alarms) < 100
+    assert len(queue.live.due) < 100
     assert len(queue.inbox._until) == len(queue.inbox._ends) < 10
     clock.advance(600.0)
     await broker.receive("orders", 1, 10.0)  # nobody sends any more, and one still looks

@@ -12,7 +12,10 @@ from tenure._url import Url
 from tenure.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tenure._backends.memory.queue import Queue
+    from tenure._backends.memory.queue import StoredQueue
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class Memory:
         self.lock: threading.Lock = threading.Lock()
         self.notifier: Notifier = Notifier()
         self.claims: dict[str, Claim] = {}
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[str, StoredQueue] = {}
         self.sequence = 0  # no less than any of a queue that was deleted
         self.tokens = 0  # of deliveries and sessions; the newest
         self.epoch: float | None = None  # the wall clock's time when the clock of its first user began

@@ -85,7 +85,7 @@ class MessageState(IntEnum):
     GONE = 4
 
 
-_STATES: dict[MessageState, State] = {
+STATE_NAMES: dict[MessageState, State] = {
     MessageState.READY: "ready",
     MessageState.DELAYED: "delayed",
     MessageState.LOCKED: "locked",
@@ -94,7 +94,7 @@ _STATES: dict[MessageState, State] = {
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class StoredMessage:
     """A message as it is kept."""
 
     sequence: int
@@ -106,7 +106,7 @@ class Row:
     session: Session | None
     reply_to: str | None
     correlation_id: str | None
-    place: MessageState = MessageState.GONE
+    state: MessageState = MessageState.GONE
     visible_at: float = 0.0
     expires_at: float = NEVER
     locked_until: float = 0.0
@@ -127,38 +127,40 @@ class Session:
     state: bytes | None = None
     ready: list[int] = field(default_factory=list)
     retrying: set[int] = field(default_factory=set)
-    locked: dict[int, Row] = field(default_factory=dict)
+    locked: dict[int, StoredMessage] = field(default_factory=dict)
     size: int = 0
-    noted: int | None = None  # the sequence under which it was last entered among the free ones
+    listed_as: int | None = None  # the sequence under which it was last entered among the free ones
 
 
 @dataclass(frozen=True, slots=True)
-class Locks:
+class LockGroup:
     """What one claim locked."""
 
     token: int
-    rows: list[Row]
+    messages: list[StoredMessage]
 
 
-class Shelf:
+class Subqueue:
     """The messages of one queue, or its dead letters."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead: bool = name.endswith(DEAD_SUFFIX)
-        self.rows: dict[int, Row] = {}
+        self.messages: dict[int, StoredMessage] = {}
         self.count: list[int] = [0] * len(MessageState)
         self.ready: list[int] = []  # heap of the ready ones without session, see _rank
         self.oldest: list[int] = []  # heap of all that became ready, some no longer
         self.deferred: list[int] = []  # in order of sequence
         self.sessions: dict[str, Session] = {}
-        self.free: list[tuple[int, str]] = []  # heap of sessions by their next message, some no longer free or theirs
+        self.free_sessions: list[
+            tuple[int, str]
+        ] = []  # heap of sessions by their next message, some no longer free or theirs
         # Heap of what time will do: (at, number, what). What no longer holds is passed over.
-        self.alarms: list[tuple[float, int, Row | Session | Locks]] = []
+        self.due: list[tuple[float, int, StoredMessage | Session | LockGroup]] = []
         self.numbers: itertools.count[int] = itertools.count()
 
 
-class Ids:
+class RememberedIds:
     """What is remembered for a while."""
 
     def __init__(self) -> None:
@@ -183,17 +185,17 @@ class Ids:
                 del self._until[name]
 
 
-class Queue:
+class StoredQueue:
     """A queue, its dead letters, and what is remembered for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings: QueueSettings = QueueSettings()
-        self.live: Shelf = Shelf(name)
-        self.dead: Shelf = Shelf(dead_letters_of(name))
+        self.live: Subqueue = Subqueue(name)
+        self.dead: Subqueue = Subqueue(dead_letters_of(name))
         self.sequence = 0
-        self.sent: Ids = Ids()
-        self.inbox: Ids = Ids()
+        self.sent: RememberedIds = RememberedIds()
+        self.inbox: RememberedIds = RememberedIds()
         self.idle_at: float = NEVER
         self.died: deque[Died] = deque(maxlen=DIED_MAX)  # of what time did, and nobody was told yet
 
@@ -211,7 +213,7 @@ class MemoryBroker(Client):
         self._clock = clock or SystemClock()
         if self._memory.epoch is None:
             self._memory.epoch = time.time() - self._clock.now()
-        self._wall = self._memory.epoch  # makes a moment of the clock one of the wall clock
+        self._wall_offset = self._memory.epoch  # makes a moment of the clock one of the wall clock
 
     @property
     def traits(self) -> QueueTraits:
@@ -223,9 +225,9 @@ class MemoryBroker(Client):
     async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         with self._memory.lock:
-            home = self._queue(queue)
-            home.settings = replace(home.settings, **changes)
-            return home.settings
+            stored = self._queue(queue)
+            stored.settings = replace(stored.settings, **changes)
+            return stored.settings
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
@@ -248,66 +250,66 @@ class MemoryBroker(Client):
         """Keep all of *messages*; return their ids."""
         with self._memory.lock:
             ids = self._send(queue, messages, self._clock.now())
-        self._ring(queue)
+        self._notify(queue)
         return ids
 
     def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
         queue = self._queue(name)
         queue.sent.forget(now)
         ids = []
-        for message in messages:
-            named = message.id
+        for outgoing in messages:
+            named = outgoing.id
             if named is not None:
                 if queue.sent.knows(named, now):
                     ids.append(named)
                     continue
                 queue.sent.note(named, now + queue.settings.dedupe_window)
             queue.sequence += 1
-            ids.append(self._keep(queue, message, named or f"{name}{ID_MARK}{queue.sequence}", now))
+            ids.append(self._insert(queue, outgoing, named or f"{name}{ID_MARK}{queue.sequence}", now))
         return ids
 
-    def _send_anew(self, queue: Queue, row: Row, now: float) -> None:
+    def _insert_redriven(self, queue: StoredQueue, message: StoredMessage, now: float) -> None:
         """Keep a dead letter of another queue, whatever ids are remembered here."""
-        session = row.session.name if row.session else None
-        message = Outgoing(
-            row.body,
-            headers=row.headers,
+        session = message.session.name if message.session else None
+        outgoing = Outgoing(
+            message.body,
+            headers=message.headers,
             session=session,
-            priority=row.priority,
-            reply_to=row.reply_to,
-            correlation_id=row.correlation_id,
+            priority=message.priority,
+            reply_to=message.reply_to,
+            correlation_id=message.correlation_id,
         )
         queue.sequence += 1
-        self._keep(queue, message, row.id, now)
-        queue.live.rows[queue.sequence].history = row.history
+        self._insert(queue, outgoing, message.id, now)
+        queue.live.messages[queue.sequence].history = message.history
 
-    def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:
+    def _insert(self, queue: StoredQueue, outgoing: Outgoing, name: str, now: float) -> str:
         session = None
-        if message.session is not None:
-            session = queue.live.sessions.get(message.session)
+        if outgoing.session is not None:
+            session = queue.live.sessions.get(outgoing.session)
             if session is None:
-                session = queue.live.sessions[message.session] = Session(message.session)
+                session = queue.live.sessions[outgoing.session] = Session(outgoing.session)
             session.size += 1
-        row = Row(
+        message = StoredMessage(
             queue.sequence,
             name,
-            message.body,
-            message.headers,
-            now + self._wall,
-            message.priority,
+            outgoing.body,
+            outgoing.headers,
+            now + self._wall_offset,
+            outgoing.priority,
             session,
-            message.reply_to,
-            message.correlation_id,
+            outgoing.reply_to,
+            outgoing.correlation_id,
         )
-        queue.live.rows[row.sequence] = row
-        if message.expires_in is not None:
-            row.expires_at = now + message.expires_in
-            self._set_alarm(queue.live, row.expires_at, row)
-        if message.at is not None:
-            assert isinstance(message.at, (int, float))
-            self._put(queue.live, row, message.at - self._wall, now)
+        queue.live.messages[message.sequence] = message
+        if outgoing.expires_in is not None:
+            message.expires_at = now + outgoing.expires_in
+            self._add_due(queue.live, message.expires_at, message)
+        if outgoing.at is not None:
+            assert isinstance(outgoing.at, (int, float))
+            self._schedule(queue.live, message, outgoing.at - self._wall_offset, now)
         else:
-            self._put(queue.live, row, now + message.delay, now)
+            self._schedule(queue.live, message, now + outgoing.delay, now)
         return name
 
     # --- receiving ---
@@ -316,51 +318,53 @@ class MemoryBroker(Client):
         """Claim up to *limit* messages for *lock* seconds."""
         with self._memory.lock:
             now = self._clock.now()
-            shelf = self._shelf(queue, now)
-            if shelf is None:
+            subqueue = self._subqueue(queue, now)
+            if subqueue is None:
                 return Claim(())
-            self._forget(queue, now)
-            rows: list[Row] = []
+            self._expire_ids(queue, now)
+            messages: list[StoredMessage] = []
             size = 0
-            while shelf.ready and len(rows) < limit and size < CLAIM_BYTES:
-                row = shelf.rows.get(_sequence(heapq.heappop(shelf.ready)))
-                if row is not None and row.place is MessageState.READY:
-                    rows.append(row)
-                    size += len(row.body)
-            deliveries = self._lock(shelf, rows, now + lock)
-            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
-            return Claim(deliveries, None if len(rows) == limit else due_in, self._died(shelf))
+            while subqueue.ready and len(messages) < limit and size < CLAIM_BYTES:
+                message = subqueue.messages.get(_sequence(heapq.heappop(subqueue.ready)))
+                if message is not None and message.state is MessageState.READY:
+                    messages.append(message)
+                    size += len(message.body)
+            deliveries = self._lock(subqueue, messages, now + lock)
+            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(subqueue, now)
+            return Claim(deliveries, None if len(messages) == limit else due_in, self._take_deaths(subqueue))
 
     async def receive_deferred(self, queue: str, sequences: Sequence[int], lock: float) -> Claim:
         """Claim the deferred messages among *sequences*."""
         with self._memory.lock:
             now = self._clock.now()
-            shelf = self._shelf(queue, now)
-            if shelf is None:
+            subqueue = self._subqueue(queue, now)
+            if subqueue is None:
                 return Claim(())
-            found = (shelf.rows.get(sequence) for sequence in dict.fromkeys(sequences))
-            rows = [row for row in found if row is not None and row.place is MessageState.DEFERRED]
-            return Claim(self._lock(shelf, rows, now + lock))
+            found = (subqueue.messages.get(sequence) for sequence in dict.fromkeys(sequences))
+            messages = [message for message in found if message is not None and message.state is MessageState.DEFERRED]
+            return Claim(self._lock(subqueue, messages, now + lock))
 
-    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
-        if not rows:
+    def _lock(
+        self, subqueue: Subqueue, messages: list[StoredMessage], until: float, token: int = 0
+    ) -> Sequence[Delivery]:
+        if not messages:
             return ()
         if not token:
             token = self._new_token()
-            self._set_alarm(shelf, until, Locks(token, rows))
-        name, wall_until = shelf.name, until + self._wall
+            self._add_due(subqueue, until, LockGroup(token, messages))
+        name, wall_until = subqueue.name, until + self._wall_offset
         deliveries = []
-        for row in rows:
-            if row.place is MessageState.DEFERRED:
-                del shelf.deferred[bisect_left(shelf.deferred, row.sequence)]
-            shelf.count[row.place] -= 1
-            row.place = MessageState.LOCKED
-            row.token = token
-            row.locked_until = until
-            if row.death is None:
-                row.delivery_count += 1
-            deliveries.append(_delivery(name, row, token, wall_until))
-        shelf.count[MessageState.LOCKED] += len(rows)
+        for message in messages:
+            if message.state is MessageState.DEFERRED:
+                del subqueue.deferred[bisect_left(subqueue.deferred, message.sequence)]
+            subqueue.count[message.state] -= 1
+            message.state = MessageState.LOCKED
+            message.token = token
+            message.locked_until = until
+            if message.death is None:
+                message.delivery_count += 1
+            deliveries.append(_delivery(name, message, token, wall_until))
+        subqueue.count[MessageState.LOCKED] += len(messages)
         return deliveries
 
     # --- under a lock ---
@@ -371,7 +375,7 @@ class MemoryBroker(Client):
             now = self._clock.now()
             until = now + lock
             ends = [self._renew(one, until, now) for one in held]
-            return [LAPSED if end is None else Renewed(end + self._wall) for end in ends]
+            return [LAPSED if end is None else Renewed(end + self._wall_offset) for end in ends]
 
     def _renew(self, one: Delivery | SessionLock, until: float, now: float) -> float | None:
         if isinstance(one, SessionLock):
@@ -379,16 +383,16 @@ class MemoryBroker(Client):
             if session is None:
                 return None
             until = session.locked_until = max(session.locked_until, until)  # a late renewal shortens nothing
-            for row in session.locked.values():
-                row.locked_until = until
+            for message in session.locked.values():
+                message.locked_until = until
             return until
         found = self._locked(one, now)
         if found is None:
             return None
-        shelf, row = found
-        if row.session is None or shelf.is_dead or row.is_deferred:
-            row.locked_until = max(row.locked_until, until)
-        return row.locked_until  # that of its session, which is renewed by itself
+        subqueue, message = found
+        if message.session is None or subqueue.is_dead or message.is_deferred:
+            message.locked_until = max(message.locked_until, until)
+        return message.locked_until  # that of its session, which is renewed by itself
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
         """Pass many verdicts."""
@@ -404,49 +408,49 @@ class MemoryBroker(Client):
                 if found is None:
                     answers.append(LAPSED)
                     continue
-                shelf, row = found
-                self._unlock(row)
+                subqueue, message = found
+                self._unlock(message)
                 match verdict:
                     case Complete():
-                        self._move(shelf, row, MessageState.GONE)
-                        ring.update(self._complete(shelf, row, verdict, now))
+                        self._set_state(subqueue, message, MessageState.GONE)
+                        ring.update(self._complete(subqueue, message, verdict, now))
                         answers.append(SETTLED)
                     case Abandon() | GiveBack():
-                        ring.add(shelf.name)
-                        answers.append(SETTLED_DEAD if self._return(shelf, row, verdict, now) else SETTLED)
+                        ring.add(subqueue.name)
+                        answers.append(SETTLED_DEAD if self._put_back(subqueue, message, verdict, now) else SETTLED)
                     case Defer():
-                        row.is_deferred = True
-                        self._move(shelf, row, MessageState.DEFERRED)
+                        message.is_deferred = True
+                        self._set_state(subqueue, message, MessageState.DEFERRED)
                         answers.append(SETTLED)
                     case DeadLetter(reason, description, error):
-                        self._remember(row, "rejected", error, now)
-                        self._bury(shelf, row, reason, description, now)
+                        self._record_attempt(message, "rejected", error, now)
+                        self._dead_letter(subqueue, message, reason, description, now)
                         answers.append(SETTLED)
         for name in sorted(ring):
-            self._ring(name)
+            self._notify(name)
         return answers
 
-    def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
+    def _complete(self, subqueue: Subqueue, message: StoredMessage, verdict: Complete, now: float) -> Iterable[str]:
         if verdict.remember:
-            inbox = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).inbox
+            inbox = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).inbox
             inbox.forget(now)
-            inbox.note(row.id, now + verdict.remember)
-        for queue, message in verdict.sends:
-            self._send(queue, [message], now)
+            inbox.note(message.id, now + verdict.remember)
+        for queue, outgoing in verdict.sends:
+            self._send(queue, [outgoing], now)
         return [queue for queue, _ in verdict.sends]
 
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
         """Put *row* back where it came from; True if it died of that."""
-        if row.death is None:
+        if message.death is None:
             if isinstance(verdict, GiveBack):
-                row.delivery_count -= 1
+                message.delivery_count -= 1
             else:
-                self._remember(row, "abandoned", verdict.error, now)
-                if row.delivery_count >= self._queue(shelf.name).settings.max_deliveries:
-                    self._bury(shelf, row, MAX_DELIVERIES, _tried(row), now)
+                self._record_attempt(message, "abandoned", verdict.error, now)
+                if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
+                    self._dead_letter(subqueue, message, MAX_DELIVERIES, _tried(message), now)
                     return True
-        self._put(shelf, row, now + (verdict.delay if isinstance(verdict, Abandon) else 0.0), now)
-        return row.death is not None and not shelf.is_dead
+        self._schedule(subqueue, message, now + (verdict.delay if isinstance(verdict, Abandon) else 0.0), now)
+        return message.death is not None and not subqueue.is_dead
 
     # --- sessions ---
 
@@ -454,22 +458,22 @@ class MemoryBroker(Client):
         """Lock *session*, or the next free one with a message waiting."""
         with self._memory.lock:
             now = self._clock.now()
-            shelf = self._shelf(queue, now)
+            subqueue = self._subqueue(queue, now)
             found: Session | None
             if session is not None:
-                shelf = shelf or self._queue(queue).live
-                found = shelf.sessions.setdefault(session, Session(session))
-            elif shelf is not None:
-                found = _next_free(shelf)
+                subqueue = subqueue or self._queue(queue).live
+                found = subqueue.sessions.setdefault(session, Session(session))
+            elif subqueue is not None:
+                found = _next_free_session(subqueue)
             else:
                 found = None
             if found is None or found.token:
-                return NoSession(_due_in(shelf, now), self._died(shelf)) if shelf else NoSession()
-            assert shelf is not None
+                return NoSession(_due_in(subqueue, now), self._take_deaths(subqueue)) if subqueue else NoSession()
+            assert subqueue is not None
             found.token = self._new_token()
             found.locked_until = now + lock
-            self._set_alarm(shelf, found.locked_until, found)
-            return SessionLock(queue, found.name, found.token, found.locked_until + self._wall, found.state)
+            self._add_due(subqueue, found.locked_until, found)
+            return SessionLock(queue, found.name, found.token, found.locked_until + self._wall_offset, found.state)
 
     async def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
         """Claim the next messages of a session."""
@@ -478,17 +482,21 @@ class MemoryBroker(Client):
             session = self._session(held, now)
             if session is None:
                 return LAPSED
-            shelf = self._queue(held.queue).live
-            rows: list[Row] = []
+            subqueue = self._queue(held.queue).live
+            messages: list[StoredMessage] = []
             size = 0
-            while len(rows) < limit and size < CLAIM_BYTES and (sequence := _next_of(shelf, session)) is not None:
+            while (
+                len(messages) < limit
+                and size < CLAIM_BYTES
+                and (sequence := _next_in_session(subqueue, session)) is not None
+            ):
                 heapq.heappop(session.ready)
-                rows.append(shelf.rows[sequence])
-                size += len(rows[-1].body)
-            session.locked.update((row.sequence, row) for row in rows)
-            deliveries = self._lock(shelf, rows, session.locked_until, session.token)
-            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(shelf, now)
-            return Claim(deliveries, None if len(rows) == limit else due_in, self._died(shelf))
+                messages.append(subqueue.messages[sequence])
+                size += len(messages[-1].body)
+            session.locked.update((message.sequence, message) for message in messages)
+            deliveries = self._lock(subqueue, messages, session.locked_until, session.token)
+            due_in = 0.0 if size >= CLAIM_BYTES else _due_in(subqueue, now)
+            return Claim(deliveries, None if len(messages) == limit else due_in, self._take_deaths(subqueue))
 
     async def release(self, held: SessionLock) -> Settled | Lapsed:
         """Unlock a session; give back its deliveries."""
@@ -497,13 +505,13 @@ class MemoryBroker(Client):
             session = self._session(held, now)
             if session is None:
                 return LAPSED
-            shelf = self._queue(held.queue).live
-            self._leave(shelf, session)
-            for row in list(session.locked.values()):
-                self._unlock(row)
-                self._return(shelf, row, GiveBack(), now)
-                self._tell_dead(shelf, row)
-        self._ring(held.queue)
+            subqueue = self._queue(held.queue).live
+            self._unlock_session(subqueue, session)
+            for message in list(session.locked.values()):
+                self._unlock(message)
+                self._put_back(subqueue, message, GiveBack(), now)
+                self._record_death(subqueue, message)
+        self._notify(held.queue)
         return SETTLED
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
@@ -529,16 +537,16 @@ class MemoryBroker(Client):
             return self._count(queue, self._clock.now())
 
     def _count(self, queue: str, now: float) -> Stats:
-        live = self._shelf(queue, now)
+        live = self._subqueue(queue, now)
         if live is None:
             return Stats()
         if live.is_dead:
-            return Stats(dead=len(live.rows))
+            return Stats(dead=len(live.messages))
         age = 0.0
         while live.oldest:
-            row = live.rows.get(live.oldest[0])
-            if row is not None and row.place is MessageState.READY:
-                age = max(0.0, now + self._wall - row.enqueued_at)
+            message = live.messages.get(live.oldest[0])
+            if message is not None and message.state is MessageState.READY:
+                age = max(0.0, now + self._wall_offset - message.enqueued_at)
                 break
             heapq.heappop(live.oldest)
         count = live.count
@@ -547,20 +555,20 @@ class MemoryBroker(Client):
             count[MessageState.LOCKED],
             count[MessageState.DELAYED],
             count[MessageState.DEFERRED],
-            len(self._memory.queues[queue].dead.rows),
+            len(self._memory.queues[queue].dead.messages),
             age,
         )
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
         """Show live messages."""
         with self._memory.lock:
-            return [self._live_message(queue, row) for row in self._live(queue, which, limit)]
+            return [self._live_message(queue, message) for message in self._select_live(queue, which, limit)]
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, some hundreds in one step."""
         unlocked = replace(which, states=(STATES if which.states is None else which.states) - {"locked"})
         with self._memory.lock:
-            found = self._live(queue, unlocked, None)
+            found = self._select_live(queue, unlocked, None)
         if dry_run:
             return len(found)
         count = 0
@@ -568,63 +576,67 @@ class MemoryBroker(Client):
             with self._memory.lock:
                 count += self._remove(queue, unlocked, found[first : first + PURGED_AT_ONCE])
             await asyncio.sleep(0)
-        self._ring(queue)  # what was removed may have held up others of its session
+        self._notify(queue)  # what was removed may have held up others of its session
         return count
 
-    def _live(self, name: str, which: LiveSelection, limit: int | None) -> list[Row]:
-        shelf = self._shelf(name, self._clock.now())
-        if shelf is None:
+    def _select_live(self, name: str, which: LiveSelection, limit: int | None) -> list[StoredMessage]:
+        subqueue = self._subqueue(name, self._clock.now())
+        if subqueue is None:
             return []
-        rows = sorted(shelf.rows.values(), key=attrgetter("sequence"))
-        return list(itertools.islice((row for row in rows if _is_wanted(row, which)), limit))
+        messages = sorted(subqueue.messages.values(), key=attrgetter("sequence"))
+        return list(itertools.islice((message for message in messages if _is_selected_live(message, which)), limit))
 
-    def _remove(self, name: str, which: LiveSelection, rows: Sequence[Row]) -> int:
+    def _remove(self, name: str, which: LiveSelection, messages: Sequence[StoredMessage]) -> int:
         """Remove those of *rows* that are still meant."""
-        shelf = self._shelf(name, self._clock.now())
-        if shelf is None:
+        subqueue = self._subqueue(name, self._clock.now())
+        if subqueue is None:
             return 0
-        here = [row for row in rows if shelf.rows.get(row.sequence) is row and _is_wanted(row, which)]
-        for row in here:
-            self._move(shelf, row, MessageState.GONE)
-            if row.session is not None and not row.session.token:
-                self._leave(shelf, row.session)
-        if len(shelf.ready) > 2 * len(shelf.rows):  # else the next claim would pass by all that is gone
-            shelf.ready = [rank for rank in shelf.ready if _is_ready(shelf, _sequence(rank))]
-            heapq.heapify(shelf.ready)
+        here = [
+            message
+            for message in messages
+            if subqueue.messages.get(message.sequence) is message and _is_selected_live(message, which)
+        ]
+        for message in here:
+            self._set_state(subqueue, message, MessageState.GONE)
+            if message.session is not None and not message.session.token:
+                self._unlock_session(subqueue, message.session)
+        if len(subqueue.ready) > 2 * len(subqueue.messages):  # else the next claim would pass by all that is gone
+            subqueue.ready = [rank for rank in subqueue.ready if _is_ready(subqueue, _sequence(rank))]
+            heapq.heapify(subqueue.ready)
         return len(here)
 
-    def _live_message(self, queue: str, row: Row) -> LiveMessage:
+    def _live_message(self, queue: str, message: StoredMessage) -> LiveMessage:
         return LiveMessage(
             queue,
-            row.sequence,
-            row.id,
-            row.body,
-            row.headers,
-            _STATES[row.place],
-            row.delivery_count,
-            row.enqueued_at,
-            row.locked_until + self._wall if row.place is MessageState.LOCKED else None,
-            row.visible_at + self._wall if row.place is MessageState.DELAYED else None,
-            row.session.name if row.session else None,
-            row.priority,
-            row.reply_to,
-            row.correlation_id,
+            message.sequence,
+            message.id,
+            message.body,
+            message.headers,
+            STATE_NAMES[message.state],
+            message.delivery_count,
+            message.enqueued_at,
+            message.locked_until + self._wall_offset if message.state is MessageState.LOCKED else None,
+            message.visible_at + self._wall_offset if message.state is MessageState.DELAYED else None,
+            message.session.name if message.session else None,
+            message.priority,
+            message.reply_to,
+            message.correlation_id,
         )
 
     async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
         """Show deferred messages."""
         with self._memory.lock:
-            shelf = self._shelf(queue, self._clock.now())
-            if shelf is None:
+            subqueue = self._subqueue(queue, self._clock.now())
+            if subqueue is None:
                 return []
-            first = bisect_right(shelf.deferred, after)
-            found = shelf.deferred[first : first + limit]
-            return [_delivery(queue, shelf.rows[sequence], "", 0.0) for sequence in found]
+            first = bisect_right(subqueue.deferred, after)
+            found = subqueue.deferred[first : first + limit]
+            return [_delivery(queue, subqueue.messages[sequence], "", 0.0) for sequence in found]
 
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
         with self._memory.lock:
-            return [_dead_message(queue, row) for row in self._dead(queue, which, limit, locked=True)]
+            return [_dead_message(queue, message) for message in self._select_dead(queue, which, limit, locked=True)]
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None
@@ -632,31 +644,31 @@ class MemoryBroker(Client):
         """Put dead letters back into *queue*."""
         with self._memory.lock:
             now = self._clock.now()
-            rows = self._dead(queue, which, limit)
-            if dry_run or not rows:
-                return len(rows)
-            home = self._memory.queues[queue]
-            for row in rows:
-                self._move(home.dead, row, MessageState.GONE)
-                row.death, row.delivery_count, row.expires_at, row.is_deferred = None, 0, NEVER, False
+            messages = self._select_dead(queue, which, limit)
+            if dry_run or not messages:
+                return len(messages)
+            stored = self._memory.queues[queue]
+            for message in messages:
+                self._set_state(stored.dead, message, MessageState.GONE)
+                message.death, message.delivery_count, message.expires_at, message.is_deferred = None, 0, NEVER, False
                 if to is not None:
-                    self._send_anew(self._queue(to), row, now)
+                    self._insert_redriven(self._queue(to), message, now)
                     continue
-                home.live.rows[row.sequence] = row
-                if row.session is not None:
-                    row.session = home.live.sessions.setdefault(row.session.name, row.session)
-                    row.session.size += 1
-                self._put(home.live, row, now, now)
-        self._ring(to or queue)
-        return len(rows)
+                stored.live.messages[message.sequence] = message
+                if message.session is not None:
+                    message.session = stored.live.sessions.setdefault(message.session.name, message.session)
+                    message.session.size += 1
+                self._schedule(stored.live, message, now, now)
+        self._notify(to or queue)
+        return len(messages)
 
     async def purge(self, queue: str, which: Selection, limit: int | None) -> int:
         """Remove dead letters for good."""
         with self._memory.lock:
-            rows = self._dead(queue, which, limit)
-            for row in rows:
-                self._move(self._memory.queues[queue].dead, row, MessageState.GONE)
-            return len(rows)
+            messages = self._select_dead(queue, which, limit)
+            for message in messages:
+                self._set_state(self._memory.queues[queue].dead, message, MessageState.GONE)
+            return len(messages)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
         """Tell which *ids* the inbox remembers."""
@@ -690,203 +702,224 @@ class MemoryBroker(Client):
             found = sorted((one.idle_at, name) for name, one in self._memory.queues.items() if one.idle_at <= now)
             return [name for _, name in found[:100]]
 
-    def _dead(self, name: str, which: Selection, limit: int | None, *, locked: bool = False) -> list[Row]:
+    def _select_dead(
+        self, name: str, which: Selection, limit: int | None, *, locked: bool = False
+    ) -> list[StoredMessage]:
         now = self._clock.now()
-        shelf = self._shelf(dead_letters_of(name), now) if self._shelf(name, now) else None
-        if shelf is None:
+        subqueue = self._subqueue(dead_letters_of(name), now) if self._subqueue(name, now) else None
+        if subqueue is None:
             return []
-        which = which.at(now + self._wall)
-        rows = sorted(shelf.rows.values(), key=attrgetter("sequence"))
-        found = (row for row in rows if _is_meant(row, which) and (locked or row.place is not MessageState.LOCKED))
+        which = which.at(now + self._wall_offset)
+        messages = sorted(subqueue.messages.values(), key=attrgetter("sequence"))
+        found = (
+            message
+            for message in messages
+            if _is_selected_dead(message, which) and (locked or message.state is not MessageState.LOCKED)
+        )
         return list(itertools.islice(found, limit))
 
-    def _leave(self, shelf: Shelf, session: Session) -> None:
+    def _unlock_session(self, subqueue: Subqueue, session: Session) -> None:
         session.token = 0
-        _note_free(shelf, session)
+        _list_if_free(subqueue, session)
         if not session.size and session.state is None:
-            shelf.sessions.pop(session.name, None)  # nothing is left to be remembered
+            subqueue.sessions.pop(session.name, None)  # nothing is left to be remembered
 
     # --- places ---
 
-    def _queue(self, name: str) -> Queue:
+    def _queue(self, name: str) -> StoredQueue:
         queue = self._memory.queues.get(name)
         if queue is None:
-            queue = self._memory.queues[name] = Queue(name)
+            queue = self._memory.queues[name] = StoredQueue(name)
             queue.sequence = self._memory.sequence  # one of this name may have been deleted
         return queue
 
-    def _forget(self, name: str, now: float) -> None:
+    def _expire_ids(self, name: str, now: float) -> None:
         """Forget the ids that are over, also where nothing is sent any more."""
-        home = self._memory.queues[name.removesuffix(DEAD_SUFFIX)]
-        home.sent.forget(now)
-        home.inbox.forget(now)
+        stored = self._memory.queues[name.removesuffix(DEAD_SUFFIX)]
+        stored.sent.forget(now)
+        stored.inbox.forget(now)
 
-    def _shelf(self, name: str, now: float) -> Shelf | None:
+    def _subqueue(self, name: str, now: float) -> Subqueue | None:
         """Return the messages of a queue, or its dead letters, as they are *now*; None if it was never used."""
-        home = self._memory.queues.get(name.removesuffix(DEAD_SUFFIX))
-        if home is None:
+        stored = self._memory.queues.get(name.removesuffix(DEAD_SUFFIX))
+        if stored is None:
             return None
-        shelf = home.dead if name.endswith(DEAD_SUFFIX) else home.live
-        while shelf.alarms and shelf.alarms[0][0] <= now:
-            self._alarm(shelf, heapq.heappop(shelf.alarms)[2], now)
-        return shelf
+        subqueue = stored.dead if name.endswith(DEAD_SUFFIX) else stored.live
+        while subqueue.due and subqueue.due[0][0] <= now:
+            self._apply_due(subqueue, heapq.heappop(subqueue.due)[2], now)
+        return subqueue
 
-    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
-        shelf = self._shelf(delivery.queue, now)
-        row = shelf.rows.get(delivery.sequence) if shelf else None
-        if shelf is None or row is None or row.place is not MessageState.LOCKED or row.token != delivery.token:
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
+        subqueue = self._subqueue(delivery.queue, now)
+        message = subqueue.messages.get(delivery.sequence) if subqueue else None
+        if (
+            subqueue is None
+            or message is None
+            or message.state is not MessageState.LOCKED
+            or message.token != delivery.token
+        ):
             return None
-        return shelf, row
+        return subqueue, message
 
     def _session(self, held: SessionLock, now: float) -> Session | None:
-        shelf = self._shelf(held.queue, now)
-        session = shelf.sessions.get(held.session) if shelf else None
+        subqueue = self._subqueue(held.queue, now)
+        session = subqueue.sessions.get(held.session) if subqueue else None
         return session if session is not None and session.token and session.token == held.token else None
 
     def _new_token(self) -> int:
         self._memory.tokens += 1
         return self._memory.tokens
 
-    def _unlock(self, row: Row) -> None:
-        row.token = 0
-        if row.session is not None:
-            row.session.locked.pop(row.sequence, None)
+    def _unlock(self, message: StoredMessage) -> None:
+        message.token = 0
+        if message.session is not None:
+            message.session.locked.pop(message.sequence, None)
 
-    def _move(self, shelf: Shelf, row: Row, to: MessageState) -> None:
-        shelf.count[row.place] -= 1
-        shelf.count[to] += 1
-        if row.place is MessageState.DEFERRED:
-            del shelf.deferred[bisect_left(shelf.deferred, row.sequence)]
+    def _set_state(self, subqueue: Subqueue, message: StoredMessage, to: MessageState) -> None:
+        subqueue.count[message.state] -= 1
+        subqueue.count[to] += 1
+        if message.state is MessageState.DEFERRED:
+            del subqueue.deferred[bisect_left(subqueue.deferred, message.sequence)]
         if to is MessageState.DEFERRED:
-            insort(shelf.deferred, row.sequence)
-        row.place = to
-        if row.session is not None and row.sequence in row.session.retrying:
-            row.session.retrying.remove(row.sequence)
-            _note_free(shelf, row.session)
+            insort(subqueue.deferred, message.sequence)
+        message.state = to
+        if message.session is not None and message.sequence in message.session.retrying:
+            message.session.retrying.remove(message.sequence)
+            _list_if_free(subqueue, message.session)
         if to is MessageState.GONE:
-            del shelf.rows[row.sequence]
-            if row.session is not None and not shelf.is_dead:
-                row.session.size -= 1
+            del subqueue.messages[message.sequence]
+            if message.session is not None and not subqueue.is_dead:
+                message.session.size -= 1
 
-    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
         """Let *row* be claimable from *visible_at* on, or deferred again if it was."""
-        row.visible_at = visible_at
-        if row.is_deferred:
-            self._move(shelf, row, MessageState.DEFERRED)
-        elif row.expires_at <= now:
-            self._bury(shelf, row, EXPIRED, _expired(row), now)
+        message.visible_at = visible_at
+        if message.is_deferred:
+            self._set_state(subqueue, message, MessageState.DEFERRED)
+        elif message.expires_at <= now:
+            self._dead_letter(subqueue, message, EXPIRED, _expired(message), now)
         elif visible_at > now:
-            self._move(shelf, row, MessageState.DELAYED)
-            self._set_alarm(shelf, visible_at, row)
-            if row.session is not None and row.delivery_count:
-                row.session.retrying.add(row.sequence)
+            self._set_state(subqueue, message, MessageState.DELAYED)
+            self._add_due(subqueue, visible_at, message)
+            if message.session is not None and message.delivery_count:
+                message.session.retrying.add(message.sequence)
         else:
-            self._move(shelf, row, MessageState.READY)
-            if len(shelf.oldest) > 2 * len(shelf.rows):  # nobody has asked for the oldest for long
-                shelf.oldest = sorted(one.sequence for one in shelf.rows.values() if one.place is MessageState.READY)
+            self._set_state(subqueue, message, MessageState.READY)
+            if len(subqueue.oldest) > 2 * len(subqueue.messages):  # nobody has asked for the oldest for long
+                subqueue.oldest = sorted(
+                    one.sequence for one in subqueue.messages.values() if one.state is MessageState.READY
+                )
             else:
-                heapq.heappush(shelf.oldest, row.sequence)
-            if row.session is not None and row.death is None:
-                heapq.heappush(row.session.ready, row.sequence)
-                _note_free(shelf, row.session)
+                heapq.heappush(subqueue.oldest, message.sequence)
+            if message.session is not None and message.death is None:
+                heapq.heappush(message.session.ready, message.sequence)
+                _list_if_free(subqueue, message.session)
             else:
-                heapq.heappush(shelf.ready, _rank(row))
+                heapq.heappush(subqueue.ready, _rank(message))
 
-    def _died(self, shelf: Shelf) -> Sequence[Died]:
+    def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
         """Return what time has buried since this was last asked."""
-        died = self._memory.queues[shelf.name.removesuffix(DEAD_SUFFIX)].died
-        if shelf.is_dead or not died:
+        died = self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].died
+        if subqueue.is_dead or not died:
             return ()
         told = tuple(died)
         died.clear()
         return told
 
-    def _tell_dead(self, shelf: Shelf, row: Row) -> None:
+    def _record_death(self, subqueue: Subqueue, message: StoredMessage) -> None:
         """Remember to tell of the death of *row*, if it is dead: it died by time, and of no verdict."""
-        if row.death is not None and not shelf.is_dead:
-            home = self._memory.queues[shelf.name]
-            home.died.append(Died(row.sequence, row.id, row.delivery_count, row.death.reason))
+        if message.death is not None and not subqueue.is_dead:
+            stored = self._memory.queues[subqueue.name]
+            stored.died.append(Died(message.sequence, message.id, message.delivery_count, message.death.reason))
 
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        self._move(shelf, row, MessageState.GONE)
-        dead = self._queue(shelf.name.removesuffix(DEAD_SUFFIX)).dead
-        errors = [attempt.error for attempt in reversed(row.history) if attempt.error is not None]
-        row.death = Death(reason, description, now + self._wall, errors[0] if errors else None, row.history)
-        row.is_deferred, row.expires_at = False, NEVER
-        dead.rows[row.sequence] = row
-        self._put(dead, row, now, now)
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        self._set_state(subqueue, message, MessageState.GONE)
+        dead = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).dead
+        errors = [attempt.error for attempt in reversed(message.history) if attempt.error is not None]
+        message.death = Death(
+            reason, description, now + self._wall_offset, errors[0] if errors else None, message.history
+        )
+        message.is_deferred, message.expires_at = False, NEVER
+        dead.messages[message.sequence] = message
+        self._schedule(dead, message, now, now)
         self._memory.notifier.notify(f"queue:{dead.name}")
 
     # --- time ---
 
-    def _set_alarm(self, shelf: Shelf, at: float, what: Row | Session | Locks) -> None:
-        if len(shelf.alarms) > 3 * (len(shelf.rows) + len(shelf.sessions)) + 64:  # most are for what is settled by now
-            shelf.alarms = [alarm for alarm in shelf.alarms if _is_awaited(shelf, alarm[2])]
-            heapq.heapify(shelf.alarms)
-        heapq.heappush(shelf.alarms, (at, next(shelf.numbers), what))
+    def _add_due(self, subqueue: Subqueue, at: float, what: StoredMessage | Session | LockGroup) -> None:
+        if len(subqueue.due) > 3 * (len(subqueue.messages) + len(subqueue.sessions)) + 64:  # most are settled by now
+            subqueue.due = [due for due in subqueue.due if _is_pending(subqueue, due[2])]
+            heapq.heapify(subqueue.due)
+        heapq.heappush(subqueue.due, (at, next(subqueue.numbers), what))
 
-    def _alarm(self, shelf: Shelf, what: Row | Session | Locks, now: float) -> None:
-        if isinstance(what, Locks):
-            self._locks_end(shelf, what, now)
+    def _apply_due(self, subqueue: Subqueue, what: StoredMessage | Session | LockGroup, now: float) -> None:
+        if isinstance(what, LockGroup):
+            self._group_expired(subqueue, what, now)
         elif isinstance(what, Session):
             if what.token and what.locked_until > now:
-                self._set_alarm(shelf, what.locked_until, what)
+                self._add_due(subqueue, what.locked_until, what)
             elif what.token:
-                self._leave(shelf, what)
-                for row in list(what.locked.values()):
-                    self._lock_ends(shelf, row, now)
-        elif shelf.rows.get(what.sequence) is not what:
+                self._unlock_session(subqueue, what)
+                for message in list(what.locked.values()):
+                    self._lock_expired(subqueue, message, now)
+        elif subqueue.messages.get(what.sequence) is not what:
             return  # it is gone, or among the dead
-        elif what.place in (MessageState.READY, MessageState.DELAYED) and what.expires_at <= now:
-            self._bury(shelf, what, EXPIRED, _expired(what), now)
-            self._tell_dead(shelf, what)
-        elif what.place is MessageState.DELAYED and what.visible_at <= now:
-            self._put(shelf, what, what.visible_at, now)
+        elif what.state in (MessageState.READY, MessageState.DELAYED) and what.expires_at <= now:
+            self._dead_letter(subqueue, what, EXPIRED, _expired(what), now)
+            self._record_death(subqueue, what)
+        elif what.state is MessageState.DELAYED and what.visible_at <= now:
+            self._schedule(subqueue, what, what.visible_at, now)
 
-    def _locks_end(self, shelf: Shelf, locks: Locks, now: float) -> None:
+    def _group_expired(self, subqueue: Subqueue, group: LockGroup, now: float) -> None:
         """Look at the messages of one claim: some are settled, some renewed, the locks of the others have ended."""
-        held = [row for row in locks.rows if row.token == locks.token and row.place is MessageState.LOCKED]
-        renewed = [row for row in held if row.locked_until > now]
-        for row in held:
-            if row.locked_until <= now:
-                self._lock_ends(shelf, row, now)
+        held = [
+            message
+            for message in group.messages
+            if message.token == group.token and message.state is MessageState.LOCKED
+        ]
+        renewed = [message for message in held if message.locked_until > now]
+        for message in held:
+            if message.locked_until <= now:
+                self._lock_expired(subqueue, message, now)
         if renewed:
-            self._set_alarm(shelf, min(row.locked_until for row in renewed), Locks(locks.token, renewed))
+            self._add_due(subqueue, min(message.locked_until for message in renewed), LockGroup(group.token, renewed))
 
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        self._unlock(row)
-        if row.death is None:
-            self._remember(row, "expired", None, now)
-            if row.delivery_count >= self._queue(shelf.name).settings.max_deliveries:
-                self._bury(shelf, row, MAX_DELIVERIES, _tried(row), now)
-                self._tell_dead(shelf, row)
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        self._unlock(message)
+        if message.death is None:
+            self._record_attempt(message, "expired", None, now)
+            if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
+                self._dead_letter(subqueue, message, MAX_DELIVERIES, _tried(message), now)
+                self._record_death(subqueue, message)
                 return
-        was_dead = row.death is not None
-        self._put(shelf, row, now, now)
+        was_dead = message.death is not None
+        self._schedule(subqueue, message, now, now)
         if not was_dead:
-            self._tell_dead(shelf, row)
+            self._record_death(subqueue, message)
 
-    def _remember(self, row: Row, outcome: str, error: Failure | None, now: float) -> None:
-        attempt = Attempt(row.delivery_count, now + self._wall, outcome, error)  # type: ignore[arg-type]
-        row.history = (*row.history, attempt)[-HISTORY_MAX:]
+    def _record_attempt(self, message: StoredMessage, outcome: str, error: Failure | None, now: float) -> None:
+        attempt = Attempt(message.delivery_count, now + self._wall_offset, outcome, error)  # type: ignore[arg-type]
+        message.history = (*message.history, attempt)[-HISTORY_MAX:]
 
-    def _ring(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         self._memory.notifier.notify(f"queue:{name}")
 
 
-def _rank(row: Row) -> int:
+def _rank(message: StoredMessage) -> int:
     """Return one number to order by: higher priority first, then by sequence."""
-    return row.sequence - (row.priority << 48)
+    return message.sequence - (message.priority << 48)
 
 
 def _sequence(rank: int) -> int:
     return rank & ((1 << 48) - 1)
 
 
-def _next_of(shelf: Shelf, session: Session) -> int | None:
+def _next_in_session(subqueue: Subqueue, session: Session) -> int | None:
     """Return the sequence of the next message of *session*, if none that is to be tried again stands before it."""
     while session.ready:
-        if _is_ready(shelf, session.ready[0]):
+        if _is_ready(subqueue, session.ready[0]):
             break
         heapq.heappop(session.ready)
     if not session.ready or any(sequence < session.ready[0] for sequence in session.retrying):
@@ -894,110 +927,112 @@ def _next_of(shelf: Shelf, session: Session) -> int | None:
     return session.ready[0]
 
 
-def _is_ready(shelf: Shelf, sequence: int) -> bool:
-    row = shelf.rows.get(sequence)
-    return row is not None and row.place is MessageState.READY
+def _is_ready(subqueue: Subqueue, sequence: int) -> bool:
+    message = subqueue.messages.get(sequence)
+    return message is not None and message.state is MessageState.READY
 
 
-def _note_free(shelf: Shelf, session: Session) -> None:
+def _list_if_free(subqueue: Subqueue, session: Session) -> None:
     """Enter *session* among those that can be accepted, if it can be."""
-    sequence = None if session.token else _next_of(shelf, session)
-    if sequence is not None and session.noted != sequence:
-        session.noted = sequence
-        heapq.heappush(shelf.free, (sequence, session.name))
+    sequence = None if session.token else _next_in_session(subqueue, session)
+    if sequence is not None and session.listed_as != sequence:
+        session.listed_as = sequence
+        heapq.heappush(subqueue.free_sessions, (sequence, session.name))
 
 
-def _next_free(shelf: Shelf) -> Session | None:
+def _next_free_session(subqueue: Subqueue) -> Session | None:
     """Return the session that can be accepted and has waited longest."""
-    while shelf.free:
-        sequence, name = shelf.free[0]
-        session = shelf.sessions.get(name)
-        if session is not None and not session.token and _next_of(shelf, session) == sequence:
+    while subqueue.free_sessions:
+        sequence, name = subqueue.free_sessions[0]
+        session = subqueue.sessions.get(name)
+        if session is not None and not session.token and _next_in_session(subqueue, session) == sequence:
             return session
-        heapq.heappop(shelf.free)
+        heapq.heappop(subqueue.free_sessions)
         if session is not None:
-            session.noted = None if session.noted == sequence else session.noted
-            _note_free(shelf, session)
+            session.listed_as = None if session.listed_as == sequence else session.listed_as
+            _list_if_free(subqueue, session)
     return None
 
 
-def _due_in(shelf: Shelf, now: float) -> float | None:
+def _due_in(subqueue: Subqueue, now: float) -> float | None:
     # An alarm for what is settled by now would wake every idle consumer for nothing, once for each claim ever made.
-    while shelf.alarms and not _is_awaited(shelf, shelf.alarms[0][2]):
-        heapq.heappop(shelf.alarms)
-    return max(0.0, shelf.alarms[0][0] - now) if shelf.alarms else None
+    while subqueue.due and not _is_pending(subqueue, subqueue.due[0][2]):
+        heapq.heappop(subqueue.due)
+    return max(0.0, subqueue.due[0][0] - now) if subqueue.due else None
 
 
-def _is_awaited(shelf: Shelf, what: Row | Session | Locks) -> bool:
+def _is_pending(subqueue: Subqueue, what: StoredMessage | Session | LockGroup) -> bool:
     """Tell whether time alone may still change something about *what*."""
-    if isinstance(what, Locks):
-        return any(row.token == what.token and row.place is MessageState.LOCKED for row in what.rows)
+    if isinstance(what, LockGroup):
+        return any(message.token == what.token and message.state is MessageState.LOCKED for message in what.messages)
     if isinstance(what, Session):
         return what.token != 0
-    is_here = shelf.rows.get(what.sequence) is what
-    return is_here and (what.place is MessageState.DELAYED or what.expires_at < NEVER)
+    is_here = subqueue.messages.get(what.sequence) is what
+    return is_here and (what.state is MessageState.DELAYED or what.expires_at < NEVER)
 
 
-def _is_meant(row: Row, which: Selection) -> bool:
-    assert row.death is not None
+def _is_selected_dead(message: StoredMessage, which: Selection) -> bool:
+    assert message.death is not None
     return (
-        row.sequence > which.after
-        and (which.sequences is None or row.sequence in which.sequences)
-        and (which.ids is None or row.id in which.ids)
-        and (which.reason is None or row.death.reason == which.reason)
-        and (which.dead_before is None or row.death.at < which.dead_before)
+        message.sequence > which.after
+        and (which.sequences is None or message.sequence in which.sequences)
+        and (which.ids is None or message.id in which.ids)
+        and (which.reason is None or message.death.reason == which.reason)
+        and (which.dead_before is None or message.death.at < which.dead_before)
     )
 
 
-def _is_wanted(row: Row, which: LiveSelection) -> bool:
-    session = row.session.name if row.session else None
-    return which.wants(_STATES[row.place]) and which.fits(row.sequence, lambda: row.id, session, row.enqueued_at)
+def _is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
+    session = message.session.name if message.session else None
+    return which.wants(STATE_NAMES[message.state]) and which.fits(
+        message.sequence, lambda: message.id, session, message.enqueued_at
+    )
 
 
-def _tried(row: Row) -> str:
-    return f"delivered {row.delivery_count} times, and never completed"
+def _tried(message: StoredMessage) -> str:
+    return f"delivered {message.delivery_count} times, and never completed"
 
 
-def _expired(row: Row) -> str:
-    return "not handled before it expired"
+def _expired(message: StoredMessage) -> str:
+    return "not handled before its ttl had ended"
 
 
-def _delivery(queue: str, row: Row, token: int | str, locked_until: float) -> Delivery:
+def _delivery(queue: str, message: StoredMessage, token: int | str, locked_until: float) -> Delivery:
     return Delivery(
         queue,
-        row.sequence,
+        message.sequence,
         token,
-        row.id,
-        row.body,
-        row.headers,
-        row.delivery_count,
-        row.enqueued_at,
+        message.id,
+        message.body,
+        message.headers,
+        message.delivery_count,
+        message.enqueued_at,
         locked_until,
-        row.session.name if row.session else None,
-        row.priority,
-        row.reply_to,
-        row.correlation_id,
-        row.death,
+        message.session.name if message.session else None,
+        message.priority,
+        message.reply_to,
+        message.correlation_id,
+        message.death,
     )
 
 
-def _dead_message(queue: str, row: Row) -> DeadMessage:
-    assert row.death is not None
+def _dead_message(queue: str, message: StoredMessage) -> DeadMessage:
+    assert message.death is not None
     return DeadMessage(
         queue,
-        row.sequence,
-        row.id,
-        row.body,
-        row.headers,
-        row.delivery_count,
-        row.enqueued_at,
-        row.session.name if row.session else None,
-        row.priority,
-        row.reply_to,
-        row.correlation_id,
-        row.death.reason,
-        row.death.description,
-        row.death.at,
-        row.death.error,
-        row.death.history,
+        message.sequence,
+        message.id,
+        message.body,
+        message.headers,
+        message.delivery_count,
+        message.enqueued_at,
+        message.session.name if message.session else None,
+        message.priority,
+        message.reply_to,
+        message.correlation_id,
+        message.death.reason,
+        message.death.description,
+        message.death.at,
+        message.death.error,
+        message.death.history,
     )

@@ -81,7 +81,7 @@ class SimulatedBroker(MemoryBroker):
         self.full_until = self.away_until = 0.0
         self.cut_until.clear()
 
-    def _ring(self, name: str) -> None:
+    def _notify(self, name: str) -> None:
         if name == QUEUE:
             self._hint()
 

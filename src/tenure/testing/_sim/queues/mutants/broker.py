@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from tenure._backends.memory.queue import Ids, MessageState, Queue, Row, Shelf
-from tenure._backends.memory.queue import Locks as LockedRows
+from tenure._backends.memory.queue import LockGroup, MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Renew, Settle
 from tenure._queue.message import (
@@ -30,21 +29,25 @@ from tenure.testing._sim.queues.parts import Parts
 class _SettlesById(SimulatedBroker):
     """Takes a verdict on any locked message, whichever token it carries."""
 
-    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
-        shelf = self._shelf(delivery.queue, now)
-        row = shelf.rows.get(delivery.sequence) if shelf else None
-        return (shelf, row) if shelf is not None and row is not None and row.place is MessageState.LOCKED else None
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
+        subqueue = self._subqueue(delivery.queue, now)
+        message = subqueue.messages.get(delivery.sequence) if subqueue else None
+        return (
+            (subqueue, message)
+            if subqueue is not None and message is not None and message.state is MessageState.LOCKED
+            else None
+        )
 
 
 class _SettlesAfterTheEnd(SimulatedBroker):
     """Takes a verdict after the lock has ended, if nobody else has the message yet."""
 
-    def _shelf(self, name: str, now: float) -> Shelf | None:
-        return super()._shelf(name, now if self._looks else -math.inf)
+    def _subqueue(self, name: str, now: float) -> Subqueue | None:
+        return super()._subqueue(name, now if self._looks else -math.inf)
 
     _looks = True
 
-    def _locked(self, delivery: Delivery, now: float) -> tuple[Shelf, Row] | None:
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
         self._looks = False
         found = super()._locked(delivery, now)
         self._looks = True
@@ -54,57 +57,61 @@ class _SettlesAfterTheEnd(SimulatedBroker):
 class _CountsAtSettle(SimulatedBroker):
     """Counts a delivery when it is abandoned: a crash does not count."""
 
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        row.delivery_count -= 1
-        super()._lock_ends(shelf, row, now)
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        message.delivery_count -= 1
+        super()._lock_expired(subqueue, message, now)
 
 
 class _CountsGiveBack(SimulatedBroker):
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
-        row.delivery_count += isinstance(verdict, GiveBack)
-        return super()._return(shelf, row, verdict, now)
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        message.delivery_count += isinstance(verdict, GiveBack)
+        return super()._put_back(subqueue, message, verdict, now)
 
 
 class _OneTryMore(SimulatedBroker):
-    def _return(self, shelf: Shelf, row: Row, verdict: Abandon | GiveBack, now: float) -> bool:
-        row.delivery_count -= 1
-        died = super()._return(shelf, row, verdict, now)
-        row.delivery_count += 1
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        message.delivery_count -= 1
+        died = super()._put_back(subqueue, message, verdict, now)
+        message.delivery_count += 1
         return died
 
 
 class _OneCrashMore(SimulatedBroker):
     """Lets a message live whose last lock has ended."""
 
-    def _lock_ends(self, shelf: Shelf, row: Row, now: float) -> None:
-        self._unlock(row)
-        self._remember(row, "expired", None, now)
-        self._put(shelf, row, now, now)
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        self._unlock(message)
+        self._record_attempt(message, "expired", None, now)
+        self._schedule(subqueue, message, now, now)
 
 
 class _NoReason(SimulatedBroker):
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        super()._bury(shelf, row, "", "", now)
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        super()._dead_letter(subqueue, message, "", "", now)
 
 
 class _NoError(SimulatedBroker):
     """Forgets what failed."""
 
-    def _remember(self, row: Row, outcome: str, error: Failure | None, now: float) -> None:
-        super()._remember(row, outcome, None, now)
+    def _record_attempt(self, message: StoredMessage, outcome: str, error: Failure | None, now: float) -> None:
+        super()._record_attempt(message, outcome, None, now)
 
 
 class _NeverExpires(SimulatedBroker):
-    def _locks_end(self, shelf: Shelf, locks: LockedRows, now: float) -> None:
+    def _group_expired(self, subqueue: Subqueue, group: LockGroup, now: float) -> None:
         pass
 
 
 class _ExpiresEarly(SimulatedBroker):
     """Hands out locked messages a quarter of a lock too early."""
 
-    def _lock(self, shelf: Shelf, rows: list[Row], until: float, token: int = 0) -> Sequence[Delivery]:
+    def _lock(
+        self, subqueue: Subqueue, messages: list[StoredMessage], until: float, token: int = 0
+    ) -> Sequence[Delivery]:
         early = 0.25 * self._run.plan.timing.ttl
-        return super()._lock(shelf, rows, until - early, token)
+        return super()._lock(subqueue, messages, until - early, token)
 
 
 class _ForgetsRenewal(SimulatedBroker):
@@ -117,38 +124,40 @@ class _ForgetsRenewal(SimulatedBroker):
 class _CompletesAndKeeps(SimulatedBroker):
     """Says yes to a first complete, and leaves the message where it is."""
 
-    def _complete(self, shelf: Shelf, row: Row, verdict: Complete, now: float) -> Iterable[str]:
-        if row.delivery_count == 1:
-            shelf.rows[row.sequence] = row
-            self._put(shelf, row, now, now)
-        return super()._complete(shelf, row, verdict, now)
+    def _complete(self, subqueue: Subqueue, message: StoredMessage, verdict: Complete, now: float) -> Iterable[str]:
+        if message.delivery_count == 1:
+            subqueue.messages[message.sequence] = message
+            self._schedule(subqueue, message, now, now)
+        return super()._complete(subqueue, message, verdict, now)
 
 
 class _DropsTheDead(SimulatedBroker):
-    def _bury(self, shelf: Shelf, row: Row, reason: str, description: str, now: float) -> None:
-        self._move(shelf, row, MessageState.GONE)
+    def _dead_letter(
+        self, subqueue: Subqueue, message: StoredMessage, reason: str, description: str, now: float
+    ) -> None:
+        self._set_state(subqueue, message, MessageState.GONE)
 
 
 class _NoDelay(SimulatedBroker):
-    def _put(self, shelf: Shelf, row: Row, visible_at: float, now: float) -> None:
-        super()._put(shelf, row, now, now)
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        super()._schedule(subqueue, message, now, now)
 
 
 class _KeepsTwice(SimulatedBroker):
     """Knows no ids: what is sent again is kept again."""
 
     def _send(self, name: str, messages: Sequence[Outgoing], now: float) -> list[str]:
-        self._queue(name).sent = Ids()
+        self._queue(name).sent = RememberedIds()
         return super()._send(name, messages, now)
 
 
 class _SendsIntoTheVoid(SimulatedBroker):
     """Acknowledges the last message of a batch, and does not keep it."""
 
-    def _keep(self, queue: Queue, message: Outgoing, name: str, now: float) -> str:
+    def _insert(self, queue: StoredQueue, message: Outgoing, name: str, now: float) -> str:
         if queue.sequence % 20 == 0:
             return name
-        return super()._keep(queue, message, name, now)
+        return super()._insert(queue, message, name, now)
 
 
 class _OldTokens(SimulatedBroker):
@@ -167,15 +176,15 @@ class _CountsFromBeginning(SimulatedBroker):
         found = self._locked(one, now) if isinstance(one, Delivery) else None
         if found is None:
             return None
-        _, row = found
-        row.locked_until = until - (now - self.begun_at)
-        return row.locked_until
+        _, message = found
+        message.locked_until = until - (now - self.begun_at)
+        return message.locked_until
 
 
 class _SettlesLateByItself(SimulatedBroker):
     """Judges a verdict by what was true when it was begun, and not when it is carried out."""
 
-    def _locked(self, one: Delivery, now: float) -> tuple[Shelf, Row] | None:
+    def _locked(self, one: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
         return super()._locked(one, min(now, self.begun_at))
 
 
