@@ -20,10 +20,11 @@ import tenure
 from tenure._backends import sqlite
 from tenure._backends.sqlite import client
 from tenure._backends.sqlite.address import Options
+from tenure._backends.sqlite.claiming import CLAIM_MAX
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES
-from tenure._backends.sqlite.operations import CLAIM_MAX, IDLE, QUEUES, Operations
+from tenure._backends.sqlite.operations import IDLE, QUEUES, Operations
 from tenure._backends.sqlite.queue import SqliteBroker, _give_back
 from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake

@@ -1,0 +1,163 @@
+"""Operations of receivers: claim messages, lock sessions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from tenure._backends.sqlite.queue_reader import LockGroup, Queue
+from tenure._backends.sqlite.rows import (
+    MessageRow,
+    death_of,
+)
+from tenure._backends.sqlite.sending import Sending
+from tenure._backends.sqlite.statements import statements
+from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
+from tenure._queue.message import (
+    LAPSED,
+    Death,
+    Delivery,
+    Lapsed,
+    SessionLock,
+)
+
+CLAIM_MAX = 1_000
+"""So many messages make one claim: what is left of it is written anew with each verdict."""
+
+_SQL = statements("queue.sql")
+
+
+class Claiming(Sending):
+    """What receivers ask for."""
+
+    def receive(self, name: str, limit: int, lock: float) -> Claim:
+        """Claim up to *limit* messages for *lock* seconds."""
+        queue = self.find(name)
+        if queue is None:
+            return Claim(())
+        self._write_sent()
+        due_in = self.apply_due(queue)
+        rows, due_in = self._claimable(queue, "", limit, due_in)
+        if not rows:
+            self._delete_old_ids(queue)
+            return Claim((), due_in)
+        last = rows[-1]
+        self._run(_SQL["delete_ready_up_to"], (queue.number, "", last[11], last[0]))
+        queue.ready -= len(rows)
+        token = _new_token()
+        self._insert_claim(queue, token, 0, rows, lock)
+        return Claim(
+            self._locked_deliveries(queue, rows, token, self._at.wall + lock), None if len(rows) == limit else due_in
+        )
+
+    def _claimable(
+        self, queue: Queue, session: str, limit: int, due_in: float | None
+    ) -> tuple[Sequence[MessageRow], float | None]:
+        """Return what may be claimed, up to what has expired and is not entered yet: there is too much for one step."""
+        rows: list[MessageRow] = []
+        size = 0
+        for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
+            if row[10] is not None and row[10] <= self._at.wall:
+                return rows, 0.0
+            rows.append(row)
+            size += len(row[2])
+            if size >= CLAIM_BYTES:
+                return rows, 0.0
+        return rows, 0.0 if len(rows) == CLAIM_MAX else due_in
+
+    def receive_deferred(self, name: str, sequences: Sequence[int], lock: float) -> Claim:
+        """Claim the deferred messages among *sequences*."""
+        queue = self.find(name)
+        if queue is None:
+            return Claim(())
+        self._write_sent()
+        self.apply_due(queue)
+        found = [one for one in dict.fromkeys(sequences) if self._take_from("deferred", queue.number, one)]
+        if not found:
+            return Claim(())
+        queue.deferred -= len(found)
+        rows = [self._run(_SQL["message"], (sequence,)).fetchone() for sequence in found]
+        token = _new_token()
+        self._insert_claim(queue, token, 0, rows, lock, was_deferred=True)
+        return Claim(self._locked_deliveries(queue, rows, token, self._at.wall + lock))
+
+    def _insert_claim(
+        self,
+        queue: Queue,
+        token: int,
+        part: int,
+        rows: Sequence[MessageRow],
+        lock: float,
+        *,
+        was_deferred: bool = False,
+    ) -> None:
+        self._insert_group(
+            LockGroup(
+                token, part, queue.number, None, int(was_deferred), 0.0, lock, dict.fromkeys(row[0] for row in rows)
+            )
+        )
+        queue.locked += len(rows)
+
+    def _locked_deliveries(self, queue: Queue, rows: Sequence[MessageRow], token: int, until: float) -> list[Delivery]:
+        """Make deliveries of *rows*, which are locked now; their ttl does not end under a lock."""
+        made = self._deliveries_of(queue, rows, token, until)
+        timed = [(queue.number, row[10], row[0]) for row in rows if row[10] is not None]
+        if timed:
+            self._run_many(_SQL["delete_expiry"], timed)
+        if queue.is_dead:
+            return [one._replace(delivery_count=one.delivery_count - 1, death=self._death(queue, one)) for one in made]
+        return made
+
+    def _death(self, queue: Queue, delivery: Delivery) -> Death:
+        return death_of(*self._run(_SQL["death"], (queue.number, delivery.sequence)).fetchone())
+
+    def accept(self, name: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        """Lock *session*, or the next free one with a message waiting."""
+        queue = self.find(name) if session is None else self.open(name)
+        if queue is None:
+            return NoSession()
+        self._write_sent()
+        due_in = self.apply_due(queue)
+        self._write_sessions()
+        if session is None:
+            row = self._run(_SQL["free_session"], (queue.number,)).fetchone()
+            if row is None:
+                return NoSession(due_in)
+            (session,) = row
+            assert session is not None
+        elif self._run(_SQL["lock_group_of_session"], (queue.number, session)).fetchone():
+            return NoSession(due_in)
+        token = _new_token()
+        self._insert_group(LockGroup(token, 0, queue.number, session, 0, 0.0, lock, {}))
+        self._touched[queue.number, session] = None
+        row = self._run(_SQL["state"], (queue.number, session)).fetchone()
+        return SessionLock(name, session, token, self._at.wall + lock, row[0] if row else None)
+
+    def receive_session(self, held: SessionLock, limit: int) -> Claim | Lapsed:
+        """Claim the next messages of a session."""
+        self._write_sent()
+        group = self._group_of(self._groups(held.token), held)
+        if group is None:
+            return LAPSED
+        queue = self._numbered(group.queue)
+        next_in = self.apply_due(queue)
+        rows, due_in = self._claimable(queue, held.session, limit, next_in)
+        (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
+        if blocking is not None and any(row[0] > blocking for row in rows):
+            rows = [row for row in rows if row[0] < blocking]
+            due_in = next_in  # however much there is behind it
+        if not rows:
+            return Claim((), due_in)
+        self._run(_SQL["delete_ready_up_to"], (queue.number, held.session, 0, rows[-1][0]))
+        queue.ready -= len(rows)
+        queue.locked += len(rows)
+        group.sequences.update(dict.fromkeys(row[0] for row in rows))
+        self._save_group(group)
+        self._touched[queue.number, held.session] = None
+        until = self._at.wall + group.until - self._at.now
+        return Claim(self._locked_deliveries(queue, rows, group.token, until), None if len(rows) == limit else due_in)
+
+
+def _new_token() -> int:
+    # Not from the module random: a forked child would draw the same.
+    return secrets.randbits(62) + 1

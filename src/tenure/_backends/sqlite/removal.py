@@ -1,0 +1,157 @@
+"""Operations of operators: redrive and purge dead letters, purge live messages, delete queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.sqlite.queue_reader import Queue
+from tenure._backends.sqlite.rows import (
+    dead_message_of,
+    runs_of,
+    unpack,
+)
+from tenure._backends.sqlite.sending import Sending
+from tenure._backends.sqlite.statements import statements
+from tenure._queue.broker import LiveSelection, Selection
+from tenure._queue.message import (
+    Outgoing,
+)
+
+STEP = 1_000
+"""So many messages are deleted with their queue in one transaction."""
+
+_SQL = statements("queue.sql")
+
+
+class Removal(Sending):
+    """What operators ask for."""
+
+    def take_dead(self, name: str, which: Selection, limit: int, *, to: str | None) -> list[int]:
+        """Put dead letters that nobody holds into the queue *to*, or remove them; return their sequences."""
+        self._write_sent()
+        dead = self._dead_of(name)
+        if dead is None:
+            return []
+        found = self._selected(dead, which, limit, with_locked=False)
+        live = self._numbered(dead.number - 1)
+        for sequence in found:
+            _, priority, session, due_at, _, _ = self._run(_SQL["message_state"], (sequence,)).fetchone()
+            if self._take_from("ready", dead.number, "", 0, sequence):
+                dead.ready -= 1
+            elif self._take_from("delayed", dead.number, due_at, sequence):
+                dead.delayed -= 1
+            if to is not None and to != name:
+                self._send_anew(to, dead, sequence)
+            if to == name:
+                self._run(_SQL["reset_message"], (sequence,))
+                self._enqueue(live, sequence, session, priority, 0.0, None, blocks=False)
+                self.changed[live.name] = None
+            else:
+                self._run(_SQL["delete_messages"], (sequence, sequence))
+            self._run(_SQL["delete_deaths"], (dead.number, sequence, sequence))
+        return found
+
+    def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
+        """Send a dead letter of another queue to the one called *name*, whatever ids are remembered there."""
+        letter = dead_message_of(
+            dead.name, self._prefix, self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone()
+        )
+        _, _, _, _, _, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
+        queue = self.open(name)
+        self._newest += 1
+        anew = Outgoing(
+            letter.body,
+            id=letter.id,
+            headers=letter.headers,
+            session=letter.session,
+            priority=letter.priority,
+            reply_to=letter.reply_to,
+            correlation_id=letter.correlation_id,
+        )
+        self._add(queue, self._newest, anew)
+        queue.ready += 1
+        self._write_sent()
+        self._run(_SQL["set_message_state"], (0, history, self._newest))
+        self.changed[name] = None
+
+    def purge_live(self, name: str, sequences: Sequence[int], which: LiveSelection) -> int:
+        """Remove those of *sequences* that wait in a state that is meant; tell how many."""
+        self._write_sent()
+        queue = self.find(name)
+        gone = [] if queue is None else [one for one in sequences if self._take_waiting(queue, one, which)]
+        if gone:
+            self._run_many(_SQL["delete_messages"], runs_of(gone))
+        return len(gone)
+
+    def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
+        """Take a message out of where it waits; False if it doesn't, or in another state than those meant."""
+        row = self._run(_SQL["message_state"], (sequence,)).fetchone()
+        if row is None:
+            return False
+        _, priority, session, due_at, expires_at, _ = row
+        rank = -priority if session is None else 0
+        if which.wants("ready") and self._take_from("ready", queue.number, session or "", rank, sequence):
+            queue.ready -= 1
+        elif which.wants("delayed") and self._take_from("delayed", queue.number, due_at, sequence):
+            queue.delayed -= 1
+        elif which.wants("deferred") and self._take_from("deferred", queue.number, sequence):
+            queue.deferred -= 1
+        else:
+            return False
+        if expires_at is not None:
+            self._take_from("expiry", queue.number, expires_at, sequence)
+        if session is not None:  # it may have held up others
+            self._touched[queue.number, session] = None
+            self.changed[queue.name] = None
+        return True
+
+    def delete_when_idle(self, name: str, seconds: float) -> None:
+        """Note when a queue may be deleted."""
+        self._run(_SQL["set_idle"], (self.open(name).number, self._at.wall + seconds))
+
+    def delete(self, name: str, *, force: bool) -> bool:
+        """Delete a queue; tell whether that is so: it isn't if something is in it, or by *force* was until now."""
+        self._write_sent()
+        self._write_sessions()  # none may be entered for a queue that is gone
+        self._write_counts()  # other requests of this transaction may have sent to it
+        queue = self.find(name)
+        if queue is None:
+            return True
+        if force:  # the rows decide, and not the counts, which somebody may have changed
+            if self.empty(name):
+                return False
+        elif self._run(_SQL["size"], {"queue": queue.number}).fetchone()[0]:
+            return False
+        for number in (queue.number, queue.number + 1):
+            for what in ("lock_groups", "sessions", "sent_ids", "handled_ids", "idle", "retention"):
+                self._run(_SQL[f"clear_{what}"], (number,))
+            self._run(_SQL["delete_queue"], (number,))
+        self._queues.clear()
+        return True
+
+    def empty(self, name: str) -> bool:
+        """Delete some of the messages of a queue, in whatever state; tell whether there may be more."""
+        self._write_sent()
+        queue = self.find(name)
+        if queue is None:
+            return False
+        found = [self._empty(self._numbered(number)) for number in (queue.number, queue.number + 1)]
+        return any(found)
+
+    def _empty(self, queue: Queue) -> bool:
+        found: list[int] = []
+        for place in ("ready", "delayed", "deferred"):
+            taken = self._run(_SQL[f"empty_{place}"], (queue.number, STEP)).fetchall()
+            setattr(queue, place, getattr(queue, place) - len(taken))
+            found += [sequence for (sequence,) in taken]
+        for token, part, packed in self._run(_SQL["some_lock_groups"], (queue.number, STEP)).fetchall():
+            sequences = unpack(packed)
+            self._run(_SQL["delete_lock_group"], (token, part))
+            queue.locked -= len(sequences)
+            found += sequences
+        for first, last in runs_of(found) if found else ():  # a run has no gaps, so nothing of other queues is in it
+            timed = self._run(_SQL["expiring"], (queue.number, first, last)).fetchall()
+            self._run_many(_SQL["delete_expiry"], timed)
+            self._run(_SQL["delete_deaths"], (queue.number, first, last))
+            self._run(_SQL["delete_messages"], (first, last))
+        return bool(found)

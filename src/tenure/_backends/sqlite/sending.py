@@ -1,0 +1,151 @@
+"""Operations of senders: make a queue, declare its settings, send to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tenure._backends.sqlite.queue_reader import Queue
+from tenure._backends.sqlite.rows import (
+    columns_of,
+    headers_column,
+)
+from tenure._backends.sqlite.statements import statements
+from tenure._backends.sqlite.transitions import Transitions
+from tenure._queue.broker import QueueSettings, SettingChanges
+from tenure._queue.message import (
+    DEAD_SUFFIX,
+    NO_HEADERS,
+    Outgoing,
+    dead_letters_of,
+)
+
+FORGET_MAX = 100
+"""So many ids are forgotten by a claim that finds nothing."""
+
+_SQL = statements("queue.sql")
+
+
+class Sending(Transitions):
+    """What senders ask for."""
+
+    def open(self, name: str) -> Queue:
+        """Return the queue called *name*; make it if it was never used."""
+        queue = self.find(name)
+        if queue is None:
+            (newest,) = self._run(_SQL["newest_queue"]).fetchone()
+            unset = columns_of(QueueSettings())
+            self._run(_SQL["create_queue"], (newest + 1, name, *unset))
+            self._run(_SQL["create_queue"], (newest + 2, dead_letters_of(name), *unset))
+            queue = self.find(name)
+            assert queue is not None
+            assert not queue.is_dead
+        return queue
+
+    def declare(self, name: str, changes: SettingChanges) -> QueueSettings:
+        """Write *changes* into the settings of a queue; return the settings that hold then."""
+        queue = self.open(name)
+        settings = replace(self.settings(name), **changes)
+        self._run(_SQL["declare"], (*columns_of(settings), name))
+        if "dead_retention" in changes:
+            self._run(_SQL["set_retention"], (queue.number, settings.dead_retention))
+        queue.max_deliveries, queue.dedupe_window = settings.max_deliveries, settings.dedupe_window
+        return settings
+
+    def send(self, name: str, messages: Sequence[Outgoing], *, needs_reserve: bool = True) -> list[str]:
+        """Keep *messages*; return their ids. With *needs_room*, only if a reserve is left on the disk."""
+        if needs_reserve:
+            self.needs_reserve = True
+        queue = self.open(name)
+        prefix, sequence, delayed = self._prefix, self._newest, queue.delayed
+        add_plain = self._plain.setdefault(queue.number, []).extend
+        ids = []
+        for message in messages:
+            named = message.id
+            if named is not None and not self._is_new_id(queue, named):
+                ids.append(named)
+                continue
+            sequence += 1
+            ids.append(named or f"{prefix}{sequence}")
+            if _is_plain(message):
+                add_plain((sequence, message.body))
+            else:
+                self._add(queue, sequence, message)
+        if sequence != self._newest:
+            queue.ready += sequence - self._newest - (queue.delayed - delayed)
+            self._newest = sequence
+            self.changed[name] = None
+        return ids
+
+    def _add(self, queue: Queue, sequence: int, message: Outgoing) -> None:
+        """Note a message that says more than its body."""
+        number, wall = queue.number, self._at.wall
+        due_at = self._due_at(message)
+        expires_at = None if message.expires_in is None else wall + message.expires_in
+        self._messages.append(
+            (
+                sequence,
+                number,
+                wall,
+                message.priority,
+                message.id,
+                headers_column(message),
+                message.session,
+                due_at,
+                expires_at,
+                message.reply_to,
+                message.correlation_id,
+                message.body,
+            )
+        )
+        if due_at is not None:
+            queue.delayed += 1
+            self._run(_SQL["insert_delayed"], (number, due_at, sequence, None))
+        elif message.session is not None:
+            self._touched[number, message.session] = None
+        if expires_at is not None:
+            self._run(_SQL["insert_expiry"], (number, expires_at, sequence))
+
+    def _due_at(self, message: Outgoing) -> float | None:
+        if message.at is not None:
+            assert isinstance(message.at, (int, float))
+            return message.at if message.at > self._at.wall else None
+        return self._at.wall + message.delay if message.delay else None
+
+    def _is_new_id(self, queue: Queue, name: str) -> bool:
+        """Whether no message was sent under this *name* in the window; from now on one was."""
+        since = self._at.wall - queue.dedupe_window
+        # Two at a time, for one that is added: so what is remembered doesn't grow for ever, and no sweep is needed.
+        self._run(_SQL["delete_old_sent_ids"], (queue.number, since, 2))
+        if not queue.dedupe_window:
+            return True
+        return self._run(_SQL["remember_sent_id"], (queue.number, name, self._at.wall, since)).rowcount > 0
+
+    def _delete_old_ids(self, queue: Queue) -> None:
+        """Forget ids that are over, of this queue and of another one: there, nobody may send or receive any more."""
+        other = self._run(_SQL["any_queue"]).fetchone()
+        for number in {queue.number & ~1, *(other or ())}:
+            one = self._numbered(number)
+            self._run(_SQL["delete_old_sent_ids"], (number, self._at.wall - one.dedupe_window, FORGET_MAX))
+            self._run(_SQL["delete_old_handled_ids"], (number, self._at.wall, FORGET_MAX))
+
+    def remember(self, name: str, id_: str, seconds: float) -> None:
+        """Note *id_* in the inbox of a queue."""
+        queue = self.open(name.removesuffix(DEAD_SUFFIX))
+        self._run(_SQL["delete_old_handled_ids"], (queue.number, self._at.wall, 4))
+        self._run(_SQL["remember_handled_id"], (queue.number, id_, self._at.wall + seconds))
+
+
+def _is_plain(message: Outgoing) -> bool:
+    """Whether a message says nothing but its body, as most do; that is faster to write."""
+    return (
+        message.headers is NO_HEADERS
+        and not message.delay
+        and not message.priority
+        and message.id is None
+        and message.at is None
+        and message.expires_in is None
+        and message.session is None
+        and message.reply_to is None
+        and message.correlation_id is None
+    )
