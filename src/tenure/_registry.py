@@ -22,7 +22,7 @@ BACKENDS: Mapping[str, tuple[str, str | None]] = MappingProxyType(
         "rediss": ("tenure._backends.redis", "redis"),
         "rediss+sentinel": ("tenure._backends.redis", "redis"),
         "sqlite": ("tenure._backends.sqlite", None),
-        "peers": ("tenure._backends.peers.member", None),
+        "peers": ("tenure._backends.peers", None),
     }
 )
 

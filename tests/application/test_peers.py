@@ -18,9 +18,10 @@ import pytest
 
 import tenure
 from tenure._backend import Backend
+from tenure._backends.peers import PeersBackend
 from tenure._backends.peers.address import KEY_VARIABLE, Settings
+from tenure._backends.peers.client import Member
 from tenure._backends.peers.machine import Machine
-from tenure._backends.peers.member import Member
 from tenure._backends.peers.transport import Transport
 from tenure._lease import Leader
 from tenure._runtime.clock import SystemClock
@@ -73,18 +74,17 @@ async def forever(term: tenure.Term) -> None:
 
 
 def member_of(backend: tenure.Backend) -> Member:
-    assert backend._opened is not None
-    member = backend._opened.leases
-    assert isinstance(member, Member)
-    return member
+    opened: object = backend._opened
+    assert isinstance(opened, PeersBackend)
+    return opened.member
 
 
 def machine_of(backend: tenure.Backend) -> Machine:
-    return member_of(backend)._running()[1]
+    return member_of(backend).running()[1]
 
 
 def transport_of(backend: tenure.Backend) -> Transport:
-    return member_of(backend)._running()[2]
+    return member_of(backend).running()[2]
 
 
 async def test_a_lease_that_was_not_said_fits_the_fleet() -> None:
@@ -287,7 +287,7 @@ async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads(
         voters = [machine_of(each).voter for each in backends]
         await until(lambda: None not in [voter.last("chair") for voter in voters])  # won before all have heard of it
         assert (await newcomer.leaders())["chair"] is not None
-        _, machine, transport = member_of(newcomer)._running()
+        _, machine, transport = member_of(newcomer).running()
         clock.turned += 14.0
         received = transport.counts.received
         await until(lambda: transport.counts.received > received + 4)
@@ -319,7 +319,7 @@ async def test_rubbish_on_the_port_changes_nothing() -> None:
         fleet = urls(3, "ttl_max=15&heartbeat=0.2")
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
         await start(*backends)
-        settled, machine, transport = member_of(backends[0])._running()
+        settled, machine, transport = member_of(backends[0]).running()
         host, _, port = settled.members[0].rpartition(":")
         before = max(machine_of(each).voter.newest for each in backends)
         await until(lambda: machine.voter.newest == before)  # it has heard what the others know
@@ -350,7 +350,7 @@ async def test_neither_onlookers_nor_strangers_keep_a_member_out(kind: str, monk
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(tenure.connect(fleet[0]))
         await first.leaders()
-        settled, machine, transport = member_of(first)._running()
+        settled, machine, transport = member_of(first).running()
         host, _, port = settled.members[0].rpartition(":")
         questions = []
         for _ in range(8):
@@ -498,7 +498,7 @@ async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: 
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(tenure.connect(fleet[0]))
         await first.leaders()
-        settled, machine, transport = member_of(first)._running()
+        settled, machine, transport = member_of(first).running()
         host, _, port = settled.members[0].rpartition(":")
         silent = []
         for _ in range(12):
@@ -626,7 +626,8 @@ async def test_nowhere_to_listen_is_told_with_advice(tmp_path: Path) -> None:
     port = url.partition("?")[0].rpartition(":")[2]
     async with tenure.connect(url) as backend:
         with pytest.raises(Unavailable, match=rf"listen on 192\.0\.2\.1:{port} .*listen=0\.0\.0\.0 means all"):
-            await member_of(backend).acquire("chair", "a#1", 15.0)
+            assert backend._opened is not None
+            await backend._opened.leases.acquire("chair", "a#1", 15.0)
 
 
 async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:

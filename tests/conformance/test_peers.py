@@ -6,9 +6,10 @@ import random
 import socket
 from contextlib import AbstractAsyncContextManager
 
+from tenure._backends.peers.client import Member
 from tenure._backends.peers.fleet import Fleet, Strategy
+from tenure._backends.peers.leases import PeersLeases
 from tenure._backends.peers.machine import Tick
-from tenure._backends.peers.member import Member
 from tenure._backends.peers.seal import Secret
 from tenure._backends.peers.tcp import TcpTransport
 from tenure._election.store import LeaseStore, LeaseTraits
@@ -40,10 +41,10 @@ class PeersHarness(LeaseHarness):
         self._members = [self._member(addresses, number, listener) for number, listener in enumerate(listeners)]
         self._opened = 0
         for member in self._members:
-            await member._open()
+            await member.open()
         members = self._members
         await until(
-            lambda: all(one._running()[1].voter.awake for one in members), within=60, what="the end of the silence"
+            lambda: all(one.running()[1].voter.awake for one in members), within=60, what="the end of the silence"
         )
 
     def _member(self, addresses: tuple[str, ...], me: int, listener: socket.socket) -> Member:
@@ -55,11 +56,11 @@ class PeersHarness(LeaseHarness):
         def make_transport(fleet: Fleet) -> TcpTransport:
             return TcpTransport(fleet, Secret.of(b"secret", fleet.terms), random.Random(me), listener=listener)
 
-        return Member(find_fleet, make_transport, self._clock, traits=TRAITS)
+        return Member(find_fleet, make_transport, self._clock)
 
     async def open(self) -> Lossy:
         self._opened += 1
-        return Lossy(self._members[(self.first + self._opened - 1) % SIZE])
+        return Lossy(PeersLeases(self._members[(self.first + self._opened - 1) % SIZE], traits=TRAITS))
 
     async def close(self) -> None:
         for member in self._members:
@@ -68,11 +69,11 @@ class PeersHarness(LeaseHarness):
     async def pass_time(self, seconds: float) -> None:
         self._clock.turned += seconds
         for member in self._members:  # who was silent for so long is taken for dead: let all say that they live
-            member._feed(Tick())
+            member.feed(Tick())
         await until(self._all_hear_each_other, within=60)
 
     def _all_hear_each_other(self) -> bool:
-        machines = [member._running()[1] for member in self._members]
+        machines = [member.running()[1] for member in self._members]
         return all(len(machine.liveness.alive(self._clock.now())) == SIZE for machine in machines)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:

@@ -1,1 +1,52 @@
-"""Election without a store: the instances themselves vouch for one of them (``peers://``)."""
+"""Elections without a store: the instances themselves vote for one of them.
+
+``peers://a:7000,b:7000,c:7000?me=a``
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tenure._backends.peers.address import Settings
+from tenure._backends.peers.client import Member
+from tenure._backends.peers.diagnosis import diagnose
+from tenure._backends.peers.leases import TRAITS, PeersLeases
+from tenure._opened import Fact
+from tenure._runtime.clock import Clock, SystemClock
+from tenure._telemetry.callbacks import run_callback
+from tenure._url import Url
+
+__all__ = ["TRAITS", "PeersBackend", "PeersLeases", "open"]
+
+_log = logging.getLogger("tenure")
+
+
+def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
+    """Open the fleet that *url* names.
+
+    Raises:
+        ConfigError: The URL names no members, or an option is unknown or doesn't fit.
+    """
+    settings = Settings.of(url)
+    if not settings.has_key:
+        reached = "whoever reaches the members' ports" if settings.options.insecure else "every user of this machine"
+        run_callback(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
+    member = Member(settings.fleet, settings.transport, clock or SystemClock())
+    return PeersBackend(PeersLeases(member, traits=settings.traits), member)
+
+
+class PeersBackend:
+    """A fleet in use."""
+
+    def __init__(self, leases: PeersLeases, member: Member) -> None:
+        self.leases = leases
+        self.member = member
+
+    async def describe(self) -> Sequence[Fact]:
+        """Tell who lives, as seen from here."""
+        return await diagnose(self.member)
+
+    async def close(self) -> None:
+        """Leave the fleet."""
+        await self.member.close()

@@ -1,0 +1,46 @@
+"""What ``describe()`` and ``tenure doctor`` show of a fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tenure._backends.peers.client import COMPARE, Member
+from tenure._backends.peers.transport import CROWDED
+from tenure._opened import Fact
+
+AHEAD_MAX = 60.0
+"""Seconds by which tokens may be ahead of the wall clock before that is worth a warning."""
+
+
+async def diagnose(member: Member) -> Sequence[Fact]:
+    """Tell which members are alive, as seen from here."""
+    asked = await member.or_client()
+    fleet, machine, transport = asked.running()
+    now = asked.now
+    me = "looks on" if fleet.me is None else fleet.members[fleet.me]
+    alive = [fleet.members[member] for member in machine.liveness.alive(now)]
+    facts = [Fact("members", ", ".join(fleet.members)), Fact("me", me)]
+    if fleet.me is not None:
+        facts.append(Fact("alive", ", ".join(alive)))
+    facts.append(Fact("strategy", fleet.strategy))
+    rule = f"{fleet.needed} of {fleet.size} must vouch"
+    if fleet.quorum == "none":
+        facts.append(Fact("quorum", "none", "a partition may give two leaders; use quorum=majority if that matters"))
+    else:
+        facts.append(Fact("quorum", f"majority: {rule}"))
+    if fleet.me is not None:
+        facts.append(_clock_fact(machine.voter.newest))
+    dropped = ", ".join(f"{count} {why}" for why, count in sorted(transport.counts.dropped.items()))
+    advice = COMPARE if set(transport.counts.dropped) - {CROWDED} else ""
+    facts.append(Fact("dropped frames", dropped or "none", advice))
+    return facts
+
+
+def _clock_fact(newest: int) -> Fact:
+    """Tell how far tokens are ahead of our wall clock, above which they would go on if nobody remembered them."""
+    ahead = newest / 1000 - time.time()
+    if ahead < AHEAD_MAX:
+        return Fact("tokens", "not ahead of the clock")
+    advice = "set the clocks of all members: by a clock that is behind, tokens might not rise after restarts"
+    return Fact("tokens", f"{ahead:.0f} s ahead of the clock", advice)

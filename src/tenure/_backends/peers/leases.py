@@ -1,0 +1,150 @@
+"""A fleet as a store of leases: each lease is given by the votes of the members.
+
+``tenure.connect("peers://a:7000,b:7000,c:7000?me=a").election(name)`` uses it as any other store, so terms, threads and
+the command line are the same. Without ``me``, no member is started, and the others are asked.
+
+With ``quorum="majority"``, it promises what every store promises: the old leader is out before the new one is in, and
+the token rises. With ``quorum="none"``, it doesn't: each side of a partition has a leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from tenure._backends.peers.client import Member
+from tenure._backends.peers.machine import (
+    Acquire,
+    AskToResign,
+    Inspect,
+    Names,
+    Outcome,
+    Release,
+    Renew,
+)
+from tenure._backends.peers.wire import METADATA_MAX, metadata_size
+from tenure._election.store import LeaseTraits, require_name, require_ttl
+from tenure._frozen import FrozenDict
+from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
+from tenure.errors import ConfigError, Unavailable
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+TRAITS = LeaseTraits(
+    ttl_min=3.0,
+    ttl_max=15.0,
+    fencing="emulated",
+    expiry="store clock",
+    hints=True,
+    survives_restart=False,
+)
+"""With the times as they are if nothing is said; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
+
+
+class PeersLeases:
+    """A ``LeaseStore`` on a member of the fleet.
+
+    Args:
+        member: The member of this process, or a client of the fleet.
+        traits: What this fleet can do.
+    """
+
+    def __init__(self, member: Member, *, traits: LeaseTraits = TRAITS) -> None:
+        self.traits = traits
+        self._member = member
+
+    async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
+        """Stand for *name*; a holder that asks again gets the same grant, extended."""
+        require_name(name)
+        require_name(holder, of="holder")
+        require_ttl(ttl, self.traits)
+        if (size := metadata_size(metadata)) > METADATA_MAX:
+            raise ConfigError(f"metadata must take at most {METADATA_MAX} bytes as JSON, and takes {size}")
+        told = FrozenDict(metadata)
+        await self._member.open()
+        fleet, _, _ = self._member.running()
+        if fleet.me is None:
+            raise ConfigError(
+                f"to lead, this must be one of the members {', '.join(fleet.members)}, and the URL does not say which; "
+                f"add me= with its address, such as me={fleet.members[0]}"
+            )
+        return _expect(await self._member.ask(lambda ask: Acquire(ask, name, holder, ttl, told)), Granted, HeldBy)
+
+    async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
+        """Ask all members to vouch for these claims for *ttl* seconds more."""
+        require_ttl(ttl, self.traits)
+        await self._member.open()
+        return list(await asyncio.gather(*(self._renew(grant, ttl) for grant in grants)))
+
+    async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost | NoAnswer:
+        try:
+            return _expect(await self._member.ask(lambda ask: Renew(ask, grant, ttl)), Granted, Lost)
+        except Unavailable as error:  # too few vouched for this name; of others they may
+            return NoAnswer(str(error))
+
+    async def release(self, grant: Grant) -> Released | Lost:
+        """Let all members know that the name is free."""
+        await self._member.open()
+        return _expect(await self._member.ask(lambda ask: Release(ask, grant)), Released, Lost)
+
+    async def inspect(self, name: str) -> HeldBy | Vacant:
+        """Ask the members whom they vouch for."""
+        require_name(name)
+        asked = await self._member.or_client()
+        return await _inspect(asked, name)
+
+    async def names(self) -> Sequence[str]:
+        """List every name that a majority remembers, sorted."""
+        asked = await self._member.or_client()
+        return _expect(await asked.ask(Names), tuple, tuple)
+
+    async def ask_to_resign(self, name: str) -> bool:
+        """Ask the present holder to step down; False if there is none."""
+        require_name(name)
+        asked = await self._member.or_client()
+        return _expect(await asked.ask(lambda ask: AskToResign(ask, name)), bool, bool)
+
+    def hints(self, name: str) -> AsyncIterator[None]:
+        """Yield when a vote for *name* changed here, or, for who only looks on, when another leads."""
+        require_name(name)
+        return _Hints(self._member, name)
+
+
+class _Hints(AsyncIterator[None]):
+    """Yield when something may have changed for a name; a wait that was cancelled can be taken up again."""
+
+    def __init__(self, member: Member, name: str) -> None:
+        self._member = member
+        self._name = name
+        self._rings = member.listen(name)
+        self._seen: HeldBy | Vacant | None = None
+
+    async def __anext__(self) -> None:
+        asked = await self._member.or_client()
+        fleet, _, _ = asked.running()
+        if fleet.me is not None:
+            return await anext(self._rings)
+        while True:  # nobody tells an onlooker, so it looks
+            await asyncio.sleep(fleet.heartbeat)
+            with suppress(Unavailable):
+                found = await _inspect(asked, self._name)
+                before, self._seen = self._seen, found
+                if before is None or _who(found) != _who(before):
+                    return None
+
+
+async def _inspect(asked: Member, name: str) -> HeldBy | Vacant:
+    return _expect(await asked.ask(lambda ask: Inspect(ask, name)), HeldBy, Vacant)
+
+
+def _who(found: HeldBy | Vacant) -> tuple[str, int]:
+    return (found.holder, found.token) if isinstance(found, HeldBy) else ("", found.token)
+
+
+def _expect(found: Outcome, one: type[T], other: type[U]) -> T | U:
+    if not isinstance(found, (one, other)):
+        raise AssertionError(f"the fleet's machine answered {found!r}")
+    return found
