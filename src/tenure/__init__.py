@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tenure.errors import QueueNotEmpty as QueueNotEmpty
     from tenure.errors import TenureError as TenureError
     from tenure.errors import TermLost as TermLost
+    from tenure.errors import TimedOut as TimedOut
     from tenure.errors import Unavailable as Unavailable
     from tenure.events import Event as Event
 
@@ -61,6 +62,7 @@ _HOMES = {
         "QueueNotEmpty",
         "TenureError",
         "TermLost",
+        "TimedOut",
         "Unavailable",
     ),
     "tenure.events": ("Event",),
@@ -110,6 +112,7 @@ __all__ = [
     "TenureError",
     "Term",
     "TermLost",
+    "TimedOut",
     "Timing",
     "Unavailable",
     "connect",

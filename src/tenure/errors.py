@@ -7,6 +7,7 @@
     │   ├── BackendNotInstalled    the URL's driver is missing; the message names the pip command
     │   └── MessageRefused         one of the messages to be sent can't be; none of them was
     ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
+    ├── TimedOut               a wait of the caller's is over, with nothing to show for it; also a TimeoutError
     ├── DecodeError            a message's body is not what it was to be read as; also a ValueError
     ├── QueueNotEmpty          a queue was not deleted, as there are messages in it
     ├── TermLost               this term is over, or can no longer be trusted
@@ -51,6 +52,10 @@ class MessageRefused(ConfigError):
 
 class Unavailable(TenureError):
     """Say that the store could not be asked, or gave no answer: neither a yes nor a no."""
+
+
+class TimedOut(TenureError, TimeoutError):
+    """Say that a wait is over, as long as its caller gave it: for an answer to a request, or for a session."""
 
 
 class DecodeError(TenureError, ValueError):

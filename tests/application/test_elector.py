@@ -17,7 +17,7 @@ from tenure._election.term import Term
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Metadata, NoAnswer, Released, Vacant
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._timing import Timing
-from tenure.errors import ConfigError, TermLost, Unavailable
+from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
 from tenure.events import Event, HandBackMissed, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
 from tenure.testing.loop import VirtualLoop, run
 
@@ -460,6 +460,16 @@ async def test_stopped_before_or_while_it_wins_it_does_not_begin(town: Town) -> 
 
     await town.candidate(on_event=stop_at_the_win).run(work, stop=stop)
     assert not began
+    assert isinstance(await town.store.inspect("chair"), Vacant)
+
+
+@in_town
+async def test_work_that_cancels_itself_is_an_error(town: Town) -> None:
+    async def work(term: Term) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(TenureError, match="the work cancelled itself"):
+        await town.candidate().run(work)
     assert isinstance(await town.store.inspect("chair"), Vacant)
 
 

@@ -1137,7 +1137,7 @@ async def test_complete_may_send_in_the_same_step(town: Town) -> None:
 @in_town
 async def test_an_answer_that_nobody_waits_for_is_told_of_when_closing_meets_it(town: Town) -> None:
     queue = town.queue()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(tenure.TimedOut):
         await queue.request(b"?", timeout=1.0)
     [asked] = await queue.receive()
     town.road.delay = 1.0
@@ -1166,6 +1166,16 @@ async def test_a_request_gets_its_answer(town: Town) -> None:
 
 
 @in_town
+async def test_a_request_ends_with_its_queue(town: Town) -> None:
+    queue = town.queue()
+    requesting = asyncio.ensure_future(queue.request(b"?", timeout=60))
+    await asyncio.sleep(1.0)
+    await queue._requests[queue.name].close()  # as closing the backend does
+    with pytest.raises(Unavailable, match=r"request .* on 'orders' got no answer before it was closed"):
+        await requesting
+
+
+@in_town
 async def test_an_answer_may_be_any_json_but_not_that_and_a_body(town: Town) -> None:
     queue, refused = town.queue(), list[str]()
 
@@ -1190,7 +1200,7 @@ async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
         await message.reply(b"at last")
 
     async with town.consuming(queue, late):
-        with pytest.raises(TimeoutError, match="no answer to request 'mine' on 'orders' within 5 s"):
+        with pytest.raises(tenure.TimedOut, match="no answer to request 'mine' on 'orders' within 5 s"):
             await queue.request(b"?", timeout=5.0, correlation_id="mine")
         await asyncio.sleep(10.0)
         [name] = [one for one in await town.road.names() if "replies" in one]
@@ -1480,10 +1490,10 @@ async def test_a_session_is_ours_alone_and_in_order(town: Town) -> None:
     await queue.send_batch([Outgoing(b"%d" % number, session="ab"[number % 2]) for number in range(6)])
     async with queue.session() as first, queue.session() as second:
         assert (first.name, second.name, first.state) == ("a", "b", None)
-        with pytest.raises(TimeoutError, match="no session with a message waiting is free"):
+        with pytest.raises(tenure.TimedOut, match="no session with a message waiting is free"):
             async with queue.session(wait=1.0):
                 pass
-        with pytest.raises(TimeoutError, match=r"session 'a' of 'orders'.*locked to another"):
+        with pytest.raises(tenure.TimedOut, match=r"session 'a' of 'orders'.*locked to another"):
             async with queue.session("a", wait=1.0):
                 pass
         seen = []

@@ -22,6 +22,12 @@ def test_one_except_catches_all(name: str) -> None:
     assert getattr(tenure, name) is error
 
 
+def test_a_wait_that_is_over_is_caught_either_way() -> None:
+    assert issubclass(errors.TimedOut, errors.TenureError)
+    assert issubclass(errors.TimedOut, TimeoutError)
+    assert str(pickle.loads(pickle.dumps(errors.TimedOut("too late")))) == "too late"
+
+
 def test_a_missing_driver_is_a_matter_of_configuration() -> None:
     assert issubclass(errors.BackendNotInstalled, errors.ConfigError)
     assert not issubclass(errors.Unavailable, errors.ConfigError)

@@ -23,7 +23,7 @@ from tenure._lease import NO_METADATA, HeldBy, Leader, Metadata, Vacant
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
-from tenure.errors import ConfigError, TermLost, refuse_generator
+from tenure.errors import ConfigError, TenureError, TermLost, refuse_generator
 from tenure.events import Event
 
 Work = Callable[[Term], Awaitable[Any]]
@@ -264,7 +264,7 @@ class Election:
         if cancelled is not None:
             raise cancelled
         if cancelled_itself:
-            raise asyncio.CancelledError("the work cancelled itself")
+            raise TenureError("the work cancelled itself: it raised CancelledError, and nobody had cancelled it")
 
 
 class Campaign:

@@ -22,7 +22,7 @@ from tenure._queue.message import (
     checked,
 )
 from tenure._queue.received import Received
-from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.errors import ConfigError, TenureError, TimedOut, Unavailable
 
 NOBODY_WAITS = "nobody_waits"
 """The reason of an answer that died because its request had been given up."""
@@ -83,7 +83,8 @@ class Requests:
         """Send *message* and return the answer to it.
 
         Raises:
-            TimeoutError: None came within *timeout* seconds.
+            TimedOut: None came within *timeout* seconds.
+            Unavailable: The store could not be asked, or the backend was closed meanwhile.
         """
         check_seconds("timeout", timeout, least=0.0)
         if message.reply_to is not None:
@@ -106,7 +107,7 @@ class Requests:
         except TimeoutError:
             if answer.done() and not answer.cancelled():  # it came at the last moment, and nobody else will get it
                 return answer.result()
-            raise TimeoutError(
+            raise TimedOut(
                 f"no answer to request {correlation!r} on {self._context.name!r} within {timeout:g} s; one that comes "
                 f"later is kept among the dead letters of {self.reply_to!r}"
             ) from None
@@ -121,6 +122,11 @@ class Requests:
         self._woken.set()
         await asyncio.gather(self._listener, return_exceptions=True)
         self._listener = None
+        for correlation, answer in self._waiting.items():
+            if not answer.done():
+                answer.set_exception(
+                    Unavailable(f"request {correlation!r} on {self._context.name!r} got no answer before it was closed")
+                )
         with suppress(Unavailable):
             await self._take_in()
             await self._context.broker.delete(self.reply_to)  # not if there are letters that nobody waited for

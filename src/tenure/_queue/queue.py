@@ -149,7 +149,7 @@ class Queue:
             options: As for :meth:`send`.
 
         Raises:
-            TimeoutError: No answer came in time. One that comes later is kept among the dead letters of the reply
+            TimedOut: No answer came in time. One that comes later is kept among the dead letters of the reply
                 queue, with the reason ``nobody_waits``.
         """
         if self.name not in self._requests:
@@ -204,7 +204,7 @@ class Queue:
 
         Args:
             name: What its messages were sent with as ``session=``.
-            wait: How many seconds to wait for it, before ``TimeoutError``; for ever if None.
+            wait: How many seconds to wait for it, before ``TimedOut``; for ever if None.
 
         Example::
 

@@ -19,7 +19,7 @@ from tenure._queue.outcomes import Why
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.received import Message
 from tenure._timing import Timing
-from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, LockLost, TenureError, TimedOut, Unavailable
 
 FOREVER = 1e9
 
@@ -231,7 +231,7 @@ class Session:
         if held is None:
             what = "no session with a message waiting is free" if self._asked_for is None else "it is locked to another"
             named = "" if self._asked_for is None else f"session {self._asked_for!r} of "
-            raise TimeoutError(f"{named}{context.name!r} could not be had within {self._wait:g} s: {what}")
+            raise TimedOut(f"{named}{context.name!r} could not be had within {self._wait:g} s: {what}")
         return held, asked_at
 
     def _release(self, asked: asyncio.Future[SessionLock | NoSession]) -> None:
