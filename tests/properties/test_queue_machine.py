@@ -20,13 +20,17 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Drain,
-    Effect,
     Emit,
+    Ended,
     Hint,
+    LocksEffect,
+    LocksMessage,
     Pause,
+    PumpEffect,
     Receive,
     Renew,
     Resume,
+    Returned,
     Settle,
     Tick,
 )
@@ -168,7 +172,7 @@ class Node:
             self.running[(taken.token, taken.sequence)] = (taken, self.broker.now + seconds)
         self.perform(self.pump, self.pump.handle(Tick(), self.now))
 
-    def perform(self, who: Any, effects: list[Effect]) -> None:
+    def perform(self, who: Any, effects: Sequence[PumpEffect | LocksEffect]) -> None:
         for effect in effects:
             match effect:
                 case Receive(ask, limit):
@@ -177,8 +181,10 @@ class Node:
                     self.ask(who, ask, lambda settlements=settlements: self.broker.settle(settlements))
                 case Renew(ask, held):
                     self.ask(who, ask, lambda held=held: self.broker.renew(held))
-                case CancelHandler(held, _):
-                    self._cancel(held[:3], Abandon())
+                case CancelHandler(delivery, _):
+                    self._cancel(delivery[:3], Abandon())
+                case Ended() | Returned():
+                    self.road.append((self.broker.now, self.pump, effect))
                 case CancelAll():
                     for delivery, _until in list(self.running.values()):
                         self._cancel(delivery[:3], GIVE_BACK)
@@ -209,7 +215,7 @@ class Node:
         hold = self.holds.get(delivery.token)
         if hold is None or delivery.sequence not in hold.running:
             return False
-        sure = min(hold.sure_until, hold.cancelled.get(delivery.sequence, NEVER))
+        sure = min(hold.sure_until, hold.ended.get(delivery.sequence, NEVER))
         return self.now < sure
 
     def sure(self) -> set[int]:
@@ -278,7 +284,7 @@ def test_locks_are_never_believed_too_long_and_all_is_handled(seed: int, loss: f
 def count_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     keep = Pump._keep
 
-    def late(self: Pump, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+    def late(self: Pump, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         self._claim_asked_at = now
         keep(self, deliveries, now, effects)
 
@@ -311,7 +317,7 @@ def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
     holds = {
         each.token: LockGroup(each.token, 1, 25.0, 10.0, running={each.sequence: (each, 0.0)}) for each in (one, two)
     }
-    holds[two.token].cancelled[two.sequence] = 25.0
+    holds[two.token].ended[two.sequence] = 25.0
     locks = Locks("q", "me", PumpSettings(TIMING), random.Random(1), holds, now=0.0)
     [asked] = [effect for effect in locks.handle(Tick(), 10.0) if isinstance(effect, Renew)]
     assert asked.held == [one]
@@ -320,7 +326,22 @@ def test_without_an_answer_no_lock_is_believed_for_longer() -> None:
 
 
 WORDS = st.sampled_from(
-    ["tick", "hint", "pause", "resume", "drain", "take", "done", "claim", "answer", "lose", "locks"]
+    [
+        "tick",
+        "hint",
+        "pause",
+        "resume",
+        "drain",
+        "take",
+        "done",
+        "claim",
+        "answer",
+        "lose",
+        "locks",
+        "told",
+        "asks",
+        "heard",
+    ]
 )
 
 
@@ -337,6 +358,9 @@ def test_what_died_while_it_waited_is_told_when_it_is_given_back() -> None:
     assert [effect.event for effect in effects if isinstance(effect, Emit)] == [
         MessageDied(now, "q", "me", "late", 7, 1, "expired")
     ]
+    for message in effects:
+        if isinstance(message, Returned):
+            pump.handle(message, now)
     assert holds == {}
 
 
@@ -368,6 +392,7 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
     locks = Locks("q", "me", settings, random.Random(1), holds, now=0.0)
     now, sequence = 0.0, 0
     taken: list[Delivery] = []
+    told: list[LocksMessage] = []
     for word, number, pause in words:
         now += pause
         before = pump.state
@@ -393,9 +418,15 @@ def test_any_input_in_any_state_is_legal(words: list[tuple[str, int, float]]) ->
             case "locks":
                 for ask, question in list(locks._questions.items()):
                     answer = (LAPSED, Renewed(0.0), NoAnswer("away"))[number % 3]
-                    answers = [answer] * len(question.held)
-                    locks.handle(Answered(ask, answers), now)
-                locks.handle(Tick(), now)
+                    effects = locks.handle(Answered(ask, [answer] * len(question.held)), now)
+                    told += [one for one in effects if isinstance(one, Ended | Returned)]
+                told += [one for one in locks.handle(Tick(), now) if isinstance(one, Ended | Returned)]
+            case "told" if told:
+                pump.handle(told.pop(0), now)
+            case "asks" if taken:
+                pump.asks(taken[0])
+            case "heard" if taken:
+                pump.heard(taken[0])
             case "drain":
                 pump.handle(Drain(now + number), now)
             case _:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,17 +24,19 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Drain,
-    Dropped,
-    Effect,
     Emit,
+    Ended,
     Hint,
     LocksInput,
+    LocksMessage,
     Pause,
+    PumpEffect,
     PumpInput,
     Receive,
     Renew,
     Report,
     Resume,
+    Returned,
     Serve,
     Settle,
     Tick,
@@ -51,7 +53,6 @@ from tenure._queue.message import (
     Complete,
     Delivery,
     Lapsed,
-    SessionLock,
     Settled,
     Settlement,
     Token,
@@ -179,7 +180,7 @@ class Consumer:
         self._pump = self._new_pump()
         self._ended = self._loop.create_future()
         locks = Locks(context.name, context.holder, self._settings, context.rng, self._holds, now=context.clock.now())
-        renewer = LockRenewer(context, locks, self._cancel_handler, self._look_again)
+        renewer = LockRenewer(context, locks, self._hear_locks)
         cut = None
         try:
             cut = await outlast(renewer.begin())
@@ -224,7 +225,7 @@ class Consumer:
         the lock of what it does is left to run out. Called before :meth:`run` has begun, it lets that end at once.
         """
         self._told.set()
-        if self._ended is None or self._ended.done():
+        if self._has_ended:
             return
         wait = self._consuming.grace if grace is None else grace
         patience = self._settings.timing.grace
@@ -295,7 +296,7 @@ class Consumer:
         self._timer = None
         self._feed(Tick())
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: PumpEffect) -> None:
         match effect:
             case Serve():
                 self._wake(self._pump.waiting)
@@ -307,6 +308,10 @@ class Consumer:
                 self._spawn(self._receive(ask, limit))
             case Report(settlement, answer, lapsed_for):
                 self._report(settlement, answer, lapsed_for)
+            case CancelHandler(delivery, why):
+                for worker in self._workers:
+                    if worker.delivery is delivery:
+                        worker.cancel(why)
             case CancelAll():
                 for worker in self._workers:
                     worker.cancel("drain")
@@ -446,7 +451,11 @@ class Consumer:
     @property
     def _is_ending(self) -> bool:
         """Whether workers are cancelled because all of this ends, or the loop does."""
-        return self._ended is None or self._ended.done() or (self._runner is not None and self._runner.cancelling() > 0)
+        return self._has_ended or (self._runner is not None and self._runner.cancelling() > 0)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._ended is None or self._ended.done()
 
     async def _was_handled(self, delivery: Delivery) -> bool:
         """Tell whether the inbox knows the message.
@@ -463,11 +472,11 @@ class Consumer:
             await asyncio.sleep(later(self._settings.timing.retry_every, self._context.rng))
             raise InboxUnanswered from error
 
-    def _cancel_handler(self, held: Delivery | SessionLock, why: Why) -> None:
-        """Cancel the handler of *held*, if it still runs. Called on our loop."""
-        for worker in self._workers:
-            if worker.delivery is not None and worker.delivery[:3] == held[:3]:
-                worker.cancel(why)
+    def _hear_locks(self, message: LocksMessage) -> None:
+        """Take in what the renewal thread has to say. Called on our loop."""
+        self._feed(message)
+        if isinstance(message, Returned) and self._consuming.until_empty and not self._pump.outstanding:
+            self._feed(Hint())  # look at once whether more has come
 
     def _look_again(self) -> None:
         """Let the machine look at what is left; if that is nothing, whether more has come."""
@@ -535,6 +544,7 @@ class _Worker:
         consumer = self._consumer
         context, pump, serve = consumer._context, consumer._pump, consumer._handlers.serve
         now, take, done, turn_soon = context.clock.now, pump.take, pump.done, consumer._turn_soon
+        tracker = _Tracker(consumer)
         success, inbox = consumer._verdict, consumer._consuming.inbox_window
         task = asyncio.current_task()  # self.task is not there yet if tasks are eager
         assert task is not None
@@ -551,7 +561,7 @@ class _Worker:
                 continue
             if not consumer._turning:
                 turn_soon()
-            message = Message(delivery, context, pump)
+            message = Message(delivery, context, tracker)
             self.delivery = delivery
             try:
                 outcome: object = None
@@ -612,27 +622,36 @@ class _Worker:
         return self.task.cancelling() > 0
 
 
+class _Tracker:
+    """Lets the pump know of the verdicts that handlers pass by themselves, and look at what follows."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.asks = consumer._pump.asks
+        self.abandoned = consumer._pump.abandoned
+
+    def heard(self, delivery: Delivery) -> None:
+        self._consumer._pump.heard(delivery)
+        if not self._consumer._has_ended:
+            self._consumer._turn_soon()
+
+    def settled(self, delivery: Delivery) -> bool:
+        return self._consumer._pump.settled(delivery)
+
+
 class LockRenewer:
     """Does what :class:`Locks` says, on the renewal loop.
 
     Args:
-        desk: Where the broker is reached.
+        context: Where the broker is reached.
         locks: The machine.
-        cancel: Called on the loop that is running now, to cancel whoever works under a lock.
-        dropped: Called there when something of a claim is done with: what was given back has arrived, or was lost.
+        hear: Called with each message of the locks, on the loop that is running now.
     """
 
-    def __init__(
-        self,
-        context: QueueContext,
-        locks: Locks,
-        cancel: Callable[[Delivery | SessionLock, Why], None],
-        dropped: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, context: QueueContext, locks: Locks, hear: Callable[[LocksMessage], None]) -> None:
         self._context = context
         self._locks = locks
-        self._cancel = cancel
-        self._dropped = dropped
+        self._hear = hear
         self._home = asyncio.get_running_loop()  # where the handlers run
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -667,19 +686,18 @@ class LockRenewer:
     def _feed(self, event: LocksInput) -> None:
         if self._home.is_closed():  # and its handlers with it, whoever was to end us
             self._ended = True
-        now = self._context.clock.now()
-        for effect in self._locks.handle(event, now):
+        messages: list[LocksMessage | Emit] = []
+        for effect in self._locks.handle(event, self._context.clock.now()):
             match effect:
                 case Renew(ask, held) if not self._ended:
                     self._spawn(self._ask(ask, self._context.broker.renew(held, self._context.settings.lock)))
                 case Settle(ask, settlements):
                     self._spawn(self._ask(ask, self._context.broker.settle(settlements)))
-                case CancelHandler(held, why):
-                    self._at_home(self._cancel, held, why)
-                case Dropped() if self._dropped is not None:
-                    self._at_home(self._dropped)
-                case Emit(event_):
-                    self._at_home(self._context.emit, event_)
+                case Ended() | Returned() | Emit():
+                    messages.append(effect)
+        if messages:
+            with suppress(RuntimeError):  # that loop is closed, and its handlers with it
+                self._home.call_soon_threadsafe(self._deliver, messages)
         if not self._ended:
             if self._timer is not None:
                 self._timer.cancel()
@@ -696,9 +714,13 @@ class LockRenewer:
             answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
         self._feed(Answered(ask, answers))
 
-    def _at_home(self, call: Callable[..., object], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # that loop is closed, and its handlers with it
-            self._home.call_soon_threadsafe(call, *arguments)
+    def _deliver(self, messages: Sequence[LocksMessage | Emit]) -> None:
+        """Hand over what one step of the locks has brought. Called where the handlers run."""
+        for message in messages:
+            if isinstance(message, Emit):
+                self._context.emit(message.event)
+            else:
+                self._hear(message)
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)

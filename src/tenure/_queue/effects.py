@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure._lease import NoAnswer
 from tenure._queue.lock_group import NEVER, Why
-from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock, Settled, Settlement
+from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock, Settled, Settlement, Token
 from tenure.events import Event
 
 # --- what comes in -----------------------------------------------------------------------------------------------
@@ -57,7 +57,27 @@ class Drain:
     deadline: float = NEVER
 
 
-PumpInput = Tick | Hint | Claimed | Answered | Pause | Resume | Drain
+# --- what the locks tell the pump --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """These locks were over, or about to be, at the moment *at*; for each the reason."""
+
+    at: float
+    locks: Sequence[tuple[Delivery | SessionLock, Why]]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """So many messages of these groups, which waited for too long, have gone back to the broker."""
+
+    counts: Sequence[tuple[Token, int]]
+
+
+LocksMessage = Ended | Returned
+
+PumpInput = Tick | Hint | Claimed | Answered | Pause | Resume | Drain | LocksMessage
 LocksInput = Tick | Answered
 
 
@@ -95,9 +115,9 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class CancelHandler:
-    """Tell the handler of this delivery to stop, or for a session, everybody who works under its lock."""
+    """Tell the handler of this delivery to stop."""
 
-    held: Delivery | SessionLock
+    delivery: Delivery
     why: Why
 
 
@@ -125,9 +145,5 @@ class Emit:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """What the locks gave back has arrived, or something was lost: let the pump look, which may wait for that."""
-
-
-Effect = Receive | Settle | Renew | Serve | CancelHandler | CancelAll | Report | Emit | Dropped
+PumpEffect = Receive | Settle | Serve | CancelHandler | CancelAll | Report | Emit
+LocksEffect = Renew | Settle | Ended | Returned | Emit

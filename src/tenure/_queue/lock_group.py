@@ -1,4 +1,4 @@
-"""What one claim brought: the messages that are locked by one token, shared by the two machines of a consumer."""
+"""What one claim brought: messages locked by one token; shared by the two machines of a consumer."""
 
 from __future__ import annotations
 
@@ -22,52 +22,49 @@ Why = Literal["denied", "unanswered", "stalled", "max_hold"]
 class LockGroup:
     """The deliveries of one claim, or a session, and how long their locks may be believed.
 
-    Shared by two threads without a lock: each count has one writer, each move of a message one winner.
+    Two threads share it without a lock. Each part has one writer, and the other thread may read it at any moment.
+    ``waiting`` is the one place where both take something away, each by one step: the pump from its front, the locks
+    from its end.
     """
 
     token: Token
     size: int
     sure_until: float
+    """Until when the locks may be believed. From the claim on, the locks write it, as all down to ``stalled``."""
     renew_at: float
+    """When the next renewal is due; what waits then goes back."""
     waiting: deque[Delivery] = field(default_factory=deque)
+    """Claimed, and with no handler yet."""
+    session: SessionLock | None = None
+
+    # --- written by the locks ---
+
+    ended: dict[int, float] = field(default_factory=dict)
+    """By sequence: those taken ones that are to be worked on no longer, and until when their lock is sure; they are not
+    renewed any more. Minus infinity: the broker says that the lock is over."""
+    overran: set[int] = field(default_factory=set)
+    """Those of them that were still worked on at that moment."""
+    over: bool = False
+    """None of it can be believed any more."""
+    stalled: bool = False
+    """Because this process did not run when it was to be renewed."""
+
+    # --- written by the pump ---
+
     running: dict[int, tuple[Delivery, float]] = field(default_factory=dict)
     """By sequence: the delivery, and when it was taken; ``JUDGED`` when there is a verdict that is not answered yet.
 
     Until it is, the lock is kept: the caller's loop may be blocked, or the broker out of reach.
     """
-    session: SessionLock | None = None
     asking: set[int] = field(default_factory=set)
-    """Running ones whose handler has passed a verdict by itself, not answered yet: a renewal that finds such a message
-    gone has met that verdict, and no loss."""
+    """Those whose handler passes a verdict by itself, not answered yet: a renewal that finds such a message gone may
+    have met that verdict. (A handler adds to it from its own thread; the pump removes.)"""
     kept: set[int] = field(default_factory=set)
-    """Running ones whose handler has ended without a verdict, so that nobody is left who could be told to stop."""
-    cancelled: dict[int, float] = field(default_factory=dict)
-    """Running ones that were told to stop, and until when their lock is sure; they are not renewed any more."""
+    """Those whose handler has ended without a verdict, so that nobody is left who could be told to stop."""
+    stopped: set[int] = field(default_factory=set)
+    """Those whose handler was told to stop."""
     settled: int = 0
-    """How many the pump has heard the last of. Only the pump writes it."""
-    dropped: int = 0
-    """How many the locks have lost, or given back and heard so. Only the locks write it."""
-    over: bool = False
-    """It can't be believed any more."""
-    stalled: bool = False
-    """Because this process did not run when it was to be renewed. Only the locks write it."""
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it is left."""
-        return self.settled + self.dropped >= self.size
-
-
-def withdraw(hold: LockGroup, sequence: int) -> bool:
-    """Take a message from its handler, or from who kept it; False if it is with none, or there is a verdict.
-
-    The pump and the locks may both try: it is taken out by one step, so that only one of them can.
-    """
-    entry = hold.running.pop(sequence, None)
-    if entry is not None and entry[1] == JUDGED:
-        hold.running[sequence] = entry
-        return False
-    return entry is not None
+    """How many have been dealt with: settled, lost, or given back."""
 
 
 def taken(hold: LockGroup) -> list[Delivery]:

@@ -41,37 +41,41 @@ from tenure._lease import NoAnswer
 from tenure._queue.effects import (
     Answered,
     CancelAll,
+    CancelHandler,
     Claimed,
     Drain,
-    Effect,
     Emit,
+    Ended,
     Hint,
     Pause,
+    PumpEffect,
     PumpInput,
     Receive,
     Report,
     Resume,
+    Returned,
     Serve,
     Settle,
     Tick,
 )
-from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, taken, withdraw
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named, taken
 from tenure._queue.message import (
     COMPLETE,
     GIVE_BACK,
     Delivery,
     Lapsed,
     Renewed,
+    SessionLock,
     Settled,
     Settlement,
     Token,
     Verdict,
 )
 from tenure._queue.pump_settings import PumpSettings, sure_until
-from tenure.events import BrokerUnanswered, GivenBack
+from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
 SETTLE_MAX = 1_000
-"""Verdicts in one call: enough to be cheap, few enough not to hold a claim up."""
+"""Verdicts in one call: enough to be cheap, few enough not to delay a claim."""
 
 HORIZON = 0.25
 """Seconds of work that a buffer should hold: longer than any claim takes, too short to keep work from others."""
@@ -107,16 +111,16 @@ class Pump:
     Args:
         name: The queue.
         holder: The consumer, for the observers.
-        habits: How it works.
-        dice: Source of jitter.
-        holds: Where claims are kept, shared with the :class:`Locks` that renew them.
+        settings: How it works.
+        rng: Source of jitter.
+        groups: Where claims are kept, shared with the :class:`Locks` that renew them.
         now: The present moment; the first claim goes out at once.
     """
 
     MAY: ClassVar[dict[State, frozenset[State]]] = TRANSITIONS
 
     def __init__(
-        self, name: str, holder: str, settings: PumpSettings, rng: Rng, holds: dict[Token, LockGroup], *, now: float
+        self, name: str, holder: str, settings: PumpSettings, rng: Rng, groups: dict[Token, LockGroup], *, now: float
     ) -> None:
         self.name = name
         self.settings = settings
@@ -124,8 +128,8 @@ class Pump:
         self.busy: int = 0  # handlers that run
         self._holder = holder
         self._rng = rng
-        self._holds = holds
-        self._line: deque[LockGroup] = deque()  # holds in which messages wait, oldest first
+        self._groups = groups
+        self._line: deque[LockGroup] = deque()  # groups in which messages wait, oldest first
         self._unsettled: list[Settlement] = []
         self._settling: dict[int, Sequence[Settlement]] = {}
         self._settle_at = now  # not before this: the broker did not answer the last time
@@ -143,6 +147,7 @@ class Pump:
         self._done = 0  # since the last claim
         self._deadline = NEVER  # of the drain
         self._cut_short = False
+        self._denied: list[Delivery] = []  # lost, unless that is due to the verdict that their handler passes
 
     # --- what others may read ---
 
@@ -161,7 +166,7 @@ class Pump:
     @property
     def waiting(self) -> int:
         """How many messages wait in the buffer."""
-        return sum(len(hold.waiting) for hold in self._line)
+        return sum(len(group.waiting) for group in self._line)
 
     @property
     def unanswered(self) -> list[Settlement]:
@@ -170,16 +175,15 @@ class Pump:
 
     @property
     def outstanding(self) -> int:
-        """How many messages it holds, in whatever state."""
-        return sum(hold.size - hold.settled - hold.dropped for hold in list(self._holds.values()))
+        """How many messages it groups, in whatever state."""
+        return sum(group.size - group.settled for group in self._groups.values())
 
     def sure_until(self, delivery: Delivery) -> float:
         """Return until when the lock of a message that was taken may be believed; minus infinity if it is over."""
-        hold = self._holds.get(delivery.token)
-        if hold is None or delivery.sequence not in hold.running:
+        group = self._groups.get(delivery.token)
+        if group is None or delivery.sequence not in group.running:
             return -NEVER
-        until = hold.cancelled.get(delivery.sequence, hold.sure_until)
-        return until if until < NEVER else -NEVER  # a handler that was cancelled and told to be too late
+        return group.ended.get(delivery.sequence, group.sure_until)
 
     # --- for every message ---
 
@@ -187,24 +191,24 @@ class Pump:
         """Return the next message to be handled, or None if none waits. Its lock is sure for a while yet."""
         line = self._line
         while line:
-            hold = line[0]
+            group = line[0]
             # Beyond renew_at they are too old: a handler would begin with half a lock. The locks give them back.
-            if hold.waiting and now < hold.renew_at and (delivery := self._begin(hold, now)) is not None:
+            if group.waiting and now < group.renew_at and (delivery := self._begin(group, now)) is not None:
                 return delivery
             line.popleft()
         return None
 
-    def _begin(self, hold: LockGroup, now: float) -> Delivery | None:
+    def _begin(self, group: LockGroup, now: float) -> Delivery | None:
         try:
-            delivery = hold.waiting[0]
+            delivery = group.waiting[0]
         except IndexError:  # the locks were faster, and give it back
             return None
         # First in one place, then out of the other: at no moment can the locks overlook it.
-        hold.running[delivery.sequence] = (delivery, now)
+        group.running[delivery.sequence] = (delivery, now)
         try:
-            hold.waiting.popleft()
+            group.waiting.popleft()
         except IndexError:
-            hold.running.pop(delivery.sequence, None)
+            group.running.pop(delivery.sequence, None)
             return None
         self.busy += 1
         return delivery
@@ -219,30 +223,39 @@ class Pump:
         self._done += 1
         if verdict is not None:
             return self.judge(delivery, verdict)
-        if (hold := self._holds.get(delivery.token)) is not None:
-            hold.kept.add(delivery.sequence)
+        group = self._groups.get(delivery.token)
+        if group is not None and delivery.sequence in group.running:
+            if delivery.sequence in group.stopped:
+                self._withdraw(group, delivery.sequence)
+            else:
+                group.kept.add(delivery.sequence)
         return False
 
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
-        hold = self._holds.get(delivery.token)
-        if hold is None or not withdraw(hold, delivery.sequence):
+        group = self._groups.get(delivery.token)
+        if group is None:
             return False
-        hold.running[delivery.sequence] = (delivery, JUDGED)
+        entry = group.running.get(delivery.sequence)
+        if entry is None or entry[1] == JUDGED:
+            return False
+        if group.ended and group.ended.get(delivery.sequence) == -NEVER:
+            return False  # the message of the locks that says so is under way, and closes it
+        group.running[delivery.sequence] = (delivery, JUDGED)
         self._unsettled.append(Settlement(delivery, verdict))
         return True
 
     def asks(self, delivery: Delivery) -> None:
         """Note that a handler is passing a verdict by itself; :meth:`heard` follows, whatever the answer."""
-        hold = self._holds.get(delivery.token)
-        if hold is not None:
-            hold.asking.add(delivery.sequence)
+        group = self._groups.get(delivery.token)
+        if group is not None:
+            group.asking.add(delivery.sequence)
 
     def heard(self, delivery: Delivery) -> None:
         """Note that it is answered, or that no answer is waited for."""
-        hold = self._holds.get(delivery.token)
-        if hold is not None:
-            hold.asking.discard(delivery.sequence)
+        group = self._groups.get(delivery.token)
+        if group is not None:
+            group.asking.discard(delivery.sequence)
 
     def abandoned(self, until: float) -> None:
         """Note that a message that was taken was abandoned, as far as is known, and comes back at *until*."""
@@ -253,25 +266,24 @@ class Pump:
 
         Returns whether it was with its handler until now, and that not told to stop.
         """
-        hold = self._holds.get(delivery.token)
-        if hold is None:
+        group = self._groups.get(delivery.token)
+        if group is None:
             return False
-        if withdraw(hold, delivery.sequence):
-            self._close(hold)
-            return delivery.sequence not in hold.cancelled
-        if delivery.sequence in hold.running:  # a drain would give it back, and hear that somebody was faster
+        if self._withdraw(group, delivery.sequence):
+            return delivery.sequence not in group.stopped
+        if delivery.sequence in group.running:  # a drain would give it back, and hear that somebody was faster
             left = [one for one in self._unsettled if one.delivery is not delivery]
             if len(left) < len(self._unsettled):
                 self._unsettled = left
-                del hold.running[delivery.sequence]
-                self._close(hold)
+                del group.running[delivery.sequence]
+                self._close(group)
         return False
 
     # --- the one way in for all else ---
 
-    def handle(self, event: PumpInput, now: float) -> list[Effect]:
+    def handle(self, event: PumpInput, now: float) -> list[PumpEffect]:
         """Take in *event* at *now* and return what is to be done, in this order."""
-        effects: list[Effect] = []
+        effects: list[PumpEffect] = []
         match event:
             case Tick():
                 pass
@@ -295,11 +307,22 @@ class Pump:
                     self._claim_at = now
             case Drain(deadline):
                 self._drain(deadline, now, effects)
+            case Ended(at, locks):
+                for held, why in locks:
+                    self._lock_ended(held, why, at, effects)
+            case Returned(counts):
+                for token, count in counts:
+                    if (group := self._groups.get(token)) is not None:
+                        self._close(group, count)
         self._go_on(now, effects)
         return effects
 
-    def _go_on(self, now: float, effects: list[Effect]) -> None:
+    def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
         """Do what time and room allow."""
+        if self._denied:
+            denied, self._denied = self._denied, []
+            for delivery in denied:
+                self._lock_ended(delivery, "denied", now, effects)
         self._flush(now, effects)
         if self.state is State.RUNNING and not self._claiming and now >= self._claim_at and self._room():
             self._set_target(now)
@@ -320,7 +343,7 @@ class Pump:
             return 0
         return max(0, self.settings.concurrency - self.busy + self._target - waiting)
 
-    def _claim(self, limit: int, now: float, effects: list[Effect]) -> None:
+    def _claim(self, limit: int, now: float, effects: list[PumpEffect]) -> None:
         self._asked += 1
         self._claiming = self._asked
         self._claim_limit = limit
@@ -340,7 +363,7 @@ class Pump:
             self._target = 0
 
     def _claimed(
-        self, ask: int, deliveries: Sequence[Delivery], due_in: float | None, now: float, effects: list[Effect]
+        self, ask: int, deliveries: Sequence[Delivery], due_in: float | None, now: float, effects: list[PumpEffect]
     ) -> None:
         if ask != self._claiming:
             return
@@ -368,20 +391,20 @@ class Pump:
         if self._claim_most >= self.settings.concurrency + self.settings.prefetch:
             self._claim_most = NEVER
 
-    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         timing, asked_at = self.settings.timing, self._claim_asked_at
         token = deliveries[0].token
         renew_at = asked_at + sooner(timing.renew_every, self._rng)
-        hold = LockGroup(token, len(deliveries), sure_until(asked_at, timing), renew_at, deque(deliveries))
-        self._holds[token] = hold
+        group = LockGroup(token, len(deliveries), sure_until(asked_at, timing), renew_at, deque(deliveries))
+        self._groups[token] = group
         if self.state is State.RUNNING and now < renew_at:
-            self._line.append(hold)
+            self._line.append(group)
             effects.append(Serve())
         else:  # the answer was too long on its way, or we are stopping
             if now >= renew_at:
                 self._claim_less()
             effects.append(Emit(GivenBack(now, self.name, self._holder, len(deliveries))))
-            self._put_back(hold)
+            self._put_back(group)
 
     def _pause(self, due_in: float | None) -> float:
         """Return how long to wait for a hint before looking again."""
@@ -394,7 +417,7 @@ class Pump:
 
     # --- verdicts ---
 
-    def _flush(self, now: float, effects: list[Effect]) -> None:
+    def _flush(self, now: float, effects: list[PumpEffect]) -> None:
         """Pass whatever verdicts gathered while the last ones were on their way."""
         if self._unsettled and not self._settling and now >= self._settle_at:
             self._asked += 1
@@ -404,13 +427,13 @@ class Pump:
             effects.append(Settle(self._asked, batch))
 
     def _answered(
-        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed | NoAnswer], now: float, effects: list[Effect]
+        self, ask: int, answers: Sequence[Settled | Lapsed | Renewed | NoAnswer], now: float, effects: list[PumpEffect]
     ) -> None:
         settlements = self._settling.pop(ask, None)
         if settlements is None:
             return
         self._misses = 0
-        holds = self._holds
+        groups = self._groups
         unanswered: list[Settlement] = []
         for settlement, answer in zip(settlements, answers, strict=True):
             delivery, verdict = settlement
@@ -419,24 +442,33 @@ class Pump:
                     effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", answer.why)))
                 unanswered.append(settlement)
                 continue
-            hold = holds.get(delivery.token)
-            if hold is not None:
-                hold.running.pop(delivery.sequence, None)
-                self._close(hold)
+            group = groups.get(delivery.token)
+            if group is not None:
+                group.running.pop(delivery.sequence, None)
+                self._close(group)
             if type(answer) is Lapsed:
-                effects.append(Report(settlement, answer, _why_lapsed(hold, delivery, now)))
+                effects.append(Report(settlement, answer, _why_lapsed(group, delivery, now)))
             elif type(answer) is Settled and (answer.dead or (verdict is not COMPLETE and verdict is not GIVE_BACK)):
                 effects.append(Report(settlement, answer))
         if unanswered:
             self._settle_at = now + later(self.settings.timing.retry_every / 4, self._rng)
             self._unsettled[:0] = unanswered
 
-    def _close(self, hold: LockGroup) -> None:
-        hold.settled += 1
-        if hold.settled + hold.dropped >= hold.size:
-            self._holds.pop(hold.token, None)
+    def _withdraw(self, group: LockGroup, sequence: int) -> bool:
+        """Take a message from its handler, or from where it is kept; False if there is none, or a verdict on it."""
+        entry = group.running.get(sequence)
+        if entry is None or entry[1] == JUDGED:
+            return False
+        del group.running[sequence]
+        self._close(group)
+        return True
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[Effect]) -> None:
+    def _close(self, group: LockGroup, count: int = 1) -> None:
+        group.settled += count
+        if group.settled >= group.size:
+            self._groups.pop(group.token, None)
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         retry = later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(self._misses, 6)
         if ask == self._claiming:
             self._claiming = 0
@@ -453,34 +485,56 @@ class Pump:
         self._unsettled[:0] = settlements
         effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
 
+    # --- what the locks say ---
+
+    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
+        """Stop the handler of *held*, unless there is a verdict, whose answer says what became of the message."""
+        group = self._groups.get(held.token)
+        if group is None or isinstance(held, SessionLock):
+            return
+        sequence = held.sequence
+        entry = group.running.get(sequence)
+        if entry is None or entry[1] == JUDGED:
+            return
+        if why == "denied" and sequence in group.asking:
+            self._denied.append(held)
+            return
+        is_news = sequence not in group.stopped
+        if why == "denied" or sequence in group.kept:
+            self._withdraw(group, sequence)
+        group.stopped.add(sequence)
+        if is_news:
+            effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))
+            effects.append(CancelHandler(held, why))
+
     # --- giving back, stopping ---
 
-    def _put_back(self, hold: LockGroup) -> int:
+    def _put_back(self, group: LockGroup) -> int:
         count = 0
         try:
             while True:  # from the end, as the locks do: each goes back once
-                delivery = hold.waiting.pop()
-                hold.running[delivery.sequence] = (delivery, JUDGED)
+                delivery = group.waiting.pop()
+                group.running[delivery.sequence] = (delivery, JUDGED)
                 self._unsettled.append(Settlement(delivery, GIVE_BACK))
                 count += 1
         except IndexError:
             return count
 
-    def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
-        count = sum(self._put_back(hold) for hold in self._line)
+    def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
+        count = sum(self._put_back(group) for group in self._line)
         self._line.clear()
         if count:
             effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
 
-    def _drain(self, deadline: float, now: float, effects: list[Effect]) -> None:
+    def _drain(self, deadline: float, now: float, effects: list[PumpEffect]) -> None:
         if self.state in (State.RUNNING, State.PAUSED):
             self._move(State.DRAINING)
             self._empty_buffer(now, effects)
         if self.state is State.DRAINING:
             self._deadline = min(self._deadline, deadline)
 
-    def _wind_up(self, now: float, effects: list[Effect]) -> None:
-        kept = [] if self.busy else [one for hold in list(self._holds.values()) for one in taken(hold)]
+    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
+        kept = [] if self.busy else [one for group in list(self._groups.values()) for one in taken(group)]
         if now >= self._deadline and not self._cut_short:
             self._cut_short = True
             if self.busy:
@@ -490,8 +544,8 @@ class Pump:
                 self.judge(delivery, GIVE_BACK)
             self._flush(now, effects)
             kept = []
-        # A hold that is left is one of which the locks give something back: unanswered, it would count as a delivery.
-        if not (self.busy or kept or self._claiming or self._settling or self._unsettled or self._holds):
+        # A group that is left is one of which the locks give something back: unanswered, it would count as a delivery.
+        if not (self.busy or kept or self._claiming or self._settling or self._unsettled or self._groups):
             self._move(State.STOPPED)
 
     def _move(self, to: State) -> None:
@@ -500,12 +554,12 @@ class Pump:
         self.state = to
 
 
-def _why_lapsed(hold: LockGroup | None, delivery: Delivery, now: float) -> Why | None:
+def _why_lapsed(group: LockGroup | None, delivery: Delivery, now: float) -> Why | None:
     """Return why a verdict came too late; None if that the lock is over was told before."""
-    if hold is None:
+    if group is None:
         return "denied"
-    if delivery.sequence in hold.cancelled:
+    if delivery.sequence in group.stopped:
         return None
     # The locks note in time when a lock is over: unless they have not run.
-    is_late = now >= hold.sure_until > -NEVER and not hold.over
-    return "stalled" if hold.stalled or is_late else "denied"
+    is_late = now >= group.sure_until > -NEVER and not group.over
+    return "stalled" if group.stalled or is_late else "denied"

@@ -12,9 +12,10 @@ from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.consumer import LockRenewer, outlast
 from tenure._queue.context import DeliveryTracker, QueueContext
+from tenure._queue.effects import Ended, LocksMessage
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.locks import Locks
-from tenure._queue.message import Delivery, Lapsed, SessionLock, Token, check_count
+from tenure._queue.message import Lapsed, SessionLock, Token, check_count
 from tenure._queue.outcomes import Why
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.received import Message
@@ -250,13 +251,14 @@ class Session:
         self._hold = hold
         holds: dict[Token, LockGroup] = {held.token: hold}
         locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, holds, now=context.clock.now())
-        self._renewal_thread = LockRenewer(context, locks, self._cancel)
+        self._renewal_thread = LockRenewer(context, locks, self._hear_locks)
         if cut := await outlast(self._renewal_thread.begin()):
             raise cut
 
-    def _cancel(self, held: Delivery | SessionLock, why: Why) -> None:
-        if self.lost.is_set():
+    def _hear_locks(self, message: LocksMessage) -> None:
+        if self.lost.is_set() or not isinstance(message, Ended):
             return
+        [(_, why)] = message.locks
         self.lost.set()
         if self._owner is not None:
             self._interrupted = True

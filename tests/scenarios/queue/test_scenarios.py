@@ -8,6 +8,7 @@ called by their sequence, questions by ``#number``; ``locks`` begins what is ask
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Drain,
-    Dropped,
-    Effect,
     Emit,
+    Ended,
     Hint,
+    LocksEffect,
     Pause,
+    PumpEffect,
     Receive,
     Renew,
     Report,
     Resume,
+    Returned,
     Serve,
     Settle,
     Tick,
@@ -93,7 +96,12 @@ class Stage:
         head, _, tail = line.partition(":")
         word, *words = head.split()
         if word == "locks":
-            return self._tell(self.locks.handle(self._locks_event(words, tail.split()), now), self.locks.wake_at)
+            effects = self.locks.handle(self._locks_event(words, tail.split()), now)
+            told = self._tell(effects, self.locks.wake_at)
+            for message in effects:
+                if isinstance(message, Ended | Returned):
+                    told += self._tell(self.pump.handle(message, now), self.pump.wake_at)
+            return told
         if word == "take":
             taken = self.pump.take(now)
             return [f"message {taken.sequence}" if taken else "nothing"]
@@ -136,11 +144,11 @@ class Stage:
         self.messages[number] = Delivery("orders", int(number), token, number, b"", NO_HEADERS, 1, 0.0, 0.0)
         return self.messages[number]
 
-    def _tell(self, effects: list[Effect], wake_at: float) -> list[str]:
+    def _tell(self, effects: Sequence[PumpEffect | LocksEffect], wake_at: float) -> list[str]:
         return [*(_told(one) for one in effects), f"{self.pump.state.value}, wake at {wake_at:g}"]
 
 
-def _told(effect: Effect) -> str:
+def _told(effect: PumpEffect | LocksEffect) -> str:
     match effect:
         case Receive(ask, limit):
             return f"receive #{ask}: up to {limit}"
@@ -150,10 +158,12 @@ def _told(effect: Effect) -> str:
             return f"renew #{ask}: {' '.join(_held(one) for one in held)}"
         case Serve():
             return "serve"
-        case Dropped():
-            return "dropped"
-        case CancelHandler(held, why):
-            return f"cancel the handler of {_held(held)}: {why}"
+        case Ended(_, locks):
+            return f"to the pump: ended {', '.join(f'{_held(held)} {why}' for held, why in locks)}"
+        case Returned(counts):
+            return f"to the pump: returned {', '.join(f'{count} of {token}' for token, count in counts)}"
+        case CancelHandler(delivery, why):
+            return f"cancel the handler of {delivery.sequence}: {why}"
         case CancelAll():
             return "cancel all handlers"
         case Report(settlement, answer):

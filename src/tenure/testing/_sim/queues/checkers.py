@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure._queue.effects import Claimed, Effect, LocksInput, PumpInput, Receive, Settle
+from tenure._queue.effects import CancelHandler, Claimed, LocksInput, PumpEffect, PumpInput, Receive, Settle
 from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
 from tenure._queue.pump import TRANSITIONS, State
@@ -196,6 +196,8 @@ class Checkers(Findings):
                 tracked = consumer.tracked.get(token, {}).get(sequence)
                 if tracked is None or tracked.stage is not Stage.KEPT or not _is_in(group, tracked.delivery):
                     continue
+                if sequence in group.ended:
+                    continue  # it is renewed no more, and the pump lets go of it when its loop is free
                 if now > tracked.began + settings.max_hold + BLUR:
                     self.violated(
                         "max hold", f"{consumer.name} holds {tracked.delivery.id} on, which was kept too long"
@@ -289,7 +291,7 @@ class Checkers(Findings):
 
     # --- the pump ---
 
-    def decided(self, consumer: Consumer, event: PumpInput, was: State, effects: Sequence[Effect]) -> None:
+    def decided(self, consumer: Consumer, event: PumpInput, was: State, effects: Sequence[PumpEffect]) -> None:
         """The pump of *consumer* has taken in *event*."""
         state = consumer.pump.state
         if state is not was and state not in TRANSITIONS[was] | {State.STOPPED}:
@@ -298,6 +300,8 @@ class Checkers(Findings):
             match effect:
                 case Settle(_, settlements):
                     self.passes(consumer, settlements)
+                case CancelHandler(delivery, "denied") if (tracked := consumer.find(delivery)) is not None:
+                    tracked.stage = Stage.LOST
                 case Receive() if state is not State.RUNNING:
                     self.violated("after stop", f"{consumer.name} claims while it is {state.value}")
         if state is not State.RUNNING:

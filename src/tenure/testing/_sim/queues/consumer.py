@@ -17,21 +17,23 @@ from tenure._queue.effects import (
     CancelHandler,
     Claimed,
     Drain,
-    Dropped,
-    Effect,
     Emit,
+    Ended,
     Hint,
+    LocksEffect,
     LocksInput,
+    PumpEffect,
     PumpInput,
     Receive,
     Renew,
+    Returned,
     Serve,
     Settle,
     Tick,
 )
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.lock_group import LockGroup
-from tenure._queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, SessionLock, Settlement, Token, Verdict
+from tenure._queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, Settlement, Token, Verdict
 from tenure._queue.pump import State
 from tenure._queue.retry import verdict_on_failure
 from tenure.errors import LockLost
@@ -166,6 +168,8 @@ class Consumer(Process):
                     self.world.after(0.0, self._loop_soon, self._serve)
                 case Settle(ask) | Receive(ask):
                     self._pump_client.ask(ask, effect)
+                case CancelHandler(delivery, why):
+                    self._cancel_handler(delivery, why)
                 case CancelAll():
                     for work in list(self.works.values()):
                         self._cancel(work, "drain")
@@ -240,11 +244,12 @@ class Consumer(Process):
                     if isinstance(effect, Settle):
                         self.checkers.passes(self, effect.settlements)
                     self._locks_client.ask(ask, effect)
-                case CancelHandler(held, why):
-                    self.checkers.told_to_stop(self, held, why)
-                    self.world.after(0.0, self._loop_soon, self._cancel_handler, held, why)
-                case Dropped():
-                    self._turn_soon()
+                case Ended(_, locks):
+                    for held, why in locks:
+                        self.checkers.told_to_stop(self, held, why)
+                    self.world.after(0.0, self._loop_soon, self._decide, effect)
+                case Returned():
+                    self.world.after(0.0, self._loop_soon, self._decide, effect)
                 case Emit(HandlerOverran(sequence=sequence)):
                     self.checkers.overran(self, sequence)
                     if self.event_hook:
@@ -278,7 +283,7 @@ class Consumer(Process):
         elif self._keeping and not self._deciding:
             self._serve()
 
-    def _log(self, event: PumpInput | LocksInput, effects: list[Effect]) -> None:
+    def _log(self, event: PumpInput | LocksInput, effects: Sequence[PumpEffect | LocksEffect]) -> None:
         if self.world.traced and effects:
             self.world.log(self.name, f"{type(event).__name__} → {', '.join(map(describe_effect, effects))}")
 
@@ -496,9 +501,8 @@ class Consumer(Process):
 
     # --- told to stop ---
 
-    def _cancel_handler(self, held: Delivery | SessionLock, why: str) -> None:
-        assert isinstance(held, Delivery)
-        work = self.works.get((held.token, held.sequence))
+    def _cancel_handler(self, delivery: Delivery, why: str) -> None:
+        work = self.works.get((delivery.token, delivery.sequence))
         if work is not None:
             self._cancel(work, why)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.effects import CancelHandler, Effect, Receive, Renew, Settle
+from tenure._queue.effects import CancelHandler, Ended, LocksEffect, PumpEffect, Receive, Renew, Settle
 from tenure.testing._sim.queues.broker import Send
 
 
@@ -36,7 +36,7 @@ def label(delivery: Any) -> str:
     return f"{delivery.body.decode()}/{delivery.delivery_count}@{delivery.token}"
 
 
-def describe_effect(effect: Effect) -> str:
+def describe_effect(effect: PumpEffect | LocksEffect) -> str:
     """Return an effect in few words, for the log."""
     match effect:
         case Receive(ask, limit):
@@ -45,6 +45,8 @@ def describe_effect(effect: Effect) -> str:
             return f"settle #{ask}, {len(settlements)} verdicts"
         case Renew(ask, held):
             return f"renew #{ask}, {len(held)} locks"
-        case CancelHandler(held, why):
-            return f"cancel {held[1]}: {why}"
+        case CancelHandler(delivery, why):
+            return f"cancel {delivery.sequence}: {why}"
+        case Ended(_, locks):
+            return f"ended {' '.join(f'{held[1]}: {why}' for held, why in locks)}"
     return type(getattr(effect, "event", effect)).__name__

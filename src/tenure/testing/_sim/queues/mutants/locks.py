@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from tenure._jitter import Rng
 from tenure._lease import NoAnswer
-from tenure._queue.effects import Effect
-from tenure._queue.lock_group import LockGroup
+from tenure._queue.effects import LocksEffect, PumpEffect
+from tenure._queue.lock_group import LockGroup, Why
 from tenure._queue.locks import Locks, _Question
 from tenure._queue.message import (
     Delivery,
@@ -27,22 +27,22 @@ from tenure.testing._sim.queues.parts import Parts
 
 
 class _CountsFromAnswer(Pump):
-    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         self._claim_asked_at = now
         super()._keep(deliveries, now, effects)
 
 
 class _BelievesLateClaim(Pump):
-    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         if now >= self._claim_asked_at + self.settings.timing.renew_every:
             self._claim_asked_at = now
         super()._keep(deliveries, now, effects)
 
 
 class _NoMargin(Pump):
-    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[Effect]) -> None:
+    def _keep(self, deliveries: Sequence[Delivery], now: float, effects: list[PumpEffect]) -> None:
         super()._keep(deliveries, now, effects)
-        for hold in self._holds.values():
+        for hold in self._groups.values():
             if hold.token == deliveries[0].token:
                 hold.sure_until = self._claim_asked_at + self.settings.timing.ttl
 
@@ -53,9 +53,9 @@ class _RenewsFromAnswer(Locks):
         question: _Question,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
-        effects: list[Effect],
+        effects: list[LocksEffect],
     ) -> None:
-        super()._take(_Question(now, question.holds, question.held), answers, now, effects)
+        super()._take(_Question(now, question.groups, question.held), answers, now, effects)
 
 
 class _NoAnswerIsYes(Locks):
@@ -64,7 +64,7 @@ class _NoAnswerIsYes(Locks):
         question: _Question,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
-        effects: list[Effect],
+        effects: list[LocksEffect],
     ) -> None:
         if isinstance(answers, NoAnswer):
             answers = [Renewed(0.0)] * len(question.held)
@@ -72,7 +72,7 @@ class _NoAnswerIsYes(Locks):
 
 
 class _IgnoresNo(Locks):
-    def _lose(self, hold: LockGroup, one: Delivery | SessionLock, now: float, effects: list[Effect]) -> None:
+    def _lose(self, hold: LockGroup, one: Delivery | SessionLock) -> None:
         pass
 
 
@@ -91,14 +91,14 @@ class _ServesOldBuffer(Pump):
 class _KeepsOldBuffer(Locks):
     """Neither gives back nor renews what waits."""
 
-    def _take_out(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+    def _take_out(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         pass
 
 
 class _RenewsForAll(Locks):
     """Believes that a renewal of what runs is one of what waits."""
 
-    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         waiting = list(hold.waiting)
         hold.waiting.clear()
         super()._look_at(hold, now, effects)
@@ -114,21 +114,24 @@ class _CancelsLate(Locks):
 
 
 class _KeepsForEver(Locks):
-    """Takes what a handler has kept for what a handler runs on with."""
+    """Counts the time of what a handler has kept anew, again and again."""
 
-    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
-        kept, hold.kept = hold.kept, set()
+    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
+        for sequence in hold.kept & hold.running.keys():
+            delivery, began = hold.running[sequence]
+            if began < math.inf:
+                hold.running[sequence] = (delivery, now)
         super()._look_at(hold, now, effects)
-        hold.kept = kept
 
 
 class _IgnoresTime(Locks):
-    def _end(self, hold: LockGroup, why: str, now: float, effects: list[Effect]) -> None:
-        hold.over = True
+    def _stop(self, group: LockGroup, delivery: Delivery, why: Why) -> None:
+        if why in ("denied", "max_hold"):
+            super()._stop(group, delivery, why)
 
 
 class _IgnoresMaxHold(Locks):
-    def _look_at(self, hold: LockGroup, now: float, effects: list[Effect]) -> None:
+    def _look_at(self, hold: LockGroup, now: float, effects: list[LocksEffect]) -> None:
         for sequence, (delivery, _) in hold.running.items():
             if hold.running[sequence][1] < math.inf:
                 hold.running[sequence] = (delivery, now)
@@ -143,7 +146,7 @@ class _CutIsRenewed(Locks):
         question: _Question,
         answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer,
         now: float,
-        effects: list[Effect],
+        effects: list[LocksEffect],
     ) -> None:
         if not isinstance(answers, NoAnswer):
             answers = [Renewed(0.0) if isinstance(one, NoAnswer) else one for one in answers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tenure._queue.effects import Effect
+from tenure._queue.effects import PumpEffect
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.message import (
     COMPLETE,
@@ -22,7 +22,7 @@ from tenure.testing._sim.queues.parts import Parts
 class _ForgetsUnanswered(Pump):
     """Drops a verdict that got no answer."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[Effect]) -> None:
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         self._settling.pop(ask, None)
         super()._unanswered(ask, why, now, effects)
 
@@ -38,7 +38,7 @@ class _PassesLateResults(Pump):
 
 
 class _DrainLosesBuffer(Pump):
-    def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
+    def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
         if self.state is State.DRAINING:
             self._line.clear()
         else:
@@ -58,7 +58,7 @@ class _AbandonsBuffer(Pump):
 class _StopsAtOnce(Pump):
     """Calls itself stopped when no handler runs any more, whatever is unanswered."""
 
-    def _wind_up(self, now: float, effects: list[Effect]) -> None:
+    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         super()._wind_up(now, effects)
         if self.state is State.DRAINING and not self.busy:
             self._move(State.STOPPED)
@@ -67,7 +67,7 @@ class _StopsAtOnce(Pump):
 class _ForgetsReturns(Pump):
     """Stops without waiting for what the locks give back."""
 
-    def _wind_up(self, now: float, effects: list[Effect]) -> None:
+    def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
         super()._wind_up(now, effects)
         under_way = self.busy or self._claiming or self._settling or self._unsettled
         if self.state is State.DRAINING and not under_way:
@@ -75,7 +75,7 @@ class _ForgetsReturns(Pump):
 
 
 class _ServesWhilePaused(Pump):
-    def _empty_buffer(self, now: float, effects: list[Effect]) -> None:
+    def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
         if self.state is not State.PAUSED:
             super()._empty_buffer(now, effects)
 
@@ -95,7 +95,7 @@ class _WaitsForHints(Pump):
 class _GivesUpAsking(Pump):
     """Does not claim again after a claim without an answer."""
 
-    def _unanswered(self, ask: int, why: str, now: float, effects: list[Effect]) -> None:
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         gives_up = ask == self._claiming
         super()._unanswered(ask, why, now, effects)
         if gives_up:
@@ -110,7 +110,7 @@ class _CompletesFailures(Pump):
 class _PassesOneByOne(Pump):
     """Passes each verdict in a call of its own."""
 
-    def _flush(self, now: float, effects: list[Effect]) -> None:
+    def _flush(self, now: float, effects: list[PumpEffect]) -> None:
         unsettled, self._unsettled = self._unsettled, self._unsettled[:1]
         super()._flush(now, effects)
         self._unsettled += unsettled[1:]
