@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tenure._backends.memory import MemoryBroker, MemoryLeases
-from tenure._backends.memory.queue import StoredMessage, Subqueue
+from tenure._backends.memory.messages import StoredMessage, Subqueue
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
 from tenure._queue.message import Delivery, SessionLock
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, QueueHarness

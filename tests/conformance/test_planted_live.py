@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tenure._backends.memory.queue import MemoryBroker, MessageState, RememberedIds, StoredMessage
+from tenure._backends.memory.messages import MessageState, RememberedIds, StoredMessage
+from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import EVERYTHING, LiveSelection
 from tenure._queue.message import LiveMessage
 from tenure.testing.conformance import LiveSuite

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tenure._backends.memory.queue import NEVER, MemoryBroker, Session, StoredMessage, Subqueue
+from tenure._backends.memory.messages import NEVER, Session, StoredMessage, Subqueue
+from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue import consumer, handlers, message, session_consumer
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement

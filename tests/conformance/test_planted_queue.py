@@ -6,14 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tenure._backends.memory.queue import (
-    MemoryBroker,
-    MessageState,
-    RememberedIds,
-    StoredMessage,
-    StoredQueue,
-    Subqueue,
-)
+from tenure._backends.memory.messages import MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
+from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import Claim, NoSession, Selection
 from tenure._queue.message import (
     COMPLETE,
@@ -136,7 +130,7 @@ class ReportsDeathsToEachProcess(MemoryBroker):
     _told = 0
 
     def _take_deaths(self, subqueue: Subqueue) -> Sequence[Died]:
-        told = tuple(self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].died)[self._told :]
+        told = tuple(self._memory.queues[subqueue.name.removesuffix(DEAD_SUFFIX)].deaths)[self._told :]
         self._told += len(told)
         return () if subqueue.is_dead else told
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenure._backends.memory.client import Memory, memory_of
+from tenure._backends.memory.address import memory_of
+from tenure._backends.memory.client import Memory
+from tenure._backends.memory.diagnosis import diagnose
 from tenure._backends.memory.leases import TRAITS, MemoryLeases
 from tenure._backends.memory.queue import QUEUE_TRAITS, MemoryBroker
 from tenure._opened import Fact
@@ -32,14 +34,10 @@ class MemoryBackend:
         self.broker: MemoryBroker = MemoryBroker(clock, memory)
 
     async def describe(self) -> Sequence[Fact]:
-        """Tell what is in it."""
-        shared = f"shared in this process as {self._memory.name!r}" if self._memory.name else "private"
-        return [
-            Fact("memory", shared, "gone when the process ends; for tests and single processes"),
-            Fact("names", str(len(await self.leases.names()))),
-        ]
+        """Tell whether it is shared, and how many names it holds."""
+        return diagnose(self._memory)
 
     async def close(self) -> None:
-        """Answer no more. A private memory goes with its last user, a named one with the process."""
+        """Close this client. A private memory ends with its last client, a named one with the process."""
         self.leases.close()
         self.broker.close()

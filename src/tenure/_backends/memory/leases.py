@@ -25,7 +25,7 @@ class MemoryLeases(Client):
 
     Args:
         clock: Judges expiry; a test brings its own.
-        memory: What the leases are kept in; several stores on one memory stand for several processes.
+        memory: Holds the leases; several stores on one memory stand for several processes.
     """
 
     def __init__(self, clock: Clock | None = None, memory: Memory | None = None) -> None:
@@ -58,7 +58,7 @@ class MemoryLeases(Client):
         return granted
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost]:
-        """Extend many claims by *ttl* seconds from now; the answers stand in the order of *grants*."""
+        """Extend many claims by *ttl* seconds from now; the answers come in the order of *grants*."""
         require_ttl(ttl, TRAITS)
         answers: list[Granted | Lost] = []
         with self._memory.lock:
@@ -115,7 +115,7 @@ class MemoryLeases(Client):
         return self._memory.notifier.listen(f"lease:{name}")
 
     def _claim_of(self, grant: Grant, now: float) -> Claim | None:
-        """Return the claim that *grant* names, if it still stands."""
+        """Return the claim of *grant* if it still holds."""
         claim = self._memory.claims.get(grant.name)
         if claim is None or not _is_live(claim, now):
             return None

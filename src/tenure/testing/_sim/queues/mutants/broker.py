@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from tenure._backends.memory.queue import LockGroup, MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
+from tenure._backends.memory.messages import (
+    LockGroup,
+    MessageState,
+    RememberedIds,
+    StoredMessage,
+    StoredQueue,
+    Subqueue,
+)
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Renew, Settle
 from tenure._queue.message import (

@@ -1,0 +1,17 @@
+"""What ``describe()`` and ``tenure doctor`` show of a memory."""
+
+from __future__ import annotations
+
+from tenure._backends.memory.client import Memory
+from tenure._opened import Fact
+
+
+def diagnose(memory: Memory) -> list[Fact]:
+    """Tell by whom *memory* can be used, and how many names it holds."""
+    shared = f"shared in this process as {memory.name!r}" if memory.name else "private"
+    with memory.lock:
+        names = len(memory.claims)
+    return [
+        Fact("memory", shared, "gone when the process ends; for tests and single processes"),
+        Fact("names", str(names)),
+    ]

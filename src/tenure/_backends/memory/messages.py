@@ -1,0 +1,311 @@
+"""The data of a queue: messages, sessions, remembered ids, and due times."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tenure._queue.broker import (
+    LiveSelection,
+    QueueSettings,
+    Selection,
+)
+from tenure._queue.message import (
+    DEAD_SUFFIX,
+    Attempt,
+    DeadMessage,
+    Death,
+    Delivery,
+    Died,
+    Headers,
+    LiveMessage,
+    State,
+    dead_letters_of,
+)
+
+NEVER = math.inf
+
+DIED_MAX = 1_000
+"""The number of deaths kept for the next claim to report; older ones are dropped."""
+
+
+class MessageState(IntEnum):
+    """The state of a message; also the index of its count."""
+
+    READY = 0
+    DELAYED = 1
+    LOCKED = 2
+    DEFERRED = 3
+    GONE = 4
+
+
+STATE_NAMES: dict[MessageState, State] = {
+    MessageState.READY: "ready",
+    MessageState.DELAYED: "delayed",
+    MessageState.LOCKED: "locked",
+    MessageState.DEFERRED: "deferred",
+}
+
+
+@dataclass(slots=True, eq=False)
+class StoredMessage:
+    """A message as it is stored. Its times are those of the clock, except ``enqueued_at``: wall-clock time."""
+
+    sequence: int
+    id: str
+    body: bytes
+    headers: Headers
+    enqueued_at: float
+    priority: int
+    session: Session | None
+    reply_to: str | None
+    correlation_id: str | None
+    state: MessageState = MessageState.GONE
+    visible_at: float = 0.0
+    expires_at: float = NEVER
+    locked_until: float = 0.0
+    token: int = 0
+    delivery_count: int = 0
+    is_deferred: bool = False
+    history: tuple[Attempt, ...] = ()
+    death: Death | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session: its lock, its state, its ready messages, and the retries that block the messages behind them."""
+
+    name: str
+    token: int = 0
+    locked_until: float = 0.0
+    state: bytes | None = None
+    ready: list[int] = field(default_factory=list)
+    retrying: set[int] = field(default_factory=set)
+    locked: dict[int, StoredMessage] = field(default_factory=dict)
+    size: int = 0
+    listed_as: int | None = None  # the sequence of its newest entry in ``free_sessions``
+
+
+@dataclass(frozen=True, slots=True)
+class LockGroup:
+    """The messages of one claim, under one token."""
+
+    token: int
+    messages: list[StoredMessage]
+
+
+class Subqueue:
+    """The live messages of a queue, or its dead letters."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead: bool = name.endswith(DEAD_SUFFIX)
+        self.messages: dict[int, StoredMessage] = {}
+        self.count: list[int] = [0] * len(MessageState)
+        self.ready: list[int] = []  # heap of the ready messages without a session, see rank_of
+        self.oldest: list[int] = []  # heap of all that became ready; some no longer are
+        self.deferred: list[int] = []  # in order of sequence
+        self.sessions: dict[str, Session] = {}
+        # Heap of free sessions by their next message. Stale entries are skipped.
+        self.free_sessions: list[tuple[int, str]] = []
+        # Heap of (at, number, what): when a lock, a delay or an expiry ends. Stale entries are skipped.
+        self.due: list[tuple[float, int, StoredMessage | Session | LockGroup]] = []
+        self.numbers: itertools.count[int] = itertools.count()
+
+    def next_in_session(self, session: Session) -> int | None:
+        """Return the sequence of the next message of *session*, unless a retry blocks it."""
+        while session.ready:
+            if self.is_ready(session.ready[0]):
+                break
+            heapq.heappop(session.ready)
+        if not session.ready or any(sequence < session.ready[0] for sequence in session.retrying):
+            return None
+        return session.ready[0]
+
+    def is_ready(self, sequence: int) -> bool:
+        """Tell whether a message is ready."""
+        message = self.messages.get(sequence)
+        return message is not None and message.state is MessageState.READY
+
+    def list_if_free(self, session: Session) -> None:
+        """Add *session* to ``free_sessions`` if it can be accepted."""
+        sequence = None if session.token else self.next_in_session(session)
+        if sequence is not None and session.listed_as != sequence:
+            session.listed_as = sequence
+            heapq.heappush(self.free_sessions, (sequence, session.name))
+
+    def next_free_session(self) -> Session | None:
+        """Return the free session that has waited longest."""
+        while self.free_sessions:
+            sequence, name = self.free_sessions[0]
+            session = self.sessions.get(name)
+            if session is not None and not session.token and self.next_in_session(session) == sequence:
+                return session
+            heapq.heappop(self.free_sessions)
+            if session is not None:
+                session.listed_as = None if session.listed_as == sequence else session.listed_as
+                self.list_if_free(session)
+        return None
+
+    def due_in(self, now: float) -> float | None:
+        """Return in how many seconds time alone changes something; None if it never does."""
+        # An entry of a settled message would wake every idle consumer for nothing, once for each claim ever made.
+        while self.due and not self.is_pending(self.due[0][2]):
+            heapq.heappop(self.due)
+        return max(0.0, self.due[0][0] - now) if self.due else None
+
+    def is_pending(self, what: StoredMessage | Session | LockGroup) -> bool:
+        """Tell whether time alone may still change something about *what*."""
+        if isinstance(what, LockGroup):
+            return any(
+                message.token == what.token and message.state is MessageState.LOCKED for message in what.messages
+            )
+        if isinstance(what, Session):
+            return what.token != 0
+        is_here = self.messages.get(what.sequence) is what
+        return is_here and (what.state is MessageState.DELAYED or what.expires_at < NEVER)
+
+
+class RememberedIds:
+    """Ids that are remembered for a while: of messages sent, or handled."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._ends: list[tuple[float, str]] = []  # heap
+
+    def note(self, name: str, until: float) -> None:
+        """Remember *name* until then, or longer if it already is."""
+        until = max(until, self._until.get(name, -NEVER))
+        self._until[name] = until
+        heapq.heappush(self._ends, (until, name))
+
+    def knows(self, name: str, now: float) -> bool:
+        """Tell whether *name* is remembered *now*."""
+        return self._until.get(name, -NEVER) > now
+
+    def forget(self, now: float) -> None:
+        """Forget the ids whose time is over."""
+        while self._ends and self._ends[0][0] <= now:
+            until, name = heapq.heappop(self._ends)
+            if self._until.get(name) == until:
+                del self._until[name]
+
+
+class StoredQueue:
+    """A queue: its settings, live messages, dead letters and remembered ids."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.settings: QueueSettings = QueueSettings()
+        self.live: Subqueue = Subqueue(name)
+        self.dead: Subqueue = Subqueue(dead_letters_of(name))
+        self.sequence = 0
+        self.sent: RememberedIds = RememberedIds()
+        self.inbox: RememberedIds = RememberedIds()
+        self.idle_at: float = NEVER
+        self.deaths: deque[Died] = deque(maxlen=DIED_MAX)  # by time, not yet reported by a claim
+
+
+def rank_of(message: StoredMessage) -> int:
+    """Return one number to order by: higher priority first, then by sequence."""
+    return message.sequence - (message.priority << 48)
+
+
+def sequence_of(rank: int) -> int:
+    """Return the sequence of the message with this *rank*."""
+    return rank & ((1 << 48) - 1)
+
+
+def is_selected_dead(message: StoredMessage, which: Selection) -> bool:
+    """Tell whether *which* selects this dead letter."""
+    assert message.death is not None
+    return (
+        message.sequence > which.after
+        and (which.sequences is None or message.sequence in which.sequences)
+        and (which.ids is None or message.id in which.ids)
+        and (which.reason is None or message.death.reason == which.reason)
+        and (which.dead_before is None or message.death.at < which.dead_before)
+    )
+
+
+def is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
+    """Tell whether *which* selects this live message."""
+    session = message.session.name if message.session else None
+    return which.wants(STATE_NAMES[message.state]) and which.fits(
+        message.sequence, lambda: message.id, session, message.enqueued_at
+    )
+
+
+def exhausted_description(message: StoredMessage) -> str:
+    return f"delivered {message.delivery_count} times, and never completed"
+
+
+def expired_description(message: StoredMessage) -> str:
+    return "not handled before its ttl had ended"
+
+
+def live_message_of(queue: str, message: StoredMessage, wall_offset: float) -> LiveMessage:
+    """Return *message* as ``peek`` shows it."""
+    return LiveMessage(
+        queue,
+        message.sequence,
+        message.id,
+        message.body,
+        message.headers,
+        STATE_NAMES[message.state],
+        message.delivery_count,
+        message.enqueued_at,
+        message.locked_until + wall_offset if message.state is MessageState.LOCKED else None,
+        message.visible_at + wall_offset if message.state is MessageState.DELAYED else None,
+        message.session.name if message.session else None,
+        message.priority,
+        message.reply_to,
+        message.correlation_id,
+    )
+
+
+def delivery_of(queue: str, message: StoredMessage, token: int | str, locked_until: float) -> Delivery:
+    """Return *message* as a claim delivers it."""
+    return Delivery(
+        queue,
+        message.sequence,
+        token,
+        message.id,
+        message.body,
+        message.headers,
+        message.delivery_count,
+        message.enqueued_at,
+        locked_until,
+        message.session.name if message.session else None,
+        message.priority,
+        message.reply_to,
+        message.correlation_id,
+        message.death,
+    )
+
+
+def dead_message_of(queue: str, message: StoredMessage) -> DeadMessage:
+    """Return *message* as ``peek_dead`` shows it."""
+    assert message.death is not None
+    return DeadMessage(
+        queue,
+        message.sequence,
+        message.id,
+        message.body,
+        message.headers,
+        message.delivery_count,
+        message.enqueued_at,
+        message.session.name if message.session else None,
+        message.priority,
+        message.reply_to,
+        message.correlation_id,
+        message.death.reason,
+        message.death.description,
+        message.death.at,
+        message.death.error,
+        message.death.history,
+    )
