@@ -1,4 +1,4 @@
-"""What happens in an election or at a queue, as plain values: told to ears (logs, displays), never to decide by."""
+"""Events of elections and queues, as plain values, for logs and displays: never base a decision on an event."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 Reason = Literal[
     "denied",  # the store said that the claim is over
     "unanswered",  # the trusted time ran out without an answer
-    "stalled",  # we withheld the renewal: the work made no progress
-    "asked",  # somebody asked the leader to step down
-    "resigned",  # the candidate's own owner called resign()
+    "stalled",  # the renewal was withheld, because the work made no progress
+    "asked",  # the leader was asked to step down
+    "resigned",  # the owner of the candidate called resign()
     "stopped",  # the campaign is being stopped
     "ended",  # the work returned or raised
 ]
-"""Why a term came to its end."""
+"""The reason why a term ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class StandingBy(Event):
-    """Somebody else leads: *leader*, in the term *token*. Told once for each leader; the candidate goes on asking."""
+    """Another candidate leads: *leader*, in the term *token*. Emitted once for each; the candidate keeps asking."""
 
     leader: str
     token: int
@@ -43,7 +43,7 @@ class TermBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(Event):
-    """The term may be trusted for longer."""
+    """The term is trusted for longer."""
 
     token: int
     trusted_until: float
@@ -60,7 +60,7 @@ class RenewalMissed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CampaignFailed(Event):
-    """The store could not be asked for the name; the candidate goes on asking."""
+    """The store could not be asked for the name; the candidate keeps asking."""
 
     why: str
 
@@ -83,7 +83,7 @@ class Overrun(Event):
 
 @dataclass(frozen=True, slots=True)
 class TermEnded(Event):
-    """Work has ended, and the term with it; *released* tells whether the lease is being handed back."""
+    """Work has ended, and the term with it; *released* says whether the lease is being released."""
 
     token: int
     reason: Reason
@@ -92,7 +92,7 @@ class TermEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandBackMissed(Event):
-    """The lease of a term that has ended could not be handed back yet: told once. It is tried again, or runs out."""
+    """The lease of an ended term could not be released yet: emitted once. It is tried again, or runs out."""
 
     token: int
     why: str
@@ -101,14 +101,14 @@ class HandBackMissed(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandedBack(Event):
-    """A grant arrived after we had given up on it, and was returned unused."""
+    """A grant arrived after its request was given up, and was released unused."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFell(Event):
-    """The store told a token below *seen*, or *seen* itself for another term: it was restored, or lost what it knew.
+    """The store gave a token below *seen*, or *seen* itself for another term: it was restored, or lost data.
 
     A resource that compares tokens, such as a fence, refuses the new terms until theirs is above *seen*.
     """
@@ -133,7 +133,7 @@ class MessageEvent(Event):
 class MessageFailed(MessageEvent):
     """A handler failed; the message is delivered again after *delay* seconds, unless that was its last delivery.
 
-    *delay* is None if no retry mends that: the message goes to the dead letters. *place* is file, line and function of
+    *delay* is None if a retry can't succeed: the message becomes a dead letter. *place* is file, line and function of
     the innermost frame that is yours; empty if there is none.
     """
 
@@ -144,24 +144,24 @@ class MessageFailed(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandlerNotBegun(MessageEvent):
-    """No process could begin the handler, for *why*; the message is given back uncounted."""
+    """No process could start the handler (*why*); the message is given back uncounted."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDied(MessageEvent):
-    """A message went to the dead letters."""
+    """A message became a dead letter."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LockEnded(MessageEvent):
-    """A lock was lost, or is about to be: the handler is cancelled and its result thrown away.
+    """A lock was lost, or is about to be: the handler is cancelled and its result discarded.
 
     *why* is ``denied`` (the broker said so), ``unanswered`` (renewals got no answer in time), ``stalled`` (this process
-    did not run when it was to renew: it was stopped, or a handler held the GIL) or ``max_hold`` (the handler took
+    did not run when a renewal was due: it was stopped, or a handler held the GIL) or ``max_hold`` (the handler took
     longer than it may).
     """
 
@@ -170,10 +170,10 @@ class LockEnded(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class ResultDiscarded(MessageEvent):
-    """A handler ended after its lock had, unnoticed: its result is thrown away, and the message is not settled by it.
+    """A handler ended after its lock, unnoticed: its result is discarded, and does not settle the message.
 
-    *why* is as of :class:`LockEnded`; ``unanswered`` if consuming ended before the broker had answered to the verdict,
-    which may stand or not. For each result that is thrown away there is one ``LockEnded`` or one of these.
+    *why* is as in :class:`LockEnded`; ``unanswered`` if consuming ended before the broker had answered to the verdict,
+    which may hold or not. For each discarded result there is one ``LockEnded`` or one of these.
     """
 
     why: str
@@ -181,12 +181,12 @@ class ResultDiscarded(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandlerOverran(MessageEvent):
-    """A handler still runs although its lock is over; somebody else may have the message."""
+    """A handler still runs although its lock is over; another consumer may have the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenBack(Event):
-    """Deliveries were given back untried and uncounted: they waited too long, or consuming stops."""
+    """Deliveries were given back unhandled and uncounted: they waited too long, or consuming stops."""
 
     count: int
 
@@ -201,13 +201,13 @@ class BrokerUnanswered(Event):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAwaited(Event):
-    """A consumer has begun and its store can't be asked yet, for *why*: it goes on asking, and tells this once."""
+    """A consumer has started, and can't reach its store yet (*why*): it keeps asking. Emitted once."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswered(Event):
-    """The store that a consumer waited for answers, after *waited* seconds; consuming begins."""
+    """The store that a consumer waited for answers, after *waited* seconds; consuming starts."""
 
     waited: float
