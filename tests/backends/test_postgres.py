@@ -16,7 +16,7 @@ from asyncpg.transaction import Transaction
 
 import tenure
 from tenure._backends import postgres
-from tenure._backends.postgres import queue, wake
+from tenure._backends.postgres import dead_letters, wake
 from tenure._backends.postgres.address import Options
 from tenure._backends.postgres.connections import Connection, LoopConnections
 from tenure._backends.postgres.migrate import functions
@@ -384,7 +384,7 @@ async def test_the_rights_in_the_document_are_enough(server: Postgres, url: str,
         await backend.broker.send(name, [Outgoing(b"a", id="a")])
         got = (await backend.broker.receive(name, 1, TTL)).deliveries
         assert await backend.broker.settle([Settlement(got[0], COMPLETE)]) == [Settled()]
-        await backend.broker._tidy(name)
+        await backend.broker._housekeeping._tidy(name)
         assert await backend.broker.stats(name) == Stats()
 
 
@@ -1066,7 +1066,7 @@ async def test_what_is_put_back_is_notified_and_not_each_time(url: str, name: st
 
 
 async def test_dead_letters_are_revived_in_steps(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "REVIVED_AT_ONCE", 3)  # a step must end before the server gives it up
+    monkeypatch.setattr(dead_letters, "REVIVED_AT_ONCE", 3)  # a step must end before the server gives it up
     async with opened(url) as backend:
 
         async def die(count: int) -> None:

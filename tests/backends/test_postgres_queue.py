@@ -19,7 +19,7 @@ import pytest
 
 import tenure
 from tenure._backends import postgres
-from tenure._backends.postgres import queue
+from tenure._backends.postgres import claims, housekeeping
 from tenure._backends.postgres.connections import Connection
 from tenure._backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure._backends.postgres.sessions import HeldSessions
@@ -430,7 +430,7 @@ async def consumed(broker: Broker, name: str, limit: int = 100) -> list[bytes]:
 async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
     async with opened(url) as backend, native(url) as reader, native(url) as connection:
         broker = backend.broker
         async with reader.transaction(isolation="repeatable_read"):
@@ -440,7 +440,7 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
                 for _ in range(0, count, 100):
                     await broker.send(name, [Outgoing(b"x", expires_in=3600)] * 50 + [Outgoing(b"x", priority=4)] * 50)
                     while await consumed(broker, name):
-                        await backend.broker._rest()
+                        await backend.broker._housekeeping.rest()
                 await broker.stats(name)  # which makes one row of the tally
                 for what, asked in {
                     "receive": "SELECT FROM tenure.receive($1, 10, 60, 7)",
@@ -454,7 +454,7 @@ async def test_what_was_consumed_is_not_walked_again_beside_a_snapshot(
 async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
     async with opened(url) as backend, native(url) as connection:
         broker, raising = backend.broker, Raising(connection, name)
         await broker.declare(name, {"lock": LOCK})
@@ -467,7 +467,7 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
 
         for _ in range(2):  # with enough to do
             assert len(await consumed(broker, name, 300)) == 300
-            await broker._rest()
+            await broker._housekeeping.rest()
         assert begun + LOCK - RAISE_BEHIND <= (await raising.marks())[11] < begun + LOCK
         _, few = [await walked(looks_ahead=False) for _ in range(2)]  # the first time, it is planned, too
         assert await walked(looks_ahead=True) > few + 100
@@ -478,12 +478,12 @@ async def test_settled_locks_are_walked_only_where_claims_ask_when_to_look_again
         assert marks[11] >= begun + LOCK
 
         assert len(await consumed(broker, name, 300)) == 100  # which has asked
-        await broker._rest()
+        await broker._housekeeping.rest()
         again = await raising.marks()
         assert again[11] > marks[11]
     async with opened(url) as backend:  # it doesn't know how far the others have raised them
         await backend.broker.receive(name, 1, LOCK)
-        await backend.broker._rest()
+        await backend.broker._housekeeping.rest()
         async with native(url) as connection:
             assert (await Raising(connection, name).marks())[11] > again[11]
 
@@ -503,7 +503,7 @@ async def used_up(broker: Broker, name: str, count: int) -> None:
     assert isinstance(broker, postgres.PostgresBroker)
     await broker.send(name, [Outgoing(b"x" * 1500)] * count)
     while await consumed(broker, name, 500):
-        await broker._rest()
+        await broker._housekeeping.rest()
     await broker.stats(name)  # which makes one row of the tally
 
 
@@ -512,7 +512,7 @@ async def test_no_verb_walks_what_was_consumed_where_the_planner_knows_of_few_me
     url: str, name: str, known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Statistics of a moment when a queue was drained, beside a snapshot, make a walk through all of it look cheap."""
-    monkeypatch.setattr(queue, "RAISE_AFTER", 300)
+    monkeypatch.setattr(housekeeping, "RAISE_AFTER", 300)
     costs: dict[str, list[int]] = {}
     async with opened(url) as backend, native(url) as reader, native(url) as other, native(url) as connection:
         broker = backend.broker
@@ -775,7 +775,7 @@ async def test_each_thing_below_a_mark_is_found_by_itself(turnable: Postgres, na
 async def test_nothing_is_lost_with_marks_that_are_raised_all_the_time(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "RAISE_AFTER", 1)
+    monkeypatch.setattr(housekeeping, "RAISE_AFTER", 1)
     rng = random.Random(7)
     sent = 0
     handled: list[bytes] = []
@@ -855,14 +855,14 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_uncounted(server: Pos
         )
         # One that was not found: it is carried out later.
         assert isinstance(broker, postgres.PostgresBroker)
-        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, 60.0):
+        with pytest.raises(Unavailable), broker._claims.noting(name, 77, 60.0):
             raise Unavailable("as if it had been asked")
         assert (await broker.receive(name, 10, LOCK)).deliveries == ()
         await broker.send(name, [Outgoing(b"3")])
         assert await connection.fetch("SELECT FROM tenure.receive($1, 1, 60, 77)", name)
         claim = await broker.receive(name, 10, LOCK)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"3", 1)]
-        assert not broker._unanswered
+        assert not broker._claims
 
 
 async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
@@ -870,7 +870,7 @@ async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
 ) -> None:
     """New connections are through before what was sent on old ones: that is sent again ever less often."""
     passed = [0.0]
-    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed)))
     async with behind_a_proxy(server) as (broker, proxy), opened(url) as other:
         assert isinstance(broker, postgres.PostgresBroker)
         await broker.send(name, [Outgoing(b"a")])
@@ -888,13 +888,13 @@ async def test_a_claim_that_a_cut_network_brings_late_is_given_back(
         assert (await other.broker.stats(name)).locked == 1
         claim = await broker.receive(name, 1, LOCK)
         assert [(one.body, one.delivery_count) for one in claim.deliveries] == [(b"a", 1)]
-        with pytest.raises(Unavailable), broker._noted_unanswered(name, 77, LOCK):
+        with pytest.raises(Unavailable), broker._claims.noting(name, 77, LOCK):
             raise Unavailable("it will never arrive")
         for _ in range(2):
             passed.append(LOCK / 2)
-            assert broker._unanswered
+            assert broker._claims
             assert (await broker.receive(name, 1, LOCK)).deliveries == ()
-        assert not broker._unanswered
+        assert not broker._claims
 
 
 async def test_a_lost_claim_of_deferred_messages_is_given_back_uncounted(server: Postgres, name: str) -> None:
@@ -996,14 +996,14 @@ async def test_deaths_found_on_one_loop_while_another_tells_of_them_are_told_onc
 
         def tell() -> None:
             while not is_over.is_set():
-                told.extend(one.sequence for one in broker._take_died(name))
+                told.extend(one.sequence for one in broker._functions.deaths.take(name))
 
         teller = threading.Thread(target=tell)
         teller.start()
         try:
             for _ in range(30):
-                broker._note_died(name, found)
-                await until(lambda: not broker._died.get(name))
+                broker._functions.deaths.note(name, found)
+                await until(lambda: not broker._functions.deaths._kept.get(name))
         finally:
             is_over.set()
             teller.join()
@@ -1049,8 +1049,9 @@ async def test_a_role_that_sends_and_one_that_consumes_can_do_no_more(server: Po
         await broker.write_state(held, b"state")
         await broker.settle([Settlement(claim.deliveries[0], Abandon())])
         await broker.release(held)
-        await broker._tidy(name)
-        await broker._raise_marks(name, queue._Received(highest=got[-1].sequence), looks_ahead=True)
+        await broker._housekeeping._tidy(name)
+        received = housekeeping.Received(highest=got[-1].sequence)
+        await broker._housekeeping._raise_marks(name, received, looks_ahead=True)
         async with native(url) as connection:
             raised = "SELECT count(*) FROM tenure.mark JOIN tenure.queue ON id = queue WHERE name = $1 AND kind = 2"
             assert await connection.fetchval(raised, name) == 1

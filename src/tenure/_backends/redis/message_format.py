@@ -42,8 +42,8 @@ def encoded(message: Outgoing) -> tuple[str, str, str, bytes]:
     control = head = ""
     if message.delay or message.at or message.expires_in or message.priority or message.session:
         delay, at = bounded(message.delay), bounded(message.at or 0.0)  # type: ignore[arg-type]
-        ttl = max(1, bounded(message.expires_in)) if message.expires_in else 0
-        control = f"{delay}|{at}|{ttl}|{message.priority}|{message.session or ''}"
+        expires_in = max(1, bounded(message.expires_in)) if message.expires_in else 0
+        control = f"{delay}|{at}|{expires_in}|{message.priority}|{message.session or ''}"
     if message.id or message.headers or message.reply_to or message.correlation_id:
         head = _encoded_head(message)
     return control, message.id or "", head, message.body

@@ -1,14 +1,23 @@
--- What is asked of live messages when they are looked at or purged, and of dead ones that go to another queue. These are statements and no functions of the
--- database: so they work on a schema that an older tenure has made.
+-- Statements that look at live messages and purge them, and that move dead letters to another queue. These are statements
+-- and no functions of the database: so they work on a schema that an older tenure has made.
 --
--- A tenure._queue.broker.LiveSelection is $2 to $6: after, numbers, ids, session, sent_before. What it says of a message m
--- of the queue q stands for {fits}. $7 is how many, $8 the states by number. Lanes, marks and "+ 0" are as in the functions.
+-- A tenure._queue.broker.LiveSelection is $2 to $6: after, numbers, ids, session, sent_before. $7 is the limit, $8 the
+-- states by number. Lanes, marks and "+ 0" are as in the functions. The shared parts come first, and stand for their names
+-- in braces: {fits} is whether a message m of the queue q is selected, {begin} the first number at which a message of
+-- l.lane can be live.
 
 -- name: fits
     ($3::bigint[] IS NULL OR m.seq = ANY ($3))
     AND ($4::text[] IS NULL OR coalesce(m.id, q.name || '{id_mark}' || m.seq) = ANY ($4))
     AND ($5::text IS NULL OR m.session = $5)
     AND ($6::double precision IS NULL OR m.enqueued_at < $6)
+
+-- name: begin
+CASE
+    WHEN l.lane >= 10 THEN 0
+    WHEN mark.keys[1 + l.lane] < 'Infinity' THEN mark.keys[1 + l.lane]::bigint
+    ELSE {int_max}
+END
 
 -- name: lanes
 SELECT first.seq
@@ -19,11 +28,7 @@ CROSS JOIN LATERAL (
     SELECT m.seq
     FROM {schema}.message AS m
     WHERE m.queue = q.id AND {schema}._lane(m.state, m.session, m.priority) = l.lane
-      AND m.seq + 0 >= CASE
-          WHEN l.lane >= 10 THEN 0
-          WHEN mark.keys[1 + l.lane] < 'Infinity' THEN mark.keys[1 + l.lane]::bigint
-          ELSE {int_max}
-      END
+      AND m.seq + 0 >= {begin}
       AND m.seq + 0 > $2::bigint AND {fits}
     ORDER BY m.seq + 0
     LIMIT $7::bigint
@@ -58,20 +63,17 @@ ORDER BY m.seq
 SELECT count(*) FROM (({lanes}) UNION ALL ({dues})) AS found
 
 -- name: purge_lane
--- Remove those of lane $8 behind $2. Others' rows are left to them.
-WITH meant AS MATERIALIZED (
+-- Remove messages of lane $8 behind $2. Rows that other transactions have locked are skipped.
+WITH selected AS MATERIALIZED (
     SELECT m.seq
     FROM {schema}.queue AS q
     CROSS JOIN LATERAL (SELECT {schema}._marks(q.id) AS keys OFFSET 0) AS mark
+    CROSS JOIN (SELECT $8::integer AS lane) AS l
     CROSS JOIN LATERAL (
         SELECT m.seq
         FROM {schema}.message AS m
-        WHERE m.queue = q.id AND {schema}._lane(m.state, m.session, m.priority) = $8::integer
-          AND m.seq + 0 >= CASE
-              WHEN $8::integer >= 10 THEN 0
-              WHEN mark.keys[1 + $8::integer] < 'Infinity' THEN mark.keys[1 + $8::integer]::bigint
-              ELSE {int_max}
-          END
+        WHERE m.queue = q.id AND {schema}._lane(m.state, m.session, m.priority) = l.lane
+          AND m.seq + 0 >= {begin}
           AND m.seq + 0 > $2::bigint AND {fits}
         ORDER BY m.seq + 0
         LIMIT $7::bigint
@@ -79,8 +81,8 @@ WITH meant AS MATERIALIZED (
     ) AS m
     WHERE q.name = $1
 ), gone AS (
-    DELETE FROM {schema}.message AS m USING meant
-    WHERE m.seq BETWEEN meant.seq AND meant.seq AND m.state <> 1
+    DELETE FROM {schema}.message AS m USING selected
+    WHERE m.seq BETWEEN selected.seq AND selected.seq AND m.state <> 1
     RETURNING m.queue, m.seq, m.state
 ), counted AS (
     INSERT INTO {schema}.tally (queue, ready, deferred)
@@ -89,10 +91,10 @@ WITH meant AS MATERIALIZED (
 SELECT count(*), max(seq), false FROM gone
 
 -- name: purge_delayed
--- Remove those that are delayed until $8 or later. One that was delivered holds up its session, and others may remove or
--- settle what else holds it up at the same time, each without seeing that the other is gone. So the session is offered
--- whatever is seen here: the row appears together with the deletion, and who accepts looks whether it is right.
-WITH meant AS MATERIALIZED (
+-- Remove messages that are delayed until $8 or later. A delivered one holds up its session, and another transaction may
+-- remove or settle a second one that holds it up at the same time, while neither sees the other's deletion. So the session
+-- is offered in any case: the row appears together with the deletion, and accept() looks whether it is right.
+WITH selected AS MATERIALIZED (
     SELECT m.seq, m.due_at
     FROM {schema}.queue AS q
     CROSS JOIN LATERAL (SELECT {schema}._marks(q.id) AS keys OFFSET 0) AS mark
@@ -107,8 +109,8 @@ WITH meant AS MATERIALIZED (
     ) AS m
     WHERE q.name = $1
 ), gone AS (
-    DELETE FROM {schema}.message AS m USING meant
-    WHERE m.seq BETWEEN meant.seq AND meant.seq AND m.state = 2
+    DELETE FROM {schema}.message AS m USING selected
+    WHERE m.seq BETWEEN selected.seq AND selected.seq AND m.state = 2
     RETURNING m.queue, m.seq, m.due_at, m.session, {schema}._turn(m.state, m.deliveries, m.is_deferred) AS turn
 ), offered AS (
     INSERT INTO {schema}.waiting (queue, seq, session)
@@ -119,15 +121,15 @@ WITH meant AS MATERIALIZED (
 SELECT count(*), max(due_at), coalesce(bool_or(session IS NOT NULL AND turn = 1), false) FROM gone
 
 -- name: move
--- Send dead letters ($2 to $7 as in revive) to the queue $8, as new messages without ids, which no memory of ids refuses.
--- Return their numbers, and what is to be written into them yet.
+-- Send dead letters ($2 to $7 as in revive) to the queue $8, as new messages without ids, so that none is taken for a
+-- duplicate. Return their numbers, and the ids and histories that "moved" writes into them.
 WITH gone AS (
     DELETE FROM {schema}.dead AS d
     USING {schema}.queue AS q, LATERAL {schema}._meant(
         q.id, q.name, $2::bigint[], $3::text[], $4::text, $5::double precision, $6::bigint, $7::integer, {schema}.clock(),
         false
-    ) AS meant (seq)
-    WHERE q.name = $1 AND d.seq BETWEEN meant.seq AND meant.seq AND (d.token IS NULL OR d.due_at <= {schema}.clock())
+    ) AS selected (seq)
+    WHERE q.name = $1 AND d.seq BETWEEN selected.seq AND selected.seq AND (d.token IS NULL OR d.due_at <= {schema}.clock())
     RETURNING d.*
 ), counted AS (
     INSERT INTO {schema}.tally (queue, dead) SELECT queue, -count(*) FROM gone GROUP BY queue

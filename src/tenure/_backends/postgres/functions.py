@@ -1,0 +1,92 @@
+"""Calls of the functions that the schema has for queues, and the deaths that such calls find."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from tenure._backends.postgres.client import Client
+from tenure._queue.message import ID_MARK, Died
+
+DIED_MAX = 10_000
+"""So many deaths of a queue are kept until this process's next claim reports them, the newest."""
+
+_DEATHS = "nullif(current_setting('tenure.died', true), '')"
+"""What the transaction has noted so far; see ``_note_deaths`` in messages.sql."""
+
+
+class QueueFunctions:
+    """The functions of one schema."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._schema = client.options.schema
+        self.deaths = Deaths()
+
+    def call_text(self, name: str, arguments: int) -> str:
+        """Return a call of the function *name* with $1, $2, … as its *arguments*."""
+        places = ", ".join(f"${place}" for place in range(1, arguments + 1))
+        return f"{self._schema}.{name}({places})"
+
+    def call_text_with_deaths(self, name: str, arguments: int) -> str:
+        """Return a statement that makes the call, and returns the deaths that it found behind its answer."""
+        return f"SELECT {self.call_text(name, arguments)}, {_DEATHS}"
+
+    async def rows(self, name: str, *values: object) -> list[Any]:
+        """Return the rows of a function."""
+        return await self._client.ask(f"SELECT * FROM {self.call_text(name, len(values))}", *values)
+
+    async def call(self, name: str, *values: object) -> Any:
+        """Return what a function returns."""
+        [row] = await self._client.ask(f"SELECT {self.call_text(name, len(values))}", *values)
+        return row[0]
+
+    async def rows_with_deaths(self, name: str, queue: str, *values: object) -> list[Any]:
+        """Return the rows of a function, and note the deaths of *queue* that it found; no rows are one empty row."""
+        call = self.call_text(name, 1 + len(values))
+        rows = await self._client.ask(
+            f"SELECT (SELECT {_DEATHS}), f.* FROM (SELECT) AS x LEFT JOIN LATERAL {call} AS f ON true", queue, *values
+        )
+        self.deaths.note(queue, rows[0][0])
+        return [row[1:] for row in rows]
+
+    async def call_with_deaths(self, name: str, queue: str, *values: object) -> Any:
+        """Return what a function returns, and note the deaths of *queue* that it found."""
+        statement = self.call_text_with_deaths(name, 1 + len(values))
+        [(answer, deaths)] = await self._client.ask(statement, queue, *values)
+        self.deaths.note(queue, deaths)
+        return answer
+
+    async def apply_due(self, queue: str) -> None:
+        """Apply all that is due, in steps, each of which ends long before the server's time limit."""
+        while await self.call_with_deaths("catch_up", queue):
+            pass
+
+
+class Deaths:
+    """Deaths that were found in the database, kept by queue until a claim reports them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, deque[Died]] = {}
+
+    def note(self, queue: str, text: str | None) -> None:
+        """Keep the deaths in *text*, which the database has written."""
+        if text:
+            self._kept.setdefault(queue, deque(maxlen=DIED_MAX)).extend(
+                Died(number, known_as or f"{queue}{ID_MARK}{number}", deliveries, reason)
+                for number, known_as, deliveries, reason in json.loads(text)
+            )
+
+    def take(self, queue: str) -> Sequence[Died]:
+        """Return the kept deaths of *queue*, each once."""
+        kept = self._kept.get(queue)
+        if not kept:
+            return ()
+        taken = []
+        with suppress(IndexError):  # a loop in another thread may add to it, and take from it
+            while True:
+                taken.append(kept.popleft())
+        return tuple(taken)

@@ -1,0 +1,119 @@
+"""Housekeeping beside the calls of users: tidying queues, and raising the marks from which claims begin."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tenure._backends.postgres.connections import on_loop
+from tenure._backends.postgres.functions import QueueFunctions
+from tenure.errors import TenureError
+
+TIDY_AFTER = 200
+"""After so many statements, this process tidies a queue again: each of them leaves a narrow row behind."""
+
+TIDY_EVERY = 10.0
+"""Seconds after which it tidies a queue even after fewer statements."""
+
+RAISE_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Pauses in seconds before each look whether the writers at the time of the proposal have ended; then it gives up."""
+
+RAISE_AFTER = 5_000
+"""After so many messages, this process raises the marks from which claims begin again."""
+
+LOOK_AHEAD_EVERY = 10.0
+"""Seconds until the next attempt to raise them as far as possible, if one has failed."""
+
+
+@dataclass(slots=True)
+class Received:
+    """How much this process has received of a queue."""
+
+    count: int = 0  # messages since it has proposed to raise the marks
+    behind: int = RAISE_AFTER // 2  # since it has raised them as far as possible; before its start, none may have
+    highest: int = 0
+    look_ahead_from: float = 0.0  # until then, after a failure, no claim begins it again
+
+
+class Housekeeping:
+    """Counts what this process does with each queue, and begins its housekeeping in time, in tasks of its own."""
+
+    def __init__(self, functions: QueueFunctions) -> None:
+        self._functions = functions
+        self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
+        self._received: dict[str, Received] = {}
+        self._raising: set[str] = set()
+        self._chores: set[asyncio.Task[None]] = set()
+
+    def note_use(self, queue: str) -> None:
+        """Count a statement, and begin to tidy the queue if it is time to, in a task beside the caller's."""
+        count, since = self._used.get(queue) or (0, time.monotonic())
+        count += 1
+        if count < TIDY_AFTER and time.monotonic() - since < TIDY_EVERY:
+            self._used[queue] = count, since
+            return
+        self._used[queue] = 0, time.monotonic()
+        self._begin(self._tidy(queue))
+
+    def note_received(self, queue: str, count: int, number: int, has_due: bool) -> None:
+        """Count received messages, and begin to raise the queue's marks if it is time to.
+
+        They are raised as far as possible only if the claim looked for the next due time (*has_due*); see propose() in
+        marks.sql.
+        """
+        received = self._received.setdefault(queue, Received())
+        received.count += count
+        received.behind += count
+        received.highest = max(received.highest, number)
+        if queue in self._raising:
+            return
+        now = time.monotonic()
+        looks_ahead = has_due and received.behind >= RAISE_AFTER and now >= received.look_ahead_from
+        if looks_ahead or received.count >= RAISE_AFTER:
+            received.count = 0
+            if looks_ahead:
+                received.look_ahead_from = now + LOOK_AHEAD_EVERY
+            self._raising.add(queue)
+            self._begin(self._raise_marks(queue, received, looks_ahead))
+
+    async def _raise_marks(self, queue: str, received: Received, looks_ahead: bool) -> None:
+        """Let claims begin behind the consumed messages; see marks.sql."""
+        behind = received.behind
+        try:
+            with suppress(TenureError):  # it can wait
+                proposal = await self._functions.call("propose", queue, received.highest, looks_ahead)
+                writers = await self._functions.call("writers")
+                for pause in RAISE_PAUSES:
+                    await asyncio.sleep(pause)
+                    is_raised = await self._functions.call("raise_marks", queue, proposal, writers)
+                    if is_raised is not False:  # None: by another process
+                        received.look_ahead_from = 0.0
+                        if is_raised and looks_ahead:
+                            received.behind -= behind
+                        return
+        finally:
+            self._raising.discard(queue)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        chore = asyncio.get_running_loop().create_task(work, name="tenure-postgres-tidy")
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    async def _tidy(self, queue: str) -> None:
+        with suppress(TenureError):  # it can wait
+            await self._functions.call("tidy", queue)
+
+    async def rest(self) -> None:
+        here = asyncio.get_running_loop()
+        chores = {chore for chore in list(self._chores) if chore.get_loop() is here}
+        if chores:
+            await asyncio.wait(chores, timeout=1.0)
+
+    async def close(self) -> None:
+        """Let the housekeeping that was begun come to an end."""
+        for loop in {chore.get_loop() for chore in list(self._chores)}:  # other loops begin and end theirs
+            await on_loop(loop, self.rest)

@@ -1,0 +1,134 @@
+"""Live messages: a look at them, and their purge in steps, by the statements of live.sql."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tenure._backends.postgres.client import Client
+from tenure._backends.postgres.connections import Connection, transaction
+from tenure._backends.postgres.functions import QueueFunctions
+from tenure._backends.postgres.rows import STATES, delivery_of, live_message
+from tenure._backends.postgres.statements import PLANS, statements
+from tenure._backends.postgres.wake import Wake
+from tenure._queue.broker import LiveSelection
+from tenure._queue.message import ID_MARK, INT_MAX, Delivery, LiveMessage, State
+
+PURGED_AT_ONCE = 1_000
+"""So many live messages are purged in one transaction."""
+
+_LOCKED = 1
+_LANES: tuple[tuple[State, int], ...] = (("deferred", 11), *(("ready", lane) for lane in range(11)))
+"""Where messages wait that are not delayed. A delayed or deferred message may move to a later lane during a purge."""
+
+PLANNED = "; ".join(f"SET LOCAL {setting}" for setting in PLANS)
+"""Makes the settings of the functions hold for the statements of a transaction."""
+
+
+class LiveMessages:
+    """The messages of queues that are not dead."""
+
+    def __init__(self, client: Client, functions: QueueFunctions, wake: Wake) -> None:
+        self._client = client
+        self._functions = functions
+        self._wake = wake
+        self._schema = client.options.schema
+
+    async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
+        """Show live messages."""
+        await self._functions.apply_due(queue)
+        rows = await self._planned("peek", queue, *_fitting(which), limit, _states(which))
+        return [live_message(queue, row) for row in rows]
+
+    async def purge(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
+        """Remove live messages for good, some of one priority or state in each step."""
+        await self._functions.apply_due(queue)
+        [[now]] = await self._client.ask(f"SELECT {self._schema}.clock()")
+        which = replace(which, sent_before=now if which.sent_before is None else min(now, which.sent_before))
+        if dry_run:
+            states = [state for state in _states(which) if state != _LOCKED]
+            [[counted]] = await self._planned("count", queue, *_fitting(which), None, states)
+            return int(counted)
+        total = await self._purge_delayed(queue, which) if which.wants("delayed") else 0
+        for state, lane in _LANES:
+            if which.wants(state):
+                total += await self._purge_lane(queue, which, lane)
+        return total
+
+    async def _purge_lane(self, queue: str, which: LiveSelection, lane: int) -> int:
+        total = 0
+        while True:
+            count, last = await self._purge("purge_lane", queue, which, lane)
+            total += count
+            if last is None:
+                return total
+            which = replace(which, after=int(last))
+
+    async def _purge_delayed(self, queue: str, which: LiveSelection) -> int:
+        total, due_at = 0, 0.0
+        while True:
+            count, last = await self._purge("purge_delayed", queue, which, due_at)
+            total += count
+            if last is None:
+                return total
+            due_at = last
+
+    async def _purge(self, statement: str, queue: str, which: LiveSelection, behind: float) -> tuple[int, float | None]:
+        """Run one step; return how many it removed, and the last of them, or None if no more are left."""
+        asked = live_statements(self._schema)
+
+        async def purge(connection: Connection) -> tuple[int, float | None, bool]:
+            async with transaction(connection, self._client.bound()):
+                await connection.execute(PLANNED)
+                row = await connection.fetchrow(asked[statement], queue, *_fitting(which), PURGED_AT_ONCE, behind)
+                assert row is not None
+                count, last, has_freed = row
+            return count, last if count == PURGED_AT_ONCE else None, has_freed
+
+        count, last, has_freed = await self._client.work(purge)
+        if has_freed:  # a removed message has held up others
+            self._wake.ring(f"queue:{queue}")
+        return count, last
+
+    async def _planned(self, statement: str, *values: object) -> list[Any]:
+        """Run one of the statements about live messages."""
+
+        async def ask(connection: Connection) -> list[Any]:
+            async with transaction(connection, self._client.bound()):
+                await connection.execute(PLANNED)
+                return await connection.fetch(live_statements(self._schema)[statement], *values)
+
+        return await self._client.work(ask)
+
+    async def peek_deferred(self, queue: str, limit: int, after: int = 0) -> Sequence[Delivery]:
+        """Show deferred messages."""
+        await self._functions.apply_due(queue)
+        return [delivery_of(queue, "", row) for row in await self._functions.rows("peek_deferred", queue, limit, after)]
+
+
+def _states(which: LiveSelection) -> list[int]:
+    return [number for number, state in enumerate(STATES) if which.wants(state)]
+
+
+def _fitting(which: LiveSelection) -> tuple[Any, ...]:
+    return (
+        which.after,
+        None if which.sequences is None else sorted(which.sequences),
+        None if which.ids is None else sorted(which.ids),
+        which.session,
+        which.sent_before,
+    )
+
+
+@cache
+def live_statements(schema: str) -> dict[str, str]:
+    """Return the statements of live.sql, with the parts that several of them share."""
+    found = statements("live.sql", schema)
+    for part in ("fits", "begin", "lanes", "dues"):
+        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
+    agreed = {"{id_mark}": ID_MARK, "{int_max}": str(INT_MAX)}
+    for place, value in agreed.items():
+        found = {name: text.replace(place, value) for name, text in found.items()}
+    return found

@@ -1,0 +1,104 @@
+"""How messages are encoded in the columns of a statement, and decoded from its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tenure._frozen import FrozenDict
+from tenure._queue.message import (
+    DEAD_SUFFIX,
+    ID_MARK,
+    NO_HEADERS,
+    Attempt,
+    DeadMessage,
+    Death,
+    Delivery,
+    Failure,
+    Headers,
+    LiveMessage,
+    Outgoing,
+    State,
+    dead_message_of,
+    live_message_of,
+)
+
+STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
+"""By their numbers in the database."""
+
+
+def columns_of(messages: Sequence[Outgoing]) -> list[list[Any] | None]:
+    """Return the columns of *messages*; a column without any value is None."""
+    columns: list[list[Any] | None] = [
+        [message.body for message in messages],
+        [message.id for message in messages],
+        [None if message.headers is NO_HEADERS else _encoded_headers(message.headers) for message in messages],
+        [float(message.delay) if message.delay else None for message in messages],
+        [message.at for message in messages],
+        [None if message.expires_in is None else float(message.expires_in) for message in messages],
+        [message.session for message in messages],
+        [message.priority or None for message in messages],
+        [message.reply_to for message in messages],
+        [message.correlation_id for message in messages],
+    ]
+    for place, column in enumerate(columns):
+        if place and column is not None and not any(value is not None for value in column):
+            columns[place] = None
+    return columns
+
+
+def rank_of(row: Any) -> tuple[int, int]:
+    """Return the key by which a claim is sorted: higher priority first, then by sequence."""
+    return -row[8], row[0]
+
+
+def _encoded_headers(headers: Headers) -> str | None:
+    return json.dumps(dict(headers)) if headers else None
+
+
+def _headers(text: str | None) -> Headers:
+    return NO_HEADERS if text is None else FrozenDict(json.loads(text))
+
+
+def delivery_of(queue: str, token: int | str, row: Any, death: Death | None = None) -> Delivery:
+    number, name, body, headers, count, enqueued_at, until, session, priority, reply_to, correlation_id = row
+    return Delivery(
+        queue,
+        number,
+        token,
+        name or f"{queue.removesuffix(DEAD_SUFFIX)}{ID_MARK}{number}",
+        body,
+        NO_HEADERS if headers is None else _headers(headers),
+        count,
+        enqueued_at,
+        until,
+        session,
+        priority,
+        reply_to,
+        correlation_id,
+        death,
+    )
+
+
+def dead_message(queue: str, row: Any) -> DeadMessage:
+    return dead_message_of(queue, delivery_of(queue, "", row[:11]), death_of(row[11:]))
+
+
+def death_of(columns: Sequence[Any]) -> Death:
+    reason, description, at, history = columns
+    attempts = tuple(
+        Attempt(number, when, outcome, Failure(*error) if error else None)
+        for number, when, outcome, error in json.loads(history or "[]")
+    )
+    errors = [attempt.error for attempt in reversed(attempts) if attempt.error is not None]
+    return Death(reason, description, at, errors[0] if errors else None, attempts)
+
+
+def live_message(queue: str, row: Any) -> LiveMessage:
+    one = delivery_of(queue, "", row[:11])
+    return live_message_of(one, STATES[row[11]], locked_until=one.locked_until, due_at=row[12])
+
+
+def encoded_failure(failure: Failure | None) -> str | None:
+    return None if failure is None else json.dumps([failure.type, failure.message, failure.traceback])
