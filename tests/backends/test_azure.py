@@ -21,9 +21,9 @@ import tenure
 from tenure._backends import azure_storage
 from tenure._backends.azure_storage import leases as leases_module
 from tenure._backends.azure_storage import queue as queue_module
-from tenure._backends.azure_storage.client import LoopConnections, Said
-from tenure._backends.azure_storage.names import DEAD, queue_of
-from tenure._backends.azure_storage.queue import LOOK_AGAIN, LOOKS, AzureBroker
+from tenure._backends.azure_storage.client import LoopConnections, Refused
+from tenure._backends.azure_storage.names import POISON_SUFFIX, queue_of
+from tenure._backends.azure_storage.queue import QUIET_CLAIMS, RECHECK_AFTER, AzureBroker
 from tenure._lease import Granted, NoAnswer
 from tenure._queue.broker import EVERY_LIVE, LiveSelection, Selection
 from tenure._queue.message import (
@@ -60,9 +60,9 @@ async def test_who_finds_nothing_looks_on_while_messages_are_out_of_sight() -> N
     async with opened() as mine, opened() as others:
         await others.broker.send("out-of-sight", [Outgoing(b"a")])
         [held] = (await others.broker.receive("out-of-sight", 1, 30.0)).deliveries
-        claims = [await mine.broker.receive("out-of-sight", 1, 30.0) for _ in range(LOOKS + 2)]
-        assert {claim.due_in for claim in claims[:LOOKS]} == {None}
-        assert {claim.due_in for claim in claims[LOOKS:]} == {LOOK_AGAIN}
+        claims = [await mine.broker.receive("out-of-sight", 1, 30.0) for _ in range(QUIET_CLAIMS + 2)]
+        assert {claim.due_in for claim in claims[:QUIET_CLAIMS]} == {None}
+        assert {claim.due_in for claim in claims[QUIET_CLAIMS:]} == {RECHECK_AFTER}
         await others.broker.settle([Settlement(held, COMPLETE)])
         assert (await mine.broker.receive("out-of-sight", 1, 30.0)).due_in is None
 
@@ -281,10 +281,10 @@ async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
 
 
 async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRAGGLE", "REST"):
+    for name in ("STRAGGLER_WAIT", "CLOSE_WAIT"):
         monkeypatch.setattr(queue_module, name, 0.2)
     server, name = shared(Azurite), "hanging-verdict"
-    async with silent_about(f"{queue_of(name)}{DEAD}".encode(), server.queue.port) as port:
+    async with silent_about(f"{queue_of(name)}{POISON_SUFFIX}".encode(), server.queue.port) as port:
         backend = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{server.blob.port}?queue_port={port}&timeout=60"))
         try:
             await backend.broker.send(name, [Outgoing(b"bad"), *[Outgoing(b"good")] * 40])
@@ -300,7 +300,7 @@ async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest
 
 async def test_a_consumer_goes_on_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict that was answered is not passed again, and one that hung is done once."""
-    monkeypatch.setattr(queue_module, "STRAGGLE", 0.1)
+    monkeypatch.setattr(queue_module, "STRAGGLER_WAIT", 0.1)
     events: list[tenure.events.Event] = []
 
     async def work(message: tenure.Message) -> None:
@@ -374,7 +374,7 @@ async def test_a_purge_that_fails_hides_nothing_that_it_was_not_to_remove(monkey
 
 
 async def test_a_term_between_the_look_and_the_acquisition_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = leases_module._taken
+    taken = leases_module._take_lease
     async with opened() as ann, opened() as bob:
 
         async def a_term_of_bob() -> int:
@@ -384,12 +384,12 @@ async def test_a_term_between_the_look_and_the_acquisition_keeps_its_token(monke
             return answer.grant.token
 
         async def too_late(*arguments: Any) -> bool:
-            monkeypatch.setattr(leases_module, "_taken", taken)
+            monkeypatch.setattr(leases_module, "_take_lease", taken)
             tokens.append(await a_term_of_bob())
             return await taken(*arguments)
 
         tokens = [await a_term_of_bob()]
-        monkeypatch.setattr(leases_module, "_taken", too_late)
+        monkeypatch.setattr(leases_module, "_take_lease", too_late)
         answer = await ann.leases.acquire("between", "ann#1", 60.0)
         assert isinstance(answer, Granted)
         assert tokens[0] < tokens[1] < answer.grant.token
@@ -402,18 +402,18 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
         [got] = (await broker.receive("receipt", 1, 30.0)).deliveries
         held = broker._held[str(got.token), got.sequence]
         newest, old = held.receipt, "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
-        held.receipt, held.flying = old, 1  # as if a renewal on another thread were under way
+        held.receipt, held.requests_under_way = old, 1  # as if a renewal on another thread were under way
         settling = asyncio.ensure_future(broker.settle([Settlement(got, Abandon(delay=20.0))]))
-        await until(lambda: held.flying == 2)
-        await until(lambda: held.flying == 1 or settling.done())
-        held.receipt, held.flying = newest, held.flying - 1
+        await until(lambda: held.requests_under_way == 2)
+        await until(lambda: held.requests_under_way == 1 or settling.done())
+        held.receipt, held.requests_under_way = newest, held.requests_under_way - 1
         assert list(await settling) == [Settled()]
 
         async def never(receipt: str) -> None:
             raise AssertionError("the message is no longer ours")
 
         # A renewal that crosses the verdict must not use the receipt that the verdict brought.
-        assert isinstance(await broker._with_receipt(held, never), Said)
+        assert isinstance(await broker._with_receipt(held, never), Refused)
         assert (await broker.receive("receipt", 1, 30.0)).deliveries == ()
 
 

@@ -102,7 +102,7 @@ class AzureHarness(LeaseHarness):
         # On a busy machine a winner among twenty may take longer to write its term than it takes to be held for a
         # stranger, and there are none here.
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(leases, "LOOKS", (*leases.LOOKS, 1.0, 2.0, 2.0))
+        self._patch.setattr(leases, "TERM_CHECKS", (*leases.TERM_CHECKS, 1.0, 2.0, 2.0))
 
     async def open(self) -> LeaseStore:
         way = Through(*self._ports)
@@ -219,7 +219,7 @@ class AzureQueueHarness(QueueHarness):
         # On a busy machine one verdict of three may have its answer a second after the others. What hangs for longer is
         # tried in tests/backends/test_azure.py.
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(queue, "STRAGGLE", 20.0)
+        self._patch.setattr(queue, "STRAGGLER_WAIT", 20.0)
 
     async def open(self) -> Broker:
         way = Through(*self._ports)

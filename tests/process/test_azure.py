@@ -28,7 +28,7 @@ from azure.storage.queue.aio import QueueClient
 
 import tenure
 from tenure._backends import azure_storage
-from tenure._backends.azure_storage import STRANGER, AzureBackend, Fence, lease_id
+from tenure._backends.azure_storage import FOREIGN_HOLDER, AzureBackend, Fence, lease_id
 from tenure._lease import Grant, Granted, HeldBy, Lost, Vacant
 from tenure._queue.broker import EVERYTHING
 from tenure._queue.message import (
@@ -110,8 +110,8 @@ async def test_a_sample_and_we_exclude_each_other(
     theirs = BlobLeaseClient(blob)
     await theirs.acquire(lease_duration=15)
     for _ in range(2):
-        assert await backend.leases.acquire(name, "ann#1", TTL) == HeldBy(name, STRANGER, 0, None)
-    assert await backend.leases.inspect(name) == HeldBy(name, STRANGER, 0, None)
+        assert await backend.leases.acquire(name, "ann#1", TTL) == HeldBy(name, FOREIGN_HOLDER, 0, None)
+    assert await backend.leases.inspect(name) == HeldBy(name, FOREIGN_HOLDER, 0, None)
     assert await backend.leases.ask_to_resign(name) is False
     assert name in await backend.leases.names()
     await theirs.release()
@@ -121,7 +121,7 @@ async def test_a_sample_and_we_exclude_each_other(
     server.turn(16)
     await BlobLeaseClient(blob).acquire(lease_duration=15)  # the sample takes over, and leaves our term standing there
     assert await backend.leases.renew([ours], TTL) == [Lost(ours)]
-    assert await backend.leases.inspect(name) == HeldBy(name, STRANGER, 0, None)
+    assert await backend.leases.inspect(name) == HeldBy(name, FOREIGN_HOLDER, 0, None)
     server.turn(16)
     assert (await granted(backend, name, "ann#2")).token > ours.token
 

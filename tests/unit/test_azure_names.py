@@ -15,8 +15,16 @@ pytest.importorskip("azure.storage.blob")
 
 from tenure._backends.azure_storage import lease_id
 from tenure._backends.azure_storage.address import DEVELOPMENT_KEY, address_of, connected
-from tenure._backends.azure_storage.message_format import TEXT_MAX, Note, fitted, read, written
-from tenure._backends.azure_storage.names import BLOB_MAX, DEAD, blob_of, name_of, queue_of, told, untold
+from tenure._backends.azure_storage.message_format import TEXT_MAX, Properties, decode, encode, encode_to_fit
+from tenure._backends.azure_storage.names import (
+    BLOB_MAX,
+    POISON_SUFFIX,
+    blob_of,
+    decode_metadata,
+    encode_metadata,
+    name_of,
+    queue_of,
+)
 from tenure._lease import Grant
 from tenure._queue.message import Attempt, Failure
 from tenure._url import Url
@@ -52,7 +60,7 @@ def test_long_names_are_hashed() -> None:
 def test_queue_names_are_azures_and_differ(first: str, second: str) -> None:
     names = queue_of(first), queue_of(second)
     for name in names:
-        assert re.fullmatch(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", name + DEAD)
+        assert re.fullmatch(r"(?!.*--)[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", name + POISON_SUFFIX)
     assert (names[0] == names[1]) == (first == second)
 
 
@@ -70,8 +78,8 @@ def test_other_queues_get_names_of_their_own(name: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_metadata_can_be_read_back(text: str) -> None:
-    value = told(text)
-    assert untold(value) == text
+    value = encode_metadata(text)
+    assert decode_metadata(value) == text
     assert value.isascii()
     assert value.isprintable()
     assert value == value.strip()
@@ -97,15 +105,17 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
     st.dictionaries(TEXTS.filter(bool), TEXTS | st.integers(-(2**63), 2**63 - 1) | st.booleans()),
 )
 def test_a_text_can_be_read_back(body: bytes, headers: dict[str, str | int | bool]) -> None:
-    note = Note("id", headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE)
-    got, back = read(written(body, note))
-    assert (got, replace(back, headers=dict(back.headers))) == (body, note)
+    properties = Properties(
+        "id", headers, ttl=3.5, uncounted=2, history=(Attempt(1, 5.0, "abandoned", FAILURE),), error=FAILURE
+    )
+    got, back = decode(encode(body, properties))
+    assert (got, replace(back, headers=dict(back.headers))) == (body, properties)
 
 
 def test_a_plain_message_is_plain_base64() -> None:
-    assert written(b"Hello", Note()) == "SGVsbG8="
-    assert read("SGVsbG8=") == (b"Hello", Note())
-    assert read(None) == (b"", Note())
+    assert encode(b"Hello", Properties()) == "SGVsbG8="
+    assert decode("SGVsbG8=") == (b"Hello", Properties())
+    assert decode(None) == (b"", Properties())
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_a_plain_message_is_plain_base64() -> None:
     ],
 )
 def test_what_others_wrote_is_a_body(text: str) -> None:
-    assert read(text) == (text.encode(), Note())
+    assert decode(text) == (text.encode(), Properties())
 
 
 _JSON = st.recursive(
@@ -163,48 +173,50 @@ _JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([one.name for one in fields(Note)]), _JSON), st.sampled_from([".", "\n."]))
+@given(st.dictionaries(st.sampled_from([one.name for one in fields(Properties)]), _JSON), st.sampled_from([".", "\n."]))
 def test_a_note_that_is_read_can_be_written(said: dict[str, object], dot: str) -> None:
     text = f"data{dot}{json.dumps(said)}"
-    body, note = read(text)
+    body, properties = decode(text)
     if body != text.encode():
-        assert read(written(body, note))[1] == note
+        assert decode(encode(body, properties))[1] == properties
 
 
 @pytest.mark.parametrize("size", [0, 45_000, 48_000, 49_152])
 def test_a_note_is_cut_to_what_fits(size: int) -> None:
     history = tuple(Attempt(number, 5.0, "abandoned", FAILURE) for number in range(50))
-    note = Note("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
+    properties = Properties("id", history=history, reason="bad", description="d" * 9_000, error=FAILURE)
     before = base64.b64encode(b"x" * size).decode()
-    text = fitted(before, b"x" * size, note)
+    text = encode_to_fit(before, b"x" * size, properties)
     assert (text is None) == (size > 49_000), "then it stays as it is"
     assert len(text or "") <= TEXT_MAX
-    body, kept = read(text or before)
+    body, kept = decode(text or before)
     assert body == b"x" * size
     assert kept.reason == (None if text is None else "bad")
 
 
 @pytest.mark.parametrize("text", ["x," * 25_000, "é" * 32_000, "x.\n." * 13_000, 'AAAA.{"ttl": 5}' * 4_000])
 def test_a_text_too_long_for_base64_stays_plain(text: str) -> None:
-    note = Note("id", reason="bad", description="d" * 9_000, history=(Attempt(1, 5.0, "abandoned", FAILURE),))
-    noted = fitted(text, text.encode(), note)
+    properties = Properties(
+        "id", reason="bad", description="d" * 9_000, history=(Attempt(1, 5.0, "abandoned", FAILURE),)
+    )
+    noted = encode_to_fit(text, text.encode(), properties)
     assert noted is not None
     assert len(noted.encode()) <= TEXT_MAX
     assert noted.startswith(text)
-    body, kept = read(noted)
+    body, kept = decode(noted)
     assert (body.decode(), kept.id, kept.reason) == (text, "id", "bad")
-    again = fitted(noted, body, replace(kept, reason="worse"))
+    again = encode_to_fit(noted, body, replace(kept, reason="worse"))
     assert again is not None
-    assert read(again) == (body, replace(kept, reason="worse"))
+    assert decode(again) == (body, replace(kept, reason="worse"))
 
 
 def test_a_note_for_which_there_is_no_room_takes_nothing_away() -> None:
     long = "x," * 32_768
-    assert fitted(long, long.encode(), Note(reason="bad")) is None
-    body, note = b"x" * 45_000, Note(headers={"a": "b" * 5_500})
-    text = written(body, note)
+    assert encode_to_fit(long, long.encode(), Properties(reason="bad")) is None
+    body, properties = b"x" * 45_000, Properties(headers={"a": "b" * 5_500})
+    text = encode(body, properties)
     assert len(text) < TEXT_MAX
-    assert fitted(text, body, replace(note, uncounted=10**9)) is None, "rather than without its headers"
+    assert encode_to_fit(text, body, replace(properties, uncounted=10**9)) is None, "rather than without its headers"
 
 
 # --- addresses ---------------------------------------------------------------------------------------------------

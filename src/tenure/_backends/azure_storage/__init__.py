@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tenure._backends.azure_storage.address import DEVELOPMENT_ACCOUNT, Options, address_of
 from tenure._backends.azure_storage.client import Account
 from tenure._backends.azure_storage.fence import Fence
-from tenure._backends.azure_storage.leases import STRANGER, TRAITS, AzureLeases, lease_id
+from tenure._backends.azure_storage.leases import FOREIGN_HOLDER, TRAITS, AzureLeases, lease_id
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS, AzureBroker
 from tenure._opened import Fact
 from tenure._runtime.clock import Clock, SystemClock
@@ -15,8 +15,8 @@ from tenure._url import Url
 from tenure.errors import TenureError
 
 __all__ = [
+    "FOREIGN_HOLDER",
     "QUEUE_TRAITS",
-    "STRANGER",
     "TRAITS",
     "AzureBackend",
     "AzureBroker",

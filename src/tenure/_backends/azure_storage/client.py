@@ -81,13 +81,13 @@ def translate(error: Exception, url: Url, timeout: float, *, worked: bool) -> Te
         case HttpResponseError():
             return Unavailable(f"{url} could not do it: status {error.status_code}, {code_of(error) or 'no code'}")
         case ServiceRequestError() | ServiceResponseError():
-            return Unavailable(_unreached(error, url))
+            return Unavailable(_unreachable_text(error, url))
         case AzureError() | OSError():
             return Unavailable(f"{url} could not be asked: {type(error).__name__}")
     raise AssertionError("translate() got a foreign error") from error  # a TypeError is a bug: let it fly
 
 
-def _unreached(error: AzureError, url: Url) -> str:
+def _unreachable_text(error: AzureError, url: Url) -> str:
     """Say which service can't be reached, and why; not in the client's words, which may hold a signature."""
     inside = getattr(error, "inner_exception", None) or error
     host, port, system = (getattr(inside, name, None) for name in ("host", "port", "os_error"))
@@ -102,19 +102,19 @@ def _unreached(error: AzureError, url: Url) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Refused:
     """What the service said instead of doing it, in its own word."""
 
     code: str
 
 
-async def said(question: Awaitable[T], *codes: str) -> T | Said:
+async def unless_refused(request: Awaitable[T], *codes: str) -> T | Refused:
     """Return the answer, or what was said if it is one of *codes*, which the caller knows what to make of."""
     try:
-        return await question
+        return await request
     except HttpResponseError as error:
         if (code := code_of(error)) in codes:
-            return Said(code)
+            return Refused(code)
         raise
 
 
@@ -163,13 +163,13 @@ class Account:
         self.url: Url = url
         self.options: Options = options
         self.address: Address = address
-        self._lines: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         self._retired: dict[LoopConnections, asyncio.AbstractEventLoop] = {}
         self._worked = False
         self._closed = False
 
     async def ask(
-        self, question: Callable[[LoopConnections], Coroutine[Any, Any, T]], *, within: float | None = None
+        self, request: Callable[[LoopConnections], Coroutine[Any, Any, T]], *, within: float | None = None
     ) -> T:
         """Return what *question* makes of a line, within the time given; it may consist of several requests.
 
@@ -180,41 +180,41 @@ class Account:
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
         within = self.options.timeout if within is None else within
-        line = self._line()
+        connections = self._connections_here()
         limit = asyncio.timeout(within)
         try:
             async with limit:
-                answer = await question(line)
+                answer = await request(connections)
         except (AzureError, OSError) as error:  # a TimeoutError is an OSError
             if limit.expired():
-                self._retire(line)  # if one connection is silent, so may be the others
+                self._retire(connections)  # if one connection is silent, so may be the others
             raise translate(error, self.url, within, worked=self._worked) from error
         self._worked = True
         return answer
 
     async def ask_all(
-        self, questions: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
+        self, requests: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
     ) -> list[T]:
         """Return the answers to many questions in their order, asked side by side, some at a time.
 
         Raises:
             Unavailable: One of them had no answer; all of them were asked.
         """
-        if len(questions) == 1:
-            return [await self.ask(questions[0], within=within)]
+        if len(requests) == 1:
+            return [await self.ask(requests[0], within=within)]
         found: list[T] = []
-        for answer in await self.ask_each(questions, within=within):
+        for answer in await self.ask_each(requests, within=within):
             if isinstance(answer, Unavailable):
                 raise answer
             found.append(answer)
         return found
 
     async def ask_each(
-        self, questions: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
+        self, requests: Sequence[Callable[[LoopConnections], Coroutine[Any, Any, T]]], *, within: float | None = None
     ) -> list[T | Unavailable]:
         """Return the answers as ``ask_all`` does, each by itself: where there is none stands why."""
         free = asyncio.Semaphore(AT_ONCE)
-        asking = [self.begin(question, free, within=within) for question in questions]
+        asking = [self.begin(request, free, within=within) for request in requests]
         answers = await asyncio.gather(*asking, return_exceptions=True)
         found: list[T | Unavailable] = []
         for answer in answers:
@@ -225,7 +225,7 @@ class Account:
 
     def begin(
         self,
-        question: Callable[[LoopConnections], Coroutine[Any, Any, T]],
+        request: Callable[[LoopConnections], Coroutine[Any, Any, T]],
         free: asyncio.Semaphore,
         *,
         within: float | None = None,
@@ -234,39 +234,39 @@ class Account:
 
         async def ask() -> T:
             async with free:
-                return await self.ask(question, within=within)
+                return await self.ask(request, within=within)
 
         return asyncio.ensure_future(ask())
 
     async def close(self) -> None:
         """Close every line, of every loop."""
         self._closed = True
-        lines = [*self._retired.items(), *((line, loop) for loop, line in self._lines.items())]
-        self._lines.clear()
+        retiring = [*self._retired.items(), *((connections, loop) for loop, connections in self._connections.items())]
+        self._connections.clear()
         self._retired.clear()
-        for line, loop in lines:
-            await on_loop(loop, line.close)
+        for connections, loop in retiring:
+            await on_loop(loop, connections.close)
 
-    def _line(self) -> LoopConnections:
+    def _connections_here(self) -> LoopConnections:
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            for old in [one for one in self._lines if one.is_closed()]:
-                del self._lines[old]
-            line = self._lines[loop] = LoopConnections(self.address, self.options)
-        return line
+        connections = self._connections.get(loop)
+        if connections is None:
+            for old in [one for one in self._connections if one.is_closed()]:
+                del self._connections[old]
+            connections = self._connections[loop] = LoopConnections(self.address, self.options)
+        return connections
 
-    def _retire(self, line: LoopConnections) -> None:
+    def _retire(self, connections: LoopConnections) -> None:
         """Use *line* for nothing new; close it when what it is still asked has ended."""
         loop = asyncio.get_running_loop()
-        if self._lines.get(loop) is line:
-            del self._lines[loop]
-            self._retired[line] = loop
-            loop.call_later(2 * self.options.timeout, self._bury, line)
+        if self._connections.get(loop) is connections:
+            del self._connections[loop]
+            self._retired[connections] = loop
+            loop.call_later(2 * self.options.timeout, self._close_retired, connections)
 
-    def _bury(self, line: LoopConnections) -> None:
-        if self._retired.pop(line, None) is not None:
-            closing = asyncio.ensure_future(line.close())
+    def _close_retired(self, connections: LoopConnections) -> None:
+        if self._retired.pop(connections, None) is not None:
+            closing = asyncio.ensure_future(connections.close())
             self._closing = closing  # kept: a loop lets tasks go that nobody holds
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from azure.core import MatchConditions
 from azure.storage.blob.aio import BlobClient
 
-from tenure._backends.azure_storage.client import Said, said
+from tenure._backends.azure_storage.client import Refused, unless_refused
 from tenure.errors import TermLost, Unavailable
 
 TRIES = 10
@@ -40,8 +40,8 @@ class Fence:
             Unavailable: Others wrote it each time that we were about to.
         """
         for _ in range(TRIES):
-            found = await said(self._blob.get_blob_properties(), "BlobNotFound")
-            if isinstance(found, Said):
+            found = await unless_refused(self._blob.get_blob_properties(), "BlobNotFound")
+            if isinstance(found, Refused):
                 metadata: dict[str, str] = {}
                 condition: dict[str, Any] = {"overwrite": False}
             else:
@@ -54,6 +54,6 @@ class Fence:
                     "nothing was written"
                 )
             writing = self._blob.upload_blob(data, metadata={**metadata, "tenure_fence": str(token)}, **condition)
-            if not isinstance(await said(writing, "ConditionNotMet", "BlobAlreadyExists"), Said):
+            if not isinstance(await unless_refused(writing, "ConditionNotMet", "BlobAlreadyExists"), Refused):
                 return
         raise Unavailable(f"{self._blob.blob_name!r} was written by others {TRIES} times meanwhile; write it again")

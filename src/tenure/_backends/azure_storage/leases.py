@@ -31,8 +31,8 @@ from azure.core import MatchConditions
 from azure.storage.blob import BlobProperties
 from azure.storage.blob.aio import BlobClient, BlobLeaseClient
 
-from tenure._backends.azure_storage.client import Account, LoopConnections, Said, said
-from tenure._backends.azure_storage.names import blob_of, name_of, told, untold
+from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
+from tenure._backends.azure_storage.names import blob_of, decode_metadata, encode_metadata, name_of
 from tenure._election.store import LeaseTraits, require_name, require_ttl
 from tenure._frozen import FrozenDict
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, NoAnswer, Released, Vacant
@@ -48,7 +48,7 @@ TRAITS = LeaseTraits(
     survives_restart=True,
 )
 
-STRANGER = "(a program that writes no term)"
+FOREIGN_HOLDER = "(a program that writes no term)"
 """The holder of a lease that nobody has written a term to."""
 
 METADATA_MAX = 8_000
@@ -70,14 +70,14 @@ _NOT_OURS = (
 )
 _CHANGED = "ConditionNotMet"
 
-LOOKS = (0.03, 0.06, 0.12, 0.25, 0.5)
+TERM_CHECKS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Seconds between looks for the term of a lease that has just been taken: its holder is about to write it."""
 
 TRIES = 20
 """So often somebody else may come in between before we say that we could not find out."""
 
 
-class Claimed(Protocol):
+class TermLike(Protocol):
     """A term, or a grant: what has a lease."""
 
     @property
@@ -90,7 +90,7 @@ class Claimed(Protocol):
     def token(self) -> int: ...
 
 
-def lease_id(term: Claimed) -> str:
+def lease_id(term: TermLike) -> str:
     """Return the id of the lease under which *term* holds its blob.
 
     Azure refuses a write to a leased blob that carries another id: whatever else the leader writes to *that blob* is
@@ -103,7 +103,7 @@ def lease_id(term: Claimed) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeaseBlob:
     """A lease blob, as it was when we looked."""
 
     token: int
@@ -120,14 +120,14 @@ class Seen:
     raw: Mapping[str, str]
 
     @classmethod
-    def of(cls, found: BlobProperties) -> Seen:
+    def of(cls, found: BlobProperties) -> LeaseBlob:
         """Read what was found."""
         raw = dict(found.metadata or {})
         token = _number(raw.get("tenure_token"))
         # Without a token (new, another program's, overwritten) it counts from the time at which it was last written.
         floor = token or int(found.last_modified.timestamp())
-        holder = untold(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
-        metadata = FrozenDict(json.loads(untold(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
+        holder = decode_metadata(raw["tenure_holder"]) if token and "tenure_holder" in raw else None
+        metadata = FrozenDict(json.loads(decode_metadata(raw.get("tenure_metadata", "{}")))) if token else NO_METADATA
         held = found.lease.status == "locked"
         ttl, resign = _number(raw.get("tenure_ttl")), _number(raw.get("tenure_resign"))
         return cls(token, floor, holder, metadata, ttl, resign, held, str(found.etag), raw)
@@ -147,9 +147,9 @@ class AzureLeases:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._notifier = Notifier()
-        self._begun: dict[str, str] = {}  # name: the holder for which an acquisition may have been left half done
-        self._known: dict[str, str] = {}  # name: ETag under which the written term was seen to hold the lease
-        self._strange: dict[str, str] = {}  # name: ETag under which a stranger was seen to hold it
+        self._started: dict[str, str] = {}  # name: the holder for which an acquisition may have been left half done
+        self._proven: dict[str, str] = {}  # name: ETag under which the written term was seen to hold the lease
+        self._foreign: dict[str, str] = {}  # name: ETag under which a stranger was seen to hold it
 
     @property
     def traits(self) -> LeaseTraits:
@@ -161,13 +161,13 @@ class AzureLeases:
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
-        written = _written(holder, ttl, metadata)
-        return await self._account.ask(lambda line: self._acquire(line, name, holder, written))
+        written = _metadata_of(holder, ttl, metadata)
+        return await self._account.ask(lambda connections: self._acquire(connections, name, holder, written))
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
         """Extend many claims by *ttl* seconds from now, side by side; one that is not answered costs no other."""
         require_ttl(ttl, TRAITS)
-        answers = await self._account.ask_each([_bound(self._renew, grant, math.ceil(ttl)) for grant in grants])
+        answers = await self._account.ask_each([_with(self._renew, grant, math.ceil(ttl)) for grant in grants])
         lacking = [answer for answer in answers if isinstance(answer, Unavailable)]
         if lacking and len(lacking) == len(answers):
             raise lacking[0]
@@ -175,14 +175,14 @@ class AzureLeases:
 
     async def release(self, grant: Grant) -> Released | Lost:
         """Hand a claim back; its token is kept."""
-        answer = await self._account.ask(lambda line: self._release(line, grant))
+        answer = await self._account.ask(lambda connections: self._release(connections, grant))
         self._notifier.notify(grant.name)
         return answer
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
         """Tell who holds *name*, without changing anything."""
         require_name(name)
-        return await self._account.ask(lambda line: self._inspect(line, name))
+        return await self._account.ask(lambda connections: self._inspect(connections, name))
 
     async def names(self) -> Sequence[str]:
         """List every name that was ever claimed, sorted; also those of strangers, while they hold them."""
@@ -191,7 +191,7 @@ class AzureLeases:
     async def ask_to_resign(self, name: str) -> bool:
         """Ask the present holder to step down; False if there is none, or it is a stranger."""
         require_name(name)
-        asked = await self._account.ask(lambda line: self._ask_to_resign(line, name))
+        asked = await self._account.ask(lambda connections: self._ask_to_resign(connections, name))
         self._notifier.notify(name)
         return asked
 
@@ -207,144 +207,148 @@ class AzureLeases:
     # --- a new term ---
 
     async def _acquire(
-        self, line: LoopConnections, name: str, holder: str, written: Mapping[str, str]
+        self, connections: LoopConnections, name: str, holder: str, written: Mapping[str, str]
     ) -> Granted | HeldBy:
-        blob, seconds = _blob(line, name), int(written["tenure_ttl"])
+        blob, seconds = _blob(connections, name), int(written["tenure_ttl"])
         for _ in range(TRIES):
-            seen = await _look(blob)
+            seen = await _read(blob)
             if seen is None:
-                await self._create(line, blob, name)
+                await self._create(connections, blob, name)
                 continue
-            mine, begun = seen.holder == holder, self._begun.get(name) == holder
-            if seen.held and mine and await _taken(blob, seen.grant(name), seen, max(seconds, seen.ttl)):
-                self._begun.pop(name, None)
+            mine, begun = seen.holder == holder, self._started.get(name) == holder
+            if seen.held and mine and await _take_lease(blob, seen.grant(name), seen, max(seconds, seen.ttl)):
+                self._started.pop(name, None)
                 return Granted(seen.grant(name), seen.resign_asked == seen.token)
             if not seen.held or begun:
-                self._begun[name] = holder
-                grant = await self._begin(blob, Grant(name, holder, seen.floor + 1), seen, written)
+                self._started[name] = holder
+                grant = await self._begin_term(blob, Grant(name, holder, seen.floor + 1), seen, written)
                 if grant is not None:
-                    self._begun.pop(name, None)
+                    self._started.pop(name, None)
                     self._notifier.notify(name)
                     return Granted(grant)
-            elif (other := await self._held(blob, name, seen)) is not None:
+            elif (other := await self._holder_of(blob, name, seen)) is not None:
                 return other
         raise Unavailable(f"{name!r} changed hands {TRIES} times while it was looked at; it is asked again")
 
-    async def _begin(self, blob: BlobClient, grant: Grant, seen: Seen, written: Mapping[str, str]) -> Grant | None:
+    async def _begin_term(
+        self, blob: BlobClient, grant: Grant, seen: LeaseBlob, written: Mapping[str, str]
+    ) -> Grant | None:
         """Take the lease and write the term; None if somebody came in between."""
-        if not await _taken(blob, grant, seen, int(written["tenure_ttl"])):
-            self._begun.pop(grant.name, None)
+        if not await _take_lease(blob, grant, seen, int(written["tenure_ttl"])):
+            self._started.pop(grant.name, None)
             return None
         own = {name: text for name, text in seen.raw.items() if not name.startswith("tenure_")}
         metadata = {**own, **written, "tenure_token": str(grant.token)}
-        answer = await said(_write(blob, metadata, lease_id(grant), seen.etag), *_NOT_OURS, _CHANGED)
-        return None if isinstance(answer, Said) else grant
+        answer = await unless_refused(_write(blob, metadata, lease_id(grant), seen.etag), *_NOT_OURS, _CHANGED)
+        return None if isinstance(answer, Refused) else grant
 
-    async def _create(self, line: LoopConnections, blob: BlobClient, name: str) -> None:
+    async def _create(self, connections: LoopConnections, blob: BlobClient, name: str) -> None:
         """Make an empty blob. One whose name is a hash holds its name."""
         content = b"" if name_of(str(blob.blob_name)) is not None else name.encode()
-        answer = await said(blob.upload_blob(content, overwrite=False), "ContainerNotFound", "BlobAlreadyExists")
-        if answer == Said("ContainerNotFound"):
-            await said(line.container.create_container(), "ContainerAlreadyExists")
+        answer = await unless_refused(
+            blob.upload_blob(content, overwrite=False), "ContainerNotFound", "BlobAlreadyExists"
+        )
+        if answer == Refused("ContainerNotFound"):
+            await unless_refused(connections.container.create_container(), "ContainerAlreadyExists")
 
     # --- who else has it ---
 
-    async def _held(self, blob: BlobClient, name: str, seen: Seen) -> HeldBy | None:
+    async def _holder_of(self, blob: BlobClient, name: str, seen: LeaseBlob) -> HeldBy | None:
         """Tell who holds a lease that is not ours; None if it is free by now."""
-        if self._known.get(name) == seen.etag:
-            return _holder(name, seen)  # it may be a stranger by now: not worth a question at each look
-        if self._strange.get(name) == seen.etag:
-            return HeldBy(name, STRANGER, 0, None)
-        found = await self._settled(blob, name, seen)
+        if self._proven.get(name) == seen.etag:
+            return _held_by(name, seen)  # it may be a stranger by now: not worth a question at each look
+        if self._foreign.get(name) == seen.etag:
+            return HeldBy(name, FOREIGN_HOLDER, 0, None)
+        found = await self._wait_for_term(blob, name, seen)
         if found is None or not found.held:
             return None
-        return _holder(name, found) if found.holder is not None else HeldBy(name, STRANGER, 0, None)
+        return _held_by(name, found) if found.holder is not None else HeldBy(name, FOREIGN_HOLDER, 0, None)
 
-    async def _settled(self, blob: BlobClient, name: str, seen: Seen | None) -> Seen | None:
+    async def _wait_for_term(self, blob: BlobClient, name: str, seen: LeaseBlob | None) -> LeaseBlob | None:
         """Wait until a lease that was just taken has its term written; one that never has is a stranger's."""
-        for pause in (*LOOKS, None):
+        for pause in (*TERM_CHECKS, None):
             if seen is None or not seen.held:
                 return seen
             if seen.holder is not None:
-                proven = await _look(blob, lease_id(seen.grant(name)))
+                proven = await _read(blob, lease_id(seen.grant(name)))
                 if proven is not None:
-                    self._known[name] = proven.etag
+                    self._proven[name] = proven.etag
                     return proven
-            if self._strange.get(name) == seen.etag or pause is None:
+            if self._foreign.get(name) == seen.etag or pause is None:
                 break
             await asyncio.sleep(pause)
-            seen = await _look(blob)
+            seen = await _read(blob)
         assert seen is not None
-        self._known.pop(name, None)
-        self._strange[name] = seen.etag
+        self._proven.pop(name, None)
+        self._foreign[name] = seen.etag
         return replace(seen, holder=None)
 
-    async def _inspect(self, line: LoopConnections, name: str) -> HeldBy | Vacant:
-        blob = _blob(line, name)
-        found = await self._settled(blob, name, await _look(blob))
+    async def _inspect(self, connections: LoopConnections, name: str) -> HeldBy | Vacant:
+        blob = _blob(connections, name)
+        found = await self._wait_for_term(blob, name, await _read(blob))
         if found is None or not found.held:
             return Vacant(name, found.token if found else 0)
-        return _holder(name, found) if found.holder is not None else HeldBy(name, STRANGER, 0, None)
+        return _held_by(name, found) if found.holder is not None else HeldBy(name, FOREIGN_HOLDER, 0, None)
 
-    async def _names(self, line: LoopConnections) -> list[str]:
+    async def _names(self, connections: LoopConnections) -> list[str]:
         found: set[str] = set()
-        listed = line.container.list_blobs(include=["metadata"])
+        listed = connections.container.list_blobs(include=["metadata"])
 
         async def read() -> None:
             async for one in listed:
                 if "tenure_token" in (one.metadata or {}) or one.lease.status == "locked":
                     name = name_of(str(one.name))
                     if name is None:
-                        content = await line.container.get_blob_client(str(one.name)).download_blob()
+                        content = await connections.container.get_blob_client(str(one.name)).download_blob()
                         name = (await content.readall()).decode()
                     found.add(name)
 
-        await said(read(), *_MISSING)
+        await unless_refused(read(), *_MISSING)
         return sorted(found)
 
     # --- a standing term ---
 
-    async def _renew(self, line: LoopConnections, grant: Grant, seconds: int) -> Granted | Lost:
-        blob = _blob(line, grant.name)
-        seen = await _look(blob, lease_id(grant))
+    async def _renew(self, connections: LoopConnections, grant: Grant, seconds: int) -> Granted | Lost:
+        blob = _blob(connections, grant.name)
+        seen = await _read(blob, lease_id(grant))
         if seen is None or seen.token != grant.token:
             return Lost(grant)
         if seconds > seen.ttl:  # only an acquisition changes the length; under the same id it is no new one
             return await self._lengthen(blob, grant, seen, seconds)
-        answer = await said(_lease(blob, grant).renew(), *_NOT_OURS)
-        if isinstance(answer, Said):
+        answer = await unless_refused(_lease(blob, grant).renew(), *_NOT_OURS)
+        if isinstance(answer, Refused):
             return Lost(grant)
         return Granted(grant, seen.resign_asked == grant.token)
 
-    async def _lengthen(self, blob: BlobClient, grant: Grant, seen: Seen, seconds: int) -> Granted | Lost:
+    async def _lengthen(self, blob: BlobClient, grant: Grant, seen: LeaseBlob, seconds: int) -> Granted | Lost:
         """Renew for longer than before. First the lease, then the note: what is noted is never more than it has."""
-        if not await _taken(blob, grant, seen, seconds):
+        if not await _take_lease(blob, grant, seen, seconds):
             raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
-        answer = await said(
+        answer = await unless_refused(
             _write(blob, {**seen.raw, "tenure_ttl": str(seconds)}, lease_id(grant), seen.etag), _CHANGED
         )
-        if isinstance(answer, Said):
+        if isinstance(answer, Refused):
             raise Unavailable(f"{grant.name!r} was written to while it was renewed; it is asked again")
         return Granted(grant, seen.resign_asked == grant.token)
 
-    async def _release(self, line: LoopConnections, grant: Grant) -> Released | Lost:
-        blob = _blob(line, grant.name)
-        seen = await _look(blob, lease_id(grant))
+    async def _release(self, connections: LoopConnections, grant: Grant) -> Released | Lost:
+        blob = _blob(connections, grant.name)
+        seen = await _read(blob, lease_id(grant))
         if seen is None or seen.token != grant.token:
             return Lost(grant)
-        answer = await said(_lease(blob, grant).release(), *_NOT_OURS)
-        return Lost(grant) if isinstance(answer, Said) else Released(grant)
+        answer = await unless_refused(_lease(blob, grant).release(), *_NOT_OURS)
+        return Lost(grant) if isinstance(answer, Refused) else Released(grant)
 
-    async def _ask_to_resign(self, line: LoopConnections, name: str) -> bool:
-        blob = _blob(line, name)
+    async def _ask_to_resign(self, connections: LoopConnections, name: str) -> bool:
+        blob = _blob(connections, name)
         for _ in range(TRIES):
-            found = await self._settled(blob, name, await _look(blob))
+            found = await self._wait_for_term(blob, name, await _read(blob))
             if found is None or not found.held or found.holder is None:
                 return False
             grant = found.grant(name)
             metadata = {**found.raw, "tenure_resign": str(found.token)}
-            answer = await said(_write(blob, metadata, lease_id(grant), found.etag), *_NOT_OURS, _CHANGED)
-            if not isinstance(answer, Said):
+            answer = await unless_refused(_write(blob, metadata, lease_id(grant), found.etag), *_NOT_OURS, _CHANGED)
+            if not isinstance(answer, Refused):
                 return True
         raise Unavailable(f"{name!r} changed hands {TRIES} times while its leader was asked to resign; ask again")
 
@@ -352,37 +356,37 @@ class AzureLeases:
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
-def _blob(line: LoopConnections, name: str) -> BlobClient:
-    return line.container.get_blob_client(blob_of(name))
+def _blob(connections: LoopConnections, name: str) -> BlobClient:
+    return connections.container.get_blob_client(blob_of(name))
 
 
 def _lease(blob: BlobClient, grant: Grant) -> BlobLeaseClient:
     return BlobLeaseClient(blob, lease_id=lease_id(grant))
 
 
-async def _look(blob: BlobClient, under: str | None = None) -> Seen | None:
+async def _read(blob: BlobClient, under: str | None = None) -> LeaseBlob | None:
     """Look at a blob; None if there is none, or if it is not leased *under* this id now."""
-    found = await said(blob.get_blob_properties(lease=under), *(_MISSING if under is None else _NOT_OURS))
-    return None if isinstance(found, Said) else Seen.of(found)
+    found = await unless_refused(blob.get_blob_properties(lease=under), *(_MISSING if under is None else _NOT_OURS))
+    return None if isinstance(found, Refused) else LeaseBlob.of(found)
 
 
-async def _taken(blob: BlobClient, grant: Grant, seen: Seen, seconds: int) -> bool:
+async def _take_lease(blob: BlobClient, grant: Grant, seen: LeaseBlob, seconds: int) -> bool:
     """Take the lease in the name of *grant*, or extend it if it has it; False if that can't be."""
     taking = _lease(blob, grant).acquire(
         lease_duration=seconds, etag=seen.etag, match_condition=MatchConditions.IfNotModified
     )
-    return not isinstance(await said(taking, *_BUSY, *_MISSING, _CHANGED), Said)
+    return not isinstance(await unless_refused(taking, *_BUSY, *_MISSING, _CHANGED), Refused)
 
 
 def _write(blob: BlobClient, metadata: Mapping[str, str], under: str, etag: str) -> Awaitable[Any]:
     return blob.set_blob_metadata(dict(metadata), lease=under, etag=etag, match_condition=MatchConditions.IfNotModified)
 
 
-def _written(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
+def _metadata_of(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
     """Return what is written of a term, its token aside."""
-    written = {"tenure_holder": told(holder), "tenure_ttl": str(math.ceil(ttl))}
+    written = {"tenure_holder": encode_metadata(holder), "tenure_ttl": str(math.ceil(ttl))}
     if metadata:
-        written["tenure_metadata"] = told(json.dumps(dict(metadata), ensure_ascii=False))
+        written["tenure_metadata"] = encode_metadata(json.dumps(dict(metadata), ensure_ascii=False))
     size = sum(len(name) + len(text) for name, text in written.items())
     if size > METADATA_MAX:
         raise ConfigError(
@@ -392,10 +396,10 @@ def _written(holder: str, ttl: float, metadata: Metadata) -> dict[str, str]:
     return written
 
 
-def _holder(name: str, seen: Seen) -> HeldBy:
+def _held_by(name: str, seen: LeaseBlob) -> HeldBy:
     assert seen.holder is not None
     return HeldBy(name, seen.holder, seen.token, None, seen.metadata)
 
 
-def _bound(verb: Any, grant: Grant, seconds: int) -> Any:
-    return lambda line: verb(line, grant, seconds)
+def _with(verb: Any, grant: Grant, seconds: int) -> Any:
+    return lambda connections: verb(connections, grant, seconds)

@@ -1,20 +1,20 @@
-"""The text of a message in a Storage Queue: the body, and a note where there is something to say beside it.
+"""The text of a message in a Storage Queue: the body, and its properties if it has any.
 
-The body stands in base64, as Azure Functions and most clients write it, and in most messages that is all. A Storage
-Queue keeps nothing else with a message. So where something must be kept (an id, headers, who waits for an answer, a
-failed attempt, a reason), a dot follows, and a note in JSON::
+The body is base64, as Azure Functions and most clients write it, and in most messages that is all. A Storage Queue
+keeps nothing else with a message. So where something must be kept (an id, headers, where to reply, a failed attempt, a
+reason), a dot follows, and the properties in JSON::
 
     SGVsbG8=
     SGVsbG8=.{"id": "order-17", "headers": {"tenant": "blue"}}
 
-Whoever reads such a message with another client takes what stands before the dot. A text that is neither is a body
-that somebody wrote as plain text. One that is too long to be written in base64 stays plain, and its note stands in its
-last line, behind a dot::
+Another client that reads such a message takes the part before the dot. A text that is neither is a body that another
+client wrote as plain text. If it is too long for base64, it stays plain, and its properties are added as a last line,
+behind a dot::
 
     a long text …
     .{"reason": "max_deliveries", "deliveries": 10}
 
-A note that tenure would not have written is none: the whole text is a body.
+Properties that tenure would not have written are none: the whole text is a body.
 """
 
 from __future__ import annotations
@@ -34,83 +34,83 @@ TEXT_MAX = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What is to be said of a message beside its body; what isn't said doesn't stand in the note."""
+class Properties:
+    """The properties of a message beside its body. Those with their default value are left out of the text."""
 
     id: str | None = None
     headers: Headers = field(default_factory=lambda: NO_HEADERS)
     reply_to: str | None = None
     correlation_id: str | None = None
     ttl: float | None = None
-    """Seconds after it was sent in which it must be received; Azure's own would let it vanish."""
+    """Seconds in which it must be received; Azure's own time to live would remove it silently."""
     uncounted: int = 0
-    """So many deliveries were given back, and are taken off Azure's count."""
+    """How many deliveries were given back; they are subtracted from Azure's count."""
     history: tuple[Attempt, ...] = ()
     before: int = 0
-    """So much of the history is from before it was redriven."""
+    """How many entries of the history are from before it was redriven."""
     sequence: int = 0
-    """Its number, if it has come from another queue and so would get another."""
+    """Its sequence, if it was moved from another queue and would get a new one."""
     enqueued_at: float = 0.0
     deliveries: int = 0
-    """How often a dead letter was delivered while it lived."""
+    """How often a dead letter was delivered before it was dead-lettered."""
     reason: str | None = None
-    """Why it died."""
+    """Why it was dead-lettered."""
     description: str = ""
     dead_at: float = 0.0
     error: Failure | None = None
 
-    def after(self, attempt: Attempt) -> Note:
-        """Return the note with one attempt more."""
+    def with_attempt(self, attempt: Attempt) -> Properties:
+        """Return the properties with one attempt more."""
         return replace(self, history=(*self.history, attempt)[-HISTORY_MAX:])
 
-    def in_short(self) -> Iterator[Note]:
-        """Yield the note, then with less and less of what can be done without."""
+    def shortened(self) -> Iterator[Properties]:
+        """Yield the properties, then with less and less of the history, errors and description."""
         yield self
-        brief = [replace(one, error=_brief(one.error)) for one in self.history]
+        brief = [replace(one, error=_shortened(one.error)) for one in self.history]
         yield replace(self, history=tuple(brief))
-        yield replace(self, history=tuple(brief[-3:]), error=_brief(self.error))
-        yield replace(self, history=(), error=_brief(self.error), before=0)
+        yield replace(self, history=tuple(brief[-3:]), error=_shortened(self.error))
+        yield replace(self, history=(), error=_shortened(self.error), before=0)
         yield replace(self, history=(), error=None, description=self.description[:200], before=0)
 
 
-def _brief(error: Failure | None) -> Failure | None:
+def _shortened(error: Failure | None) -> Failure | None:
     return None if error is None else Failure(error.type, error.message[:500])
 
 
-_EMPTY = Note()
+_EMPTY = Properties()
 
 
-def written(body: bytes, note: Note) -> str:
+def encode(body: bytes, properties: Properties) -> str:
     """Return the text of a message."""
-    text, said = base64.b64encode(body).decode(), _said(note)
-    return f"{text}.{said}" if said else text
+    text, json_text = base64.b64encode(body).decode(), _to_json(properties)
+    return f"{text}.{json_text}" if json_text else text
 
 
-def fitted(text: str, body: bytes, note: Note) -> str | None:
-    """Return *text*, whose *body* this is, with as much of the note as fits; None if there is no room for one."""
-    for less in note.in_short():
-        anew = written(body, less)
-        if len(anew) <= TEXT_MAX:
-            return anew
+def encode_to_fit(text: str, body: bytes, properties: Properties) -> str | None:
+    """Return *text*, which holds *body*, with as much of the properties as fits; None if there is no room."""
+    for less in properties.shortened():
+        encoded = encode(body, less)
+        if len(encoded) <= TEXT_MAX:
+            return encoded
     if not text.encode().startswith(body):
-        return None  # it is base64, and stays so for whoever else reads it
-    for less in note.in_short():
-        said = _said(less)
-        if said and len(body) + len(_LAST_LINE) + len(said) <= TEXT_MAX:
-            return body.decode() + _LAST_LINE + said
+        return None  # it is base64, and other clients must be able to read it
+    for less in properties.shortened():
+        json_text = _to_json(less)
+        if json_text and len(body) + len(_LAST_LINE) + len(json_text) <= TEXT_MAX:
+            return body.decode() + _LAST_LINE + json_text
     return None
 
 
 _LAST_LINE = "\n."
 
 
-def _said(note: Note) -> str:
-    said = {
-        one.name: _plain(getattr(note, one.name))
-        for one in fields(note)
-        if getattr(note, one.name) != getattr(_EMPTY, one.name)
+def _to_json(properties: Properties) -> str:
+    fields_given = {
+        one.name: _plain(getattr(properties, one.name))
+        for one in fields(properties)
+        if getattr(properties, one.name) != getattr(_EMPTY, one.name)
     }
-    return json.dumps(said) if said else ""
+    return json.dumps(fields_given) if fields_given else ""
 
 
 def _plain(value: Any) -> Any:
@@ -121,48 +121,50 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def read(text: str | None) -> tuple[bytes, Note]:
-    """Return the body and the note in a text, whoever wrote it: what can't be ours is a body as it stands."""
+def decode(text: str | None) -> tuple[bytes, Properties]:
+    """Return the body and the properties in a text. A text that tenure can't have written is a body as it is."""
     text = text or ""
     start, dot, rest = text.partition(".")
-    note = _note(rest) if dot else _EMPTY
-    if note is not None:
+    properties = _properties_of(rest) if dot else _EMPTY
+    if properties is not None:
         try:
-            return base64.b64decode(start, validate=True), note
+            return base64.b64decode(start, validate=True), properties
         except (binascii.Error, ValueError):
             pass
-    start, line, rest = text.rpartition(_LAST_LINE)
-    note = _note(rest) if line else None
-    return (text.encode(), _EMPTY) if note is None or note == _EMPTY else (start.encode(), note)
+    start, connections, rest = text.rpartition(_LAST_LINE)
+    properties = _properties_of(rest) if connections else None
+    return (text.encode(), _EMPTY) if properties is None or properties == _EMPTY else (start.encode(), properties)
 
 
-def _note(text: str) -> Note | None:
-    """Return the note that *text* is, if it is one that could be ours."""
+def _properties_of(text: str) -> Properties | None:
+    """Return the properties in *text*; None if tenure can't have written them."""
     if not text.startswith("{"):
         return None
     try:
-        said = json.loads(text)
-        if any(name in said and not fits(said[name]) for name, fits in _FITS.items()):
+        fields_given = json.loads(text)
+        if any(name in fields_given and not fits(fields_given[name]) for name, fits in _FITS.items()):
             return None
-        if "history" in said:
-            said["history"] = tuple(Attempt(**{**one, "error": _failure(one["error"])}) for one in said["history"])
-        if "error" in said:
-            said["error"] = _failure(said["error"])
-        note = Note(**said)
-        sent = Outgoing(  # what a sender says must be what could be sent
-            id=note.id,
-            headers=note.headers,
-            expires_in=note.ttl,
-            reply_to=note.reply_to,
-            correlation_id=note.correlation_id,
+        if "history" in fields_given:
+            fields_given["history"] = tuple(
+                Attempt(**{**one, "error": _failure(one["error"])}) for one in fields_given["history"]
+            )
+        if "error" in fields_given:
+            fields_given["error"] = _failure(fields_given["error"])
+        properties = Properties(**fields_given)
+        sent = Outgoing(  # what a sender gave must be sendable
+            id=properties.id,
+            headers=properties.headers,
+            expires_in=properties.ttl,
+            reply_to=properties.reply_to,
+            correlation_id=properties.correlation_id,
         )
-        return replace(note, headers=checked([sent], 0)[0].headers)
+        return replace(properties, headers=checked([sent], 0)[0].headers)
     except (ValueError, TypeError, KeyError, RecursionError, ConfigError):
         return None
 
 
-def _failure(said: dict[str, str] | None) -> Failure | None:
-    return None if said is None else Failure(**said)
+def _failure(fields_given: dict[str, str] | None) -> Failure | None:
+    return None if fields_given is None else Failure(**fields_given)
 
 
 def _is_text(value: object) -> bool:
@@ -189,7 +191,7 @@ def _is_history(value: object) -> bool:
 
 
 _YEAR_10000 = 253_402_300_800
-"""In Unix seconds. Whoever shows a moment can't go further."""
+"""In Unix seconds. A later time can't be shown as a date."""
 
 _FITS: Mapping[str, Callable[[object], bool]] = {
     "ttl": _is_moment,
@@ -204,4 +206,4 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "dead_at": _is_moment,
     "error": _is_failure,
 }
-"""What tenure itself says in a note, and how that is told from what another has written."""
+"""Tells for each property that tenure writes whether a value can be its own."""

@@ -13,15 +13,15 @@ from urllib.parse import unquote
 BLOB_MAX = 900
 """Longer blob names are replaced by a hash; Azure allows 1,024 characters."""
 
-LONG = ".long/"
+LONG_PREFIX = ".long/"
 """Before a hash. No other name begins with a dot, see :func:`blob_of`."""
 
-DEAD = "-poison"
+POISON_SUFFIX = "-poison"
 """Behind the name of a queue, for its dead letters; Azure Functions do the same."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]")
 _QUEUE = re.compile(r"(?!.*--)[a-z0-9][a-z0-9-]{1,54}[a-z0-9]")
-_MADE_UP = re.compile(r".*-x[0-9a-f]{20}")
+_GENERATED = re.compile(r".*-x[0-9a-f]{20}")
 
 
 def blob_of(name: str) -> str:
@@ -35,7 +35,7 @@ def blob_of(name: str) -> str:
     written = "/".join(map(_part, parts)) if all(parts) else _part(name)
     if len(written) <= BLOB_MAX:
         return written
-    return LONG + hashlib.sha256(name.encode()).hexdigest()
+    return LONG_PREFIX + hashlib.sha256(name.encode()).hexdigest()
 
 
 def _part(part: str) -> str:
@@ -52,7 +52,7 @@ def _escaped(letter: str) -> str:
 
 def name_of(blob: str) -> str | None:
     """Return the name that *blob* stands for; None if it is a hash, and the blob holds the name."""
-    return None if blob.startswith(LONG) else unquote(blob.replace("%", "%25").replace("~", "%"))
+    return None if blob.startswith(LONG_PREFIX) else unquote(blob.replace("%", "%25").replace("~", "%"))
 
 
 def queue_of(name: str) -> str:
@@ -61,19 +61,19 @@ def queue_of(name: str) -> str:
     Two to 56 small letters, digits and single hyphens stay as they are. Any other name becomes what is left of it, and
     a hash; the name itself is kept in the queue's metadata.
     """
-    if _QUEUE.fullmatch(name) and not name.endswith(DEAD) and not _MADE_UP.fullmatch(name):
+    if _QUEUE.fullmatch(name) and not name.endswith(POISON_SUFFIX) and not _GENERATED.fullmatch(name):
         return name
     rest = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:33].strip("-") or "queue"
     return f"{rest}-x{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
-def told(text: str) -> str:
+def encode_metadata(text: str) -> str:
     """Return *text* as a value of metadata, which is a header: as it is, or ``=`` and base64."""
     if text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=") and text:
         return text
     return "=" + base64.b64encode(text.encode()).decode()
 
 
-def untold(value: str) -> str:
-    """Return the text that :func:`told` has made *value* of."""
+def decode_metadata(value: str) -> str:
+    """Return the text that :func:`encode_metadata` has made *value* of."""
     return base64.b64decode(value[1:]).decode() if value.startswith("=") else value

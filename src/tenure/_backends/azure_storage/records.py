@@ -1,4 +1,4 @@
-"""Messages of a Storage Queue as they were handed out, and what is made of them: deliveries, graves, dead letters."""
+"""Messages as Azure hands them out, and what is made of them: deliveries, dead letters, live messages."""
 
 from __future__ import annotations
 
@@ -9,119 +9,126 @@ from datetime import datetime
 
 from azure.storage.queue import QueueMessage
 
-from tenure._backends.azure_storage.message_format import Note
+from tenure._backends.azure_storage.message_format import Properties
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.message import DEAD_SUFFIX, Attempt, DeadMessage, Death, Delivery, Failure, LiveMessage
 
 UNKNOWN = "unknown"
-"""The reason of a dead letter that somebody else put there."""
+"""The reason of a dead letter that another program put there."""
 
 _EPOCH = 1_577_836_800  # 2020-01-01: a sequence begins with the seconds since then
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """A message that was handed out, and the newest receipt for it."""
+class HeldMessage:
+    """A message under a lock of ours, with its newest pop receipt."""
 
     queue: str
     message: str
     receipt: str
-    ends: float
-    """By our clock, when the lock is over for certain."""
-    note: Note
+    locked_until: float
+    """The end of the lock by our clock; certainly over then."""
+    properties: Properties
     text: str
-    """As it stands in the queue."""
-    flying: int = 0
-    """How many requests about it are under way; each may bring a new receipt."""
+    """The text that it has in the queue."""
+    requests_under_way: int = 0
+    """The number of requests about it that are not answered; each may bring a new receipt."""
     is_settled: bool = False
-    """Whether a verdict stands: then a renewal that crossed it must not use the receipt that it brought."""
+    """Whether a verdict was carried out: a renewal that crossed it must not use its receipt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A message as Azure handed it out, read."""
+class FoundMessage:
+    """A message as Azure handed it out, decoded."""
 
     raw: QueueMessage
     body: bytes
-    note: Note
+    properties: Properties
     now: float
-    """The service's clock when it did, in whole seconds."""
+    """The time of the service then, in whole seconds."""
 
     @property
     def sequence(self) -> int:
-        """Its number: the second in which it was sent, and something to tell those of one second apart."""
-        if self.note.sequence:
-            return self.note.sequence
-        return (int(moment_of(self.raw.inserted_on)) - _EPOCH << 33) + zlib.crc32(str(self.raw.id).encode())
+        """Its sequence: the second in which it was sent, and a hash that differs within one second."""
+        if self.properties.sequence:
+            return self.properties.sequence
+        return (int(timestamp_of(self.raw.inserted_on)) - _EPOCH << 33) + zlib.crc32(str(self.raw.id).encode())
 
     @property
     def id(self) -> str:
-        """What its sender called it, or Azure."""
-        return self.note.id or str(self.raw.id)
+        """The id that its sender gave it, or Azure."""
+        return self.properties.id or str(self.raw.id)
 
     @property
     def enqueued_at(self) -> float:
-        """When it was sent."""
-        return self.note.enqueued_at or moment_of(self.raw.inserted_on)
+        """The time at which it was sent."""
+        return self.properties.enqueued_at or timestamp_of(self.raw.inserted_on)
 
     @property
     def count(self) -> int:
-        """How often it was delivered, this time included if it lives."""
-        if self.note.reason is not None:
-            return self.note.deliveries
-        return max(1, (self.raw.dequeue_count or 0) - self.note.uncounted)
+        """How often it was delivered; if it is live, this delivery included."""
+        if self.properties.reason is not None:
+            return self.properties.deliveries
+        return max(1, (self.raw.dequeue_count or 0) - self.properties.uncounted)
 
     @property
     def is_expired(self) -> bool:
-        """Whether its time to live is over."""
+        """Whether it has expired."""
         return self.is_expired_at(self.now)
 
     def is_expired_at(self, now: float) -> bool:
-        """Whether its time to live is over then."""
-        return self.note.ttl is not None and now >= self.enqueued_at + self.note.ttl
+        """Tell whether it has expired at *now*."""
+        return self.properties.ttl is not None and now >= self.enqueued_at + self.properties.ttl
 
 
-def moment_of(moment: datetime | None) -> float:
-    assert moment is not None, "Azure always tells"
+def timestamp_of(moment: datetime | None) -> float:
+    """Return a time of Azure in Unix seconds."""
+    assert moment is not None, "Azure always gives it"
     return moment.timestamp()
 
 
-EXPIRED_TOLD = "not handled before it expired"
+EXPIRED_DESCRIPTION = "not handled before it expired"
 
 
-def tried(count: int) -> str:
+def exhausted_description(count: int) -> str:
     return f"delivered {count} times, and never completed"
 
 
-def last_error(note: Note) -> Failure | None:
-    return next((one.error for one in reversed(note.history) if one.error is not None), None)
+def last_error(properties: Properties) -> Failure | None:
+    return next((one.error for one in reversed(properties.history) if one.error is not None), None)
 
 
-def filled_up(note: Note, count: int, now: float) -> Note:
-    """Return *note* with the attempts that nobody told of: their locks ran out."""
-    told_of = {one.number for one in note.history[note.before :]}
-    missing: Iterable[int] = (number for number in range(1, count + 1) if number not in told_of)
+def with_expired_attempts(properties: Properties, count: int, now: float) -> Properties:
+    """Return *properties* with the attempts that are missing: those whose locks expired."""
+    recorded = {one.number for one in properties.history[properties.before :]}
+    missing: Iterable[int] = (number for number in range(1, count + 1) if number not in recorded)
     for number in missing:
-        note = note.after(Attempt(number, now, "expired"))
-    return replace(note, history=(*note.history[: note.before], *sorted(note.history[note.before :], key=_number)))
+        properties = properties.with_attempt(Attempt(number, now, "expired"))
+    return replace(
+        properties,
+        history=(
+            *properties.history[: properties.before],
+            *sorted(properties.history[properties.before :], key=_number),
+        ),
+    )
 
 
 def _number(attempt: Attempt) -> int:
     return attempt.number
 
 
-def grave_of(
-    one: Found | Delivery,
-    note: Note,
+def dead_letter_properties(
+    one: FoundMessage | Delivery,
+    properties: Properties,
     reason: str,
     description: str,
     count: int,
     now: float,
     error: Failure | None = None,
-) -> Note:
-    """Return what is written on the grave of a message."""
+) -> Properties:
+    """Return the properties of a message as a dead letter."""
     return replace(
-        note,
+        properties,
         id=one.id,
         sequence=one.sequence,
         enqueued_at=one.enqueued_at,
@@ -129,19 +136,19 @@ def grave_of(
         reason=reason,
         description=description,
         dead_at=now,
-        error=error or last_error(note),
+        error=error or last_error(properties),
         ttl=None,
         uncounted=0,
     )
 
 
-def settled_down(note: Note, delivery: Delivery) -> Note:
-    """Return the note of a dead letter that others may have put there, with what is known of it."""
-    return replace(note, id=delivery.id, sequence=delivery.sequence, enqueued_at=delivery.enqueued_at)
+def with_identity(properties: Properties, delivery: Delivery) -> Properties:
+    """Return the properties of a dead letter of another program, completed by its identity."""
+    return replace(properties, id=delivery.id, sequence=delivery.sequence, enqueued_at=delivery.enqueued_at)
 
 
-def delivery_of(queue: str, one: Found, token: str) -> Delivery:
-    note = one.note
+def delivery_of(queue: str, one: FoundMessage, token: str) -> Delivery:
+    properties = one.properties
     death = death_of(one) if queue.endswith(DEAD_SUFFIX) else None
     return Delivery(
         queue,
@@ -149,37 +156,43 @@ def delivery_of(queue: str, one: Found, token: str) -> Delivery:
         token,
         one.id,
         one.body,
-        note.headers,
+        properties.headers,
         one.count,
         one.enqueued_at,
-        moment_of(one.raw.next_visible_on),
+        timestamp_of(one.raw.next_visible_on),
         None,
         0,
-        note.reply_to,
-        note.correlation_id,
+        properties.reply_to,
+        properties.correlation_id,
         death,
     )
 
 
-def death_of(one: Found) -> Death:
-    note = one.note
-    return Death(note.reason or UNKNOWN, note.description, note.dead_at or one.enqueued_at, note.error, note.history)
+def death_of(one: FoundMessage) -> Death:
+    properties = one.properties
+    return Death(
+        properties.reason or UNKNOWN,
+        properties.description,
+        properties.dead_at or one.enqueued_at,
+        properties.error,
+        properties.history,
+    )
 
 
-def dead_message(queue: str, one: Found) -> DeadMessage:
-    note, death = one.note, death_of(one)
+def dead_message(queue: str, one: FoundMessage) -> DeadMessage:
+    properties, death = one.properties, death_of(one)
     return DeadMessage(
         queue,
         one.sequence,
         one.id,
         one.body,
-        note.headers,
+        properties.headers,
         one.count,
         one.enqueued_at,
         None,
         0,
-        note.reply_to,
-        note.correlation_id,
+        properties.reply_to,
+        properties.correlation_id,
         death.reason,
         death.description,
         death.at,
@@ -188,31 +201,31 @@ def dead_message(queue: str, one: Found) -> DeadMessage:
     )
 
 
-def live_message(queue: str, one: Found) -> LiveMessage:
-    note = one.note
+def live_message(queue: str, one: FoundMessage) -> LiveMessage:
+    properties = one.properties
     return LiveMessage(
         queue,
         one.sequence,
         one.id,
         one.body,
-        note.headers,
+        properties.headers,
         "ready",
-        max(0, (one.raw.dequeue_count or 0) - note.uncounted),  # that of a message that nobody has received just now
+        max(0, (one.raw.dequeue_count or 0) - properties.uncounted),  # peeked at, so this is no delivery
         one.enqueued_at,
         None,
         None,
         None,
         0,
-        note.reply_to,
-        note.correlation_id,
+        properties.reply_to,
+        properties.correlation_id,
     )
 
 
-def is_live(one: Found, which: LiveSelection, now: float) -> bool:
+def is_selected_live(one: FoundMessage, which: LiveSelection, now: float) -> bool:
     return not one.is_expired_at(now) and which.fits(one.sequence, lambda: one.id, None, one.enqueued_at)
 
 
-def is_meant(one: Found, which: Selection) -> bool:
+def is_selected_dead(one: FoundMessage, which: Selection) -> bool:
     death = death_of(one)
     return (
         one.sequence > which.after
