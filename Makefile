@@ -15,7 +15,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test pythons lowest format lint types layers unit wheel coverage bench servers clean
+.PHONY: help demo quick test pythons lowest format lint types layers unit wheel dist coverage bench servers clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ unit: $(VENV)/.dev ## Run the tests alone (ARGS='-k lease -x')
 
 wheel: $(VENV)/.dev ## Build the wheel, install it bare, time its import
 	@$(BIN)/python scripts/stages.py wheel
+
+dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, each extra, its own tests (ARGS='contents')
+	@$(BIN)/python -m scripts.check_dist $(ARGS)
 
 coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they miss
 	@$(BIN)/coverage erase

@@ -1,0 +1,191 @@
+"""
+Build what is published, the sdist and the wheel, check both, and leave them in dist/ if all is well.
+
+- The metadata are valid, and the README renders as a package index shows it, without a link that leads nowhere there.
+- The sdist holds every file of the repository and no other, the wheel every file of the library and no other.
+- The wheel can be installed with each extra, and what the extra is for can be imported.
+- The quick tests pass in the unpacked sdist.
+
+Run it as ``python -m scripts.check_dist``; names of steps choose: ``metadata contents extras tests``.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.metadata import Metadata
+from readme_renderer import markdown
+
+from scripts.check_wheel import ROOT, build, run
+
+CONSTRAINTS = ROOT / "constraints" / "dev.txt"
+MADE_BY_BUILD = {"PKG-INFO"}
+
+IMPORTED = {
+    "": "tenure, tenure.sync, tenure.testing, tenure.backends.sqlite",
+    "cli": "tenure.cli",
+    "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
+    "postgres": "tenure.backends.postgres, asyncpg",
+    "redis": "redis, hiredis",
+    "all": "tenure.cli, tenure.backends.azure_storage, tenure.backends.postgres, redis",
+}
+"""What can be imported with each extra; the empty name is the bare library."""
+
+
+FOR_DEVELOPERS = {"test", "dev", "bench"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built, in a folder that goes away."""
+
+    sdist: Path
+    wheel: Path
+    folder: Path
+
+    def of_sdist(self) -> dict[str, bytes]:
+        """Return the files of the sdist, by their paths in the repository."""
+        files = {}
+        with tarfile.open(self.sdist) as archive:
+            for member in archive.getmembers():
+                if (file := archive.extractfile(member)) is not None:
+                    files[member.name.partition("/")[2]] = file.read()
+        return files
+
+    def of_wheel(self) -> dict[str, bytes]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+
+def main(names: list[str]) -> int:
+    unknown = sorted(set(names) - set(STEPS))
+    if unknown:
+        print(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="tenure-dist-") as name:
+        folder = Path(name)
+        wheel = build(folder / "dist")
+        (sdist,) = wheel.parent.glob("*.tar.gz")
+        built = Built(sdist, wheel, folder)
+        faults = []
+        for step in names or STEPS:
+            found = list(STEPS[step](built))
+            print(f"{step:<10} {'FAILED' if found else 'ok'}", flush=True)
+            faults += found
+        if not faults:
+            shutil.rmtree(ROOT / "dist", ignore_errors=True)
+            shutil.copytree(wheel.parent, ROOT / "dist")
+            print(f"in dist/: {sdist.name}, {wheel.name}")
+    for fault in faults:
+        print(f"dist: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+# --- steps: each yields what is wrong -----------------------------------------------------------------------------
+
+
+def metadata(built: Built) -> Iterable[str]:
+    (path,) = (name for name in built.of_wheel() if name.endswith(".dist-info/METADATA"))
+    for name, text in ((built.sdist.name, built.of_sdist()["PKG-INFO"]), (built.wheel.name, built.of_wheel()[path])):
+        try:
+            found = Metadata.from_email(text, validate=True)
+        except Exception as error:
+            yield f"{name}: {error!r}"
+            continue
+        html = markdown.render(found.description or "")
+        links = re.findall(r'(?:href|src)="([^"]+)"', html or "")
+        lost = sorted({link for link in links if not re.match(r"https?://|mailto:|#", link)})
+        if not html:
+            yield f"{name}: the README doesn't render"
+        yield from (f"{name}: the README's link to {link} leads nowhere on a package index" for link in lost)
+
+
+def contents(built: Built) -> Iterable[str]:
+    here = files_of_the_repository()
+    inside = set(built.of_sdist()) - MADE_BY_BUILD
+    yield from (f"{name} is not in the sdist" for name in sorted(here - inside))
+    yield from (f"{name} is in the sdist, and not in the repository" for name in sorted(inside - here))
+    library = {name.removeprefix("src/") for name in here if name.startswith("src/")}
+    inside = {name for name in built.of_wheel() if ".dist-info/" not in name}
+    yield from (f"{name} is not in the wheel" for name in sorted(library - inside))
+    yield from (f"{name} is in the wheel, and not in src" for name in sorted(inside - library))
+
+
+def files_of_the_repository() -> set[str]:
+    """Return the files that git knows; in an unpacked sdist, those that are there and that git wouldn't ignore."""
+    if not (ROOT / ".git").exists():
+        return {str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()} - MADE_BY_BUILD
+    listed = run("git", "ls-files", "-z").split("\0")
+    return {name for name in listed if name and (ROOT / name).exists()}
+
+
+def extras(built: Built) -> Iterable[str]:
+    named = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    yield from (
+        f"no import is named for the extra {name}" for name in sorted(named - {"test", "dev", "bench", *IMPORTED})
+    )
+    for extra, modules in IMPORTED.items():
+        wheel = f"{built.wheel}[{extra}]" if extra else str(built.wheel)
+        python, failure = environment(built.folder / f"extra-{extra}", wheel)
+        failure = failure or refused(built.folder, python, "-m", "pip", "check")
+        failure = failure or refused(built.folder, python, "-I", "-W", "error", "-c", f"import {modules}")
+        if extra in ("cli", "all"):
+            failure = failure or refused(built.folder, str(Path(python).with_name("tenure")), "--version")
+        if failure:
+            yield f"with the extra {extra or '(none)'}: {failure}"
+
+
+def tests(built: Built) -> Iterable[str]:
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(built.folder / "unpacked", filter="data")
+    (source,) = (built.folder / "unpacked").iterdir()
+    python, failure = environment(built.folder / "tests", "-e", f"{source}[all,test]")
+    line = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "--quick"]
+    failure = failure or refused(source, *line)
+    if failure:
+        yield f"the unpacked sdist fails its tests: {failure}"
+
+
+STEPS: dict[str, Callable[[Built], Iterable[str]]] = {
+    "metadata": metadata,
+    "contents": contents,
+    "extras": extras,
+    "tests": tests,
+}
+
+
+# --- words for them -----------------------------------------------------------------------------------------------
+
+
+def environment(folder: Path, *wanted: str) -> tuple[str, str]:
+    """Make an environment with this installed; return its Python, and the reason if it failed."""
+    python = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "-c", str(CONSTRAINTS)]
+    failure = refused(folder.parent, sys.executable, "-m", "venv", str(folder))
+    return python, failure or refused(folder.parent, *pip, *wanted)
+
+
+def refused(folder: Path, *command: str) -> str:
+    """Run *command* in *folder*; return what it printed at its end if it failed, else nothing."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return f"{' '.join(command)}\n{done.stdout[-4_000:]}" if done.returncode else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
