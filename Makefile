@@ -44,7 +44,7 @@ format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can 
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-lint: $(VENV)/.dev ## Check format and lint (ruff)
+lint: $(VENV)/.dev ## Check format and lint (ruff), and the workflow files (zizmor)
 	@$(BIN)/python scripts/stages.py format lint
 
 types: $(VENV)/.dev ## Check types: mypy strict inside, pyright on the public API

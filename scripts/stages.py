@@ -23,7 +23,10 @@ WORKERS = ["-n", "3", "--dist", "loadfile"]
 
 STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],
-    "lint": [["ruff", "check", "."]],
+    "lint": [
+        ["ruff", "check", "."],
+        ["zizmor", "--offline", "--strict-collection", "--no-progress", "--quiet", ".github/workflows"],
+    ],
     "layers": [["lint-imports", "--no-cache"]],
     "types": [
         ["mypy"],
