@@ -242,7 +242,7 @@ def test_who_can_not_be_elected_is_told_why_and_hears_when_that_changes() -> Non
     hall.run(5.0)
     ask = hall.acquire(2)
     hall.run(0.1 * TTL + 2 * STEP)
-    assert hall.answers[ask] == NoAnswer("nobody was elected; 1 of 3 members live, 2 are needed")
+    assert hall.answers[ask] == NoAnswer("nobody was elected; 1 of 3 members are alive, 2 are needed")
     hall.hinted.clear()
     hall.start(1)
     hall.run(0.5)
@@ -255,7 +255,7 @@ def test_who_can_not_be_elected_is_told_why_and_hears_when_that_changes() -> Non
     hall.run(0.1 * TTL + 2 * STEP)
     answer = hall.answers[ask]
     assert isinstance(answer, NoAnswer)
-    assert "silent for 13" in answer.why
+    assert "does not vote for 13" in answer.why
     hall.hinted.clear()
     hall.run(TTL)
     assert 0 in hall.hinted
@@ -353,7 +353,7 @@ def test_who_has_claimed_a_name_and_never_led_is_not_told_as_its_leader() -> Non
     hall.run(3.0)
     answer = hall.answers[ask]
     assert isinstance(answer, NoAnswer)
-    assert "fewer than 3 of them vouch" in answer.why
+    assert "fewer than 3 of them voted" in answer.why
 
 
 def test_who_has_led_and_may_lead_still_is_told_without_a_time() -> None:

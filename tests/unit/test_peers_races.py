@@ -43,11 +43,11 @@ class Track:
                 if other not in dead:
                     liveness.heard(other, 1e6)
             self.races[me] = kind("chair", fleet, liveness, random.Random(me))
-            self.races[me].stands = me not in idle  # wants it, and has not begun
+            self.races[me].campaigns = me not in idle  # wants it, and has not begun
 
     def begin(self, *who: int) -> None:
         for me in who:
-            self.races[me].stands = False
+            self.races[me].campaigns = False
             self._do(me, strategies.Campaign())
         self.run()
 
@@ -107,7 +107,7 @@ def test_ring_passes_over_the_dead_and_through_those_who_do_not_want_it() -> Non
 
 def test_ring_drops_what_has_no_owner_any_more() -> None:
     track = Track(Ring, 4)
-    track.races[0].stands = False
+    track.races[0].campaigns = False
     track._do(0, strategies.Received(3, RingElection("chair", 9, 0)))
     track.run()
     assert not track.claimed
@@ -117,7 +117,7 @@ def test_ring_drops_what_has_no_owner_any_more() -> None:
 def test_ring_claims_when_a_message_was_lost() -> None:
     track = Track(Ring, 3)
     for each in track.races.values():
-        each.stands = False
+        each.campaigns = False
     track._do(1, strategies.Campaign())
     track._underway.clear()
     track.run(60.0)
@@ -128,7 +128,7 @@ def test_ring_claims_when_a_run_leads_to_nothing_because_one_way_is_dead() -> No
     track = Track(Ring, 3)
     track.dead.add((1, 2))  # 1 hears 2, takes it for alive, and passes everything on to it
     for each in track.races.values():
-        each.stands = False
+        each.campaigns = False
     track.begin(0, 1)
     assert not track.claimed
     track.run(track.fleet.election_lasts - track.fleet.answer_within)  # while they still stand
@@ -138,7 +138,7 @@ def test_ring_claims_when_a_run_leads_to_nothing_because_one_way_is_dead() -> No
 def test_in_the_ring_what_is_heard_meanwhile_does_not_put_the_claim_off() -> None:
     track = Track(Ring, 3)
     runner = track.races[0]
-    runner.stands = False
+    runner.campaigns = False
     runner.handle(strategies.Campaign(), 0.0)
     due = runner.wake_at
     for number in range(20):
@@ -193,7 +193,7 @@ def test_lowest_takes_no_message_at_all(size: int) -> None:
 def test_lowest_waits_for_each_that_comes_before() -> None:
     track = Track(Lowest, 5, dead=(0,), idle=(1, 2))
     for each in track.races.values():
-        each.stands = False
+        each.campaigns = False
     track.begin(3)
     assert not track.claimed
     track.run(2.1 * track.fleet.answer_within)
@@ -213,7 +213,7 @@ def test_who_stands_back_claims_nothing(kind: type[ElectionStrategy]) -> None:
 @pytest.mark.parametrize("kind", [Lowest, Bully, Ring])
 def test_who_was_beaten_tries_again_after_a_pause(kind: type[ElectionStrategy]) -> None:
     track = Track(kind, 1)
-    track.races[0].stands = False
+    track.races[0].campaigns = False
     track.begin(0)
     assert track.claimed == [0]
     track.claimed.clear()

@@ -126,7 +126,7 @@ class YieldsForEver(peers.Machine):
         if isinstance(runner, Bully) and runner._stage.value in ("yielding", "idle"):
             runner.wake_at = math.inf
             if runner._stage.value == "yielding":
-                runner.stands = True
+                runner.campaigns = True
 
 
 class FollowsTheDead(_WithVoter):

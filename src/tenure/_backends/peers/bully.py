@@ -1,4 +1,4 @@
-"""Bully: whoever sees that nobody leads asks all who rank higher; the highest that lives and wants the name claims it.
+"""Bully: a member that sees that nobody leads asks all that rank higher; the highest that lives and wants it claims.
 
 Source: Hector Garcia-Molina, "Elections in a distributed computing system", IEEE Transactions on Computers C-31(1),
 January 1982, pp. 48–59: the first of its two algorithms, for networks that deliver in bounded time.
@@ -6,19 +6,19 @@ January 1982, pp. 48–59: the first of its two algorithms, for networks that de
 - **Assumes** (there) that a message arrives and is handled within a known time, and that a member that does not answer
   within it is dead. Here, a wrong guess makes two members claim at once, and the votes decide.
 - **Differs**: a leader that lives is not deposed by a higher member that comes back; it would cost a change for
-  nothing. The paper's COORDINATOR is the claim itself. Who lives but does not want the name keeps silent.
+  nothing. The paper's COORDINATOR is the claim itself. A member that lives but does not want the name keeps silent.
 - **Failure detection**: heartbeats between all members. ELECTION goes only to those that live.
 - **Messages** of an election in which every live member begins once, all ``n`` alive: ``n(n − 1)/2`` ELECTION, as many
-  OKAY, and ``n − 1`` claims: ``n² − 1`` at most, O(n²). If only the highest begins: ``n − 1`` claims. To the claims
-  come ``n − 1`` votes, which the paper does not know.
+  OK, and ``n − 1`` claims: ``n² − 1`` at most, O(n²). If only the highest begins: ``n − 1`` claims. To the claims
+  come ``n − 1`` votes, which the paper does not have.
 - **Time**: ``answer_within`` if a higher one lives and does not want the name; a round trip otherwise.
 
 ::
 
-            Stand, Election heard while standing
-    IDLE ─────────────────────────────────────▶ ASKING ── nobody higher okays in time ──▶ claims
-     ▲                                            │ Okay
-     │ Settled                                    ▼
+            Campaign, ELECTION received while campaigning
+    IDLE ─────────────────────────────────────▶ ASKING ── no higher member answers OK in time ──▶ claims
+     ▲                                            │ OK
+     │ LeaderKnown                                ▼
      └─────────────────────────────────────── YIELDING ── nobody leads in time ──▶ ASKING
 """
 
@@ -32,13 +32,13 @@ from tenure._backends.peers.wire import BullyElection, BullyOk, ElectionMessage
 
 class _Stage(Enum):
     IDLE = "idle"
-    ASKING = "asking"  # waits for a higher one to say that it takes over
-    YIELDING = "yielding"  # a higher one took over; waits for it to lead
+    ASKING = "asking"  # waits for a higher member to say that it takes over
+    YIELDING = "yielding"  # a higher member took over; waits for it to lead
     CLAIMING = "claiming"
 
 
 class Bully(ElectionStrategy):
-    """Ask the higher ones, then claim."""
+    """Ask the higher members, then claim."""
 
     _stage = _Stage.IDLE
 
@@ -51,24 +51,24 @@ class Bully(ElectionStrategy):
         self.wake_at = now + self.fleet.answer_within
         return [Send(member, BullyElection(self.name)) for member in higher]
 
-    def _end(self) -> None:
+    def _reset(self) -> None:
         self._stage = _Stage.IDLE
 
     def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
         match message:
-            case BullyElection() if not self.stands:
+            case BullyElection() if not self.campaigns:
                 return [WakeCandidate()]
             case BullyElection() if sender < self.me:
-                okay: list[Effect] = [Send(sender, BullyOk(self.name))]
-                return [*okay, *self._begin(now)] if self._stage is _Stage.IDLE else okay
+                ok: list[Effect] = [Send(sender, BullyOk(self.name))]
+                return [*ok, *self._begin(now)] if self._stage is _Stage.IDLE else ok
             case BullyOk() if self._stage is _Stage.ASKING and sender > self.me:
                 self._stage = _Stage.YIELDING
-                # Every one above may have to wait for its own answers, one after the other.
+                # Every higher member may have to wait for its own answers, one after the other.
                 self.wake_at = now + (self.fleet.size - self.me) * self.fleet.answer_within
         return []
 
     def _wake(self, now: float) -> list[Effect]:
-        if not self.stands:
+        if not self.campaigns:
             return []
         if self._stage is _Stage.ASKING:
             self._stage = _Stage.CLAIMING

@@ -1,7 +1,6 @@
-"""Who is alive, as far as can be told: a member that was not heard of for some heartbeats is taken for dead.
+"""Failure detection: a member that was silent for some heartbeats counts as dead.
 
-A guess, and used as one: it makes elections short, and where ``quorum="none"``, it is what they stand on. Whom a
-majority vouches for does not depend on it.
+It is a guess: it makes elections short, and with ``quorum="none"`` they depend on it. The votes of a majority don't.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from tenure._jitter import Rng, sooner
 
 
 class Liveness:
-    """What one member thinks of the others.
+    """One member's view of the others.
 
     Costs ``n − 1`` messages per member and heartbeat: ``n·(n − 1)`` for the fleet.
     """
@@ -23,26 +22,26 @@ class Liveness:
         self._rng = rng
         self._heard: dict[int, float] = {}
         self.beat_at = now if fleet.me is not None and fleet.others else math.inf
-        """When to tell the others again that we live."""
+        """When to send the next heartbeat."""
 
     def heard(self, member: int, now: float) -> bool:
-        """Note a sign of life; return whether it comes from one that was taken for dead."""
+        """Note a sign of life; return whether its sender counted as dead."""
         news = not self.is_alive(member, now)
         self._heard[member] = now
         return news
 
     def beat(self, now: float) -> None:
-        """Note that the others have been told."""
+        """Note that a heartbeat was sent to all."""
         self.beat_at = now + sooner(self._fleet.heartbeat, self._rng)
 
     def is_alive(self, member: int, now: float) -> bool:
-        """Return whether *member* is taken for alive; we ourselves always are."""
+        """Return whether *member* counts as alive; this member itself always does."""
         return member == self._fleet.me or now - self._heard.get(member, -math.inf) <= self._fleet.suspect_after
 
     def alive(self, now: float) -> list[int]:
-        """Return all who are taken for alive, ourselves included, by rank."""
+        """Return all members that count as alive, this one included, by rank."""
         return [member for member in range(self._fleet.size) if self.is_alive(member, now)]
 
     def dies_at(self, member: int) -> float:
-        """Return from when on *member* is taken for dead, if nothing more is heard of it."""
+        """Return from when on *member* counts as dead, if it stays silent."""
         return self._heard.get(member, -math.inf) + self._fleet.suspect_after

@@ -1,28 +1,30 @@
-"""The promises of one member, and the count of all: what makes one of equals the leader, and only one.
+"""The votes of one member, and the count of all: why there is one leader at a time, and why its token rises.
 
 After PaxosLease (Trencseni, Gazso, Reinhardt: "PaxosLease: Diskless Paxos for Leases", 2012) and Gray & Cheriton
 ("Leases", 1989), in one round, with a token that rises.
 
 House rules of a voter:
 
-- For each name, it vouches for one claim at a time, for ``ttl`` seconds from the moment it was asked, by its own clock.
-  Until then, or until the claimant itself frees it, it vouches for nobody else. The claimant counts from *before* it
-  asked, and shortens that by drift and margin, so it stops believing before the first promise runs out.
-- It never vouches for two claims under one token, nor for a token older than one it has heard of. Two majorities have a
+- A vote is a promise. For each name, a voter votes for one claim at a time, for ``ttl`` seconds from the moment it was
+  asked, by its own clock. Until then, or until the claimant itself releases the claim, it votes for no other. The
+  claimant counts from *before* it asked, and shortens that by drift and margin, so it stops believing before the first
+  promise runs out.
+- It never votes for two claims under one token, nor for a token older than one that it knows. Two majorities have a
   member in common, so no token is won twice, and each is higher than all that were won before.
-- It forgets everything when it is started anew. So it keeps silent first: for one whole ``ttl_max``, after which what
-  it may have promised is over; or until every other member has told it that it leads nothing and claims nothing. What
-  those count later they have asked later, and the process that was there before us can't answer any more.
-- When it awakes, it takes no token that is not higher than all that the others told of, and than the wall clock was (in
-  ms) when it started. If all have told, that is all that anybody remembers. If it awakes because its time is over,
-  those that it hears may have missed tokens that it has forgotten itself. So each keeps and tells a bound as well: the
-  highest token or bound that it knew, its own wall clock included, and one more for each ms since, which is more than
-  elections take. From the highest bound it goes on; and who has not told one gets no vote of it, and has none that it
-  counts. That errs only if one was started by a clock that was ahead of all these, and they have not heard of it.
-- Only if nobody remembers is it the clock alone that matters: then tokens rise unless it is behind the clocks by which
-  members were started before, as they would stand now.
+- A restarted voter has lost its promises. So it is silent at first: for one whole ``ttl_max``, after which its earlier
+  promises are over; or until every other member has replied that it leads nothing and claims nothing. Votes that those
+  count later were asked for later, and the process before this one can't answer any more.
+- When it begins to vote, it accepts no token that is not higher than all tokens in the replies, and than the wall clock
+  (in ms) when it started. If all members have replied, no other token is remembered anywhere. If it begins because its
+  time is over, the members that replied may have missed tokens that it has lost itself. So each member also keeps a
+  bound, and sends it in its replies: the highest token or bound that it knew, its own wall clock included, and one more
+  for each ms since, which is faster than elections use tokens up. The voter continues from the highest bound; a member
+  that has not sent its bound gets no vote from it, and its votes are not counted. That errs only if a member was
+  started by a clock that was ahead of all these, and they have not heard of it.
+- The clock alone matters only if no member remembers any token: then tokens rise unless this clock is behind the clocks
+  by which members were started before, as they would stand now.
 
-With ``quorum="none"``, a promise is a courtesy: it ends when its claimant is taken for dead, and of two leaders that
+With ``quorum="none"``, a promise is only advice: it ends when its claimant counts as dead, and of two leaders that
 meet, the one with the older term (and of equal terms, the lower member) leaves.
 """
 
@@ -36,12 +38,12 @@ from tenure._backends.peers.wire import Claim, Refusal, StandingPromise, Vote
 from tenure._lease import Metadata
 
 NAMES_MAX = 20_000
-"""How many names a member remembers. A new one beyond that is not vouched for."""
+"""How many names a member remembers. It doesn't vote for a new one beyond that."""
 
 
 @dataclass(slots=True)
 class Promise:
-    """To whom we said yes, and until when it binds us."""
+    """The claim that has this member's vote, and until when."""
 
     member: int
     holder: str
@@ -49,9 +51,9 @@ class Promise:
     until: float
     metadata: Metadata
     resign_asked: bool = False
-    won: bool = False  # it was renewed, so it made a leader
+    won: bool = False  # it was renewed, so a majority had voted for it
 
-    def held(self, now: float) -> StandingPromise:
+    def standing(self, now: float) -> StandingPromise:
         return StandingPromise(
             self.member, self.holder, self.token, max(0.0, self.until - now), self.metadata, self.won
         )
@@ -64,20 +66,20 @@ class Promise:
 class Record:
     """What is known of one name. It is never deleted, so that its tokens never fall."""
 
-    newest: int = 0  # the highest token vouched for, or heard of: a new claim must be higher
-    term: int = 0  # the highest token vouched for that may have been won: a leader that renews must not be older
-    before: int = 0  # what ``term`` was before the newest vote, should that turn out to be for nothing
-    closed: int = 0  # the term under this token was handed back: neither it nor one before it is vouched for again
+    newest: int = 0  # the highest token voted for or heard of: a new claim must be higher
+    term: int = 0  # the highest token voted for that may have been won: a leader that renews must not be older
+    before: int = 0  # what ``term`` was before the newest vote, to return to if that claim is not won
+    closed: int = 0  # the term under this token was released: no vote for it or an earlier one any more
     promise: Promise | None = None  # the newest one, even if it has run out
 
 
 class Voter:
-    """One member's promises.
+    """One member's votes.
 
     Args:
         fleet: Whose member it is.
         floor: The wall clock in ms, when the member was started.
-        is_alive: Whether a member is taken for alive; asked only without a quorum.
+        is_alive: Whether a member counts as alive; asked only without a quorum.
         now: The present moment.
     """
 
@@ -89,7 +91,7 @@ class Voter:
         """The highest token known, of any name. A claim takes a higher one."""
         self.silent_until = now
         self.awake = False
-        """Whether we vouch for anybody."""
+        """Whether this member votes."""
         self._bound, self._bound_at = floor, now
         self._heard: set[int] = set()
         self._unheard: set[int] = set()
@@ -100,18 +102,18 @@ class Voter:
         self._floor = self.newest
 
     def wake(self) -> None:
-        """Keep silent no longer: whatever was promised before the start is over."""
+        """Begin to vote: all promises from before the start are over."""
         self.awake = True
         self._floor = self.newest
 
     def wake_in_time(self, now: float) -> None:
-        """Keep silent no longer, though not everybody has told what it remembers: count nobody who hasn't yet."""
+        """Begin to vote, though not all members have replied: those that have not don't count."""
         self._unheard = set(self._fleet.others) - self._heard
         self.learn(self.bound(now))
         self.wake()
 
     def note_reply(self, member: int, newest: int, bound: int, now: float) -> None:
-        """Take note of what *member* remembers, and of the tokens that it may have missed."""
+        """Take in the start-up reply of *member*: the newest token that it remembers, and its bound."""
         self.learn(newest)
         self._bound = max(self.bound(now), bound)
         self._heard.add(member)
@@ -121,17 +123,17 @@ class Voter:
             self._floor = max(self._floor, bound)
 
     def knows(self, member: int) -> bool:
-        """Return whether we may count on *member*: without its word, we might give a token that it has missed."""
+        """Return whether *member* counts: without its reply, it might know a newer token than this member does."""
         return member not in self._unheard
 
     def bound(self, now: float) -> int:
-        """Return what no token has reached yet, so far as we may have missed some: they rise by less than 1 each ms."""
+        """Return a number that no token has reached yet, missed ones included: they rise by less than 1 each ms."""
         self._bound = max(self._bound + int((now - self._bound_at) * 1000), self.newest)
         self._bound_at = now
         return self._bound
 
     def learn(self, token: int) -> None:
-        """Take note of a token that was given somewhere."""
+        """Take note of a token that was given to any claim."""
         self.newest = max(self.newest, token)
 
     def names(self) -> list[str]:
@@ -139,7 +141,7 @@ class Voter:
         return sorted(self._records)
 
     def promise(self, name: str, now: float) -> Promise | None:
-        """Return the promise for *name* that binds us now."""
+        """Return the promise for *name* that holds now."""
         record = self._records.get(name)
         promise = record.promise if record else None
         if promise is None or now >= promise.until:
@@ -149,21 +151,21 @@ class Voter:
         return promise
 
     def last(self, name: str) -> Promise | None:
-        """Return the newest promise for *name*, even if it binds us no more."""
+        """Return the newest promise for *name*, even if it is over."""
         record = self._records.get(name)
         return record.promise if record else None
 
     def token(self, name: str) -> int:
-        """Return the highest token heard of under *name*."""
+        """Return the highest token known for *name*."""
         record = self._records.get(name)
         return record.newest if record else 0
 
     def remembers(self, name: str) -> bool:
-        """Return whether we know *name*, or have room for it: otherwise we vouch for nobody under it."""
+        """Return whether *name* is known, or there is room for it: otherwise no claim to it gets a vote."""
         return name in self._records or len(self._records) < NAMES_MAX
 
     def leads(self, now: float) -> bool:
-        """Return whether we ourselves may lead anything: whoever leads vouches for itself."""
+        """Return whether this member may lead anything: a leader votes for itself."""
         promises = (self.promise(name, now) for name in self._records)
         return any(promise is not None and promise.member == self._fleet.me for promise in promises)
 
@@ -187,7 +189,7 @@ class Voter:
             standing.won = standing.won or claim.renewal
             return Vote(claim.round, standing.resign_asked)
         if standing is not None and not self._gives_way(standing, member, claim):
-            return Refusal(claim.round, max(record.newest, self._floor), standing.held(now))
+            return Refusal(claim.round, max(record.newest, self._floor), standing.standing(now))
         if not self._is_new(record, member, claim):
             return Refusal(claim.round, max(record.newest, self._floor), None)
         record.newest = max(record.newest, claim.token)
@@ -198,9 +200,9 @@ class Voter:
         return Vote(claim.round, resign_asked=False)
 
     def _gives_way(self, standing: Promise, member: int, claim: Claim) -> bool:
-        """Return whether a promise that stands ends because of this claim."""
+        """Return whether a promise that still holds ends because of this claim."""
         if (standing.member, standing.holder) == (member, claim.holder) and claim.token > standing.token:
-            return True  # the same claim, taken back and made anew: its Free was overtaken, or lost
+            return True  # the same claim, withdrawn and made again: its ReleaseRequest was overtaken, or lost
         if self._fleet.quorum == "majority":
             return False
         return claim.renewal and (claim.token, member) > (standing.token, standing.member)
@@ -208,52 +210,52 @@ class Voter:
     def _is_new(self, record: Record, member: int, claim: Claim) -> bool:
         if claim.token <= record.closed:
             return False
-        # Who renews has its token already, from others who remembered: our own floor is for new ones. But no term goes
-        # on after a newer one that may have been won, be it over again.
+        # A renewal has its token already, from voters that remembered: the floor is for new claims. But no term goes on
+        # after a newer one that may have been won, even if that is over again.
         if claim.token > (record.term if claim.renewal else max(record.newest, self._floor)):
             return True
         last = record.promise
         if last is not None and last.is_of(member, claim.holder, claim.token):
-            return True  # it ran out here, and we have vouched for nobody since
+            return True  # it ran out here, and no other claim has had this vote since
         # Without a quorum there may be two terms of one number: a leader that renews is believed.
         return self._fleet.quorum == "none" and claim.renewal
 
     def free(self, name: str, member: int, holder: str, token: int, *, won: bool) -> bool:
-        """Forget the promise for this claim, and that it ever may be renewed; return whether that is news."""
+        """End the promise for this claim, and let it never be renewed; return whether that is news."""
         record = self._record(name)
         if record is None:
             return False
-        record.newest = max(record.newest, token)  # should the claim itself come later, it finds itself outdated
+        record.newest = max(record.newest, token)  # if the claim itself comes later, it is refused as outdated
         self.learn(token)
         last = record.promise
         is_ours = last is not None and last.is_of(member, holder, token)
         if won and (is_ours or self._fleet.quorum == "majority"):  # without a quorum, another may lead under this token
             record.closed = max(record.closed, token)
         if not is_ours:
-            return False  # whoever we vouch for, it isn't this claim
+            return False  # the vote belongs to another claim, or to none
         record.promise = None
         if not won:
             record.term = record.before
         return True
 
-    def adopt(self, name: str, held: StandingPromise, now: float) -> bool:
-        """Without a quorum: believe another member that says who leads; return whether that is news."""
-        if self._fleet.quorum == "majority" or held.member == self._fleet.me:
+    def adopt(self, name: str, other: StandingPromise, now: float) -> bool:
+        """Without a quorum: believe another member about who leads; return whether that is news."""
+        if self._fleet.quorum == "majority" or other.member == self._fleet.me:
             return False
         record = self._record(name)
-        if record is None or held.token <= record.closed:
+        if record is None or other.token <= record.closed:
             return False
         standing = self.promise(name, now)
-        if standing is not None and (held.token, held.member) <= (standing.token, standing.member):
+        if standing is not None and (other.token, other.member) <= (standing.token, standing.member):
             return False
-        record.newest = max(record.newest, held.token)
-        record.before, record.term = record.term, max(record.term, held.token)
-        record.promise = Promise(held.member, held.holder, held.token, now + held.remaining, held.metadata)
-        self.learn(held.token)
+        record.newest = max(record.newest, other.token)
+        record.before, record.term = record.term, max(record.term, other.token)
+        record.promise = Promise(other.member, other.holder, other.token, now + other.remaining, other.metadata)
+        self.learn(other.token)
         return True
 
     def ask_to_resign(self, name: str, now: float) -> bool:
-        """Note that the leader of *name* is asked to step down; return whether we vouch for one."""
+        """Note that the leader of *name* is asked to step down; return whether one has this member's vote."""
         promise = self.promise(name, now)
         if promise is not None:
             promise.resign_asked = True
@@ -262,15 +264,15 @@ class Voter:
 
 @dataclass(slots=True)
 class Poll:
-    """The answers to one question, which every member gives once."""
+    """The votes on one claim; each member has one."""
 
     size: int
     yes: dict[int, bool] = field(default_factory=dict)
-    """Who vouches, and whether it knows that the leader is asked to resign."""
+    """The members that voted yes, and whether each knows that the leader is asked to resign."""
     no: dict[int, Refusal] = field(default_factory=dict)
 
     def take(self, member: int, answer: Vote | Refusal) -> None:
-        """Count *answer*; of two, the first."""
+        """Count *answer*; of two from one member, the first."""
         if member not in self.yes and member not in self.no:
             match answer:
                 case Vote(_, resign_asked):
@@ -279,26 +281,26 @@ class Poll:
                     self.no[member] = answer
 
     def is_hopeless(self, needed: int) -> bool:
-        """Return whether so many can't vouch any more."""
+        """Return whether *needed* votes can't be reached any more."""
         return self.size - len(self.no) < needed
 
     @property
     def answered(self) -> int:
-        """How many have said something."""
+        """How many members have answered."""
         return len(self.yes) + len(self.no)
 
     @property
     def resign_asked(self) -> bool:
-        """Whether anybody knows that the leader is asked to resign."""
+        """Whether a voter knows that the leader is asked to resign."""
         return any(self.yes.values())
 
     @property
     def newest(self) -> int:
-        """The highest token that a no told of."""
-        return max((deny.newest for deny in self.no.values()), default=0)
+        """The highest token in a refusal."""
+        return max((refusal.newest for refusal in self.no.values()), default=0)
 
     @property
-    def held(self) -> StandingPromise | None:
-        """The newest promise that a no told of."""
-        promises = [deny.held for deny in self.no.values() if deny.held is not None]
-        return max(promises, key=lambda held: (held.token, held.remaining), default=None)
+    def standing(self) -> StandingPromise | None:
+        """The newest promise in a refusal."""
+        promises = [refusal.standing for refusal in self.no.values() if refusal.standing is not None]
+        return max(promises, key=lambda standing: (standing.token, standing.remaining), default=None)

@@ -1,7 +1,7 @@
-"""Questions to all members, and what their answers add up to. Pure counting; who asks and when is the machine's.
+"""Rounds: one question to all members, and the count of their replies. The machine decides when to ask.
 
-A round knows its outcome as soon as the answers that are missing can't change it, and has a last word for when they
-don't come in time.
+A round knows its outcome as soon as the missing replies can't change it, and has a final outcome for when they don't
+come in time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tenure._lease import Grant, HeldBy, Lost, NoAnswer, Vacant
 
 
 class Round(ABC):
-    """One question to everybody.
+    """One question to all members.
 
     Args:
-        fleet: Who is asked.
-        question: What is sent; ``question.round`` is what answers carry.
-        asks: The askers that wait for the outcome, all of whom asked before the round began.
-        ends_at: When not to wait any longer.
+        fleet: The members to ask.
+        question: What is sent; replies carry its ``round``.
+        asks: The callers that wait for the outcome; all of them asked before the round began.
+        ends_at: When to stop waiting.
     """
 
     def __init__(self, fleet: Fleet, question: Question, asks: Sequence[int], ends_at: float) -> None:
@@ -48,10 +48,10 @@ class Round(ABC):
         self._resends = 0
         self.missing: set[int] = set(fleet.others)
         self.is_settled = False
-        """Whether its outcome has been told; it may go on, so that all hear of it."""
+        """Whether its outcome was given; it may go on, so that all members receive it."""
 
     def sent(self, now: float) -> None:
-        """Plan to ask again, later each time: who is slow is not helped by more to do."""
+        """Plan to ask again, later each time: more messages don't help a slow member."""
         if not self._resends:
             self.begun = now
         self.resend_at = now + self.fleet.answer_within * 2**self._resends
@@ -59,23 +59,23 @@ class Round(ABC):
 
     @abstractmethod
     def take(self, member: int, reply: Reply) -> None:
-        """Count the answer of *member*; any other kind of reply is ignored."""
+        """Count the reply of *member*; ignore any other kind of reply."""
 
     def next_question(self, member: int) -> Question | None:
-        """Return what *member* is asked next, its last answer being in; None for nothing."""
+        """Return what to ask *member* next, after its last reply; None for nothing."""
         return None
 
     def question_to(self, member: int) -> Question:
-        """Return what *member* is asked now."""
+        """Return what to ask *member* now."""
         return self.question
 
     def too_few(self, answered: int) -> NoAnswer:
-        """Say that no majority has answered."""
+        """Return the answer where too few members replied."""
         return NoAnswer(f"{answered} of {self.fleet.size} members answered, and {self.fleet.needed} are needed")
 
 
 class ClaimRound(Round):
-    """Who vouches for us; *holds* if the claim was won before, so that silence does not end it."""
+    """The votes on a claim of this member; *holds* if it was won before, so that silence does not end it."""
 
     question: Claim
 
@@ -86,7 +86,7 @@ class ClaimRound(Round):
         super().__init__(fleet, question, asks, now + lasts)
         self.holds = holds
         self.if_lost = if_lost
-        """What to answer if too many refuse."""
+        """The answer if too many refuse."""
         self.poll = Poll(fleet.size)
 
     def take(self, member: int, reply: Reply) -> None:
@@ -96,13 +96,13 @@ class ClaimRound(Round):
             self.poll.take(member, reply)
 
     def is_won(self, awaited: Collection[int]) -> bool:
-        """Return whether enough have vouched; *awaited* are those whose answer must be heard first."""
+        """Return whether enough voted for it; *awaited* are the members that must answer first."""
         if self.fleet.quorum == "majority" or self.holds:
             return len(self.poll.yes) >= self.fleet.needed
         return bool(self.poll.yes) and not self.poll.no and not self.missing.intersection(awaited)
 
     def is_refused(self, awaited: Collection[int]) -> bool:
-        """Return whether too many have refused, or nobody is left of *awaited* who might still vouch."""
+        """Return whether too many have refused, or none is left of *awaited* that might still vote for it."""
         if self.fleet.quorum == "majority":
             everybody = not self.holds and not self.missing.intersection(awaited)
             return everybody or self.poll.is_hopeless(self.fleet.needed)
@@ -111,122 +111,130 @@ class ClaimRound(Round):
         return bool(self.poll.no)
 
     def in_vain_for(self, alive: Collection[int]) -> float:
-        """Return for how long another claim is in vain: so long, too many still vouch for a leader that is dead.
+        """Return for how long another claim is in vain, because too many votes still belong to a dead leader.
 
-        A member that lives and was not elected frees its voters at once; one that died has left them bound.
+        A live member that was not elected frees its votes at once; a dead one can't.
         """
-        denies = self.poll.no.values()
-        bound = sorted(deny.held.remaining for deny in denies if deny.held and deny.held.member not in alive)
+        refusals = self.poll.no.values()
+        bound = sorted(
+            refusal.standing.remaining
+            for refusal in refusals
+            if refusal.standing and refusal.standing.member not in alive
+        )
         short = self.fleet.needed - (len(alive) - len(bound))
         return bound[short - 1] if 0 < short <= len(bound) else 0.0
 
     def winner(self) -> StandingPromise | None:
-        """Return who leads, as far as the refusals tell it for certain."""
-        held = self.poll.held
-        if held is None or self.fleet.quorum == "none":
-            return held
-        same = [deny for deny in self.poll.no.values() if deny.held is not None and _claim(deny.held) == _claim(held)]
-        return held if len(same) >= self.fleet.needed else None
+        """Return the leader's promise, if the refusals show for certain that somebody leads."""
+        standing = self.poll.standing
+        if standing is None or self.fleet.quorum == "none":
+            return standing
+        same_claim = [
+            refusal
+            for refusal in self.poll.no.values()
+            if refusal.standing is not None and _claim(refusal.standing) == _claim(standing)
+        ]
+        return standing if len(same_claim) >= self.fleet.needed else None
 
 
 class ReleaseRound(Round):
-    """Who has let go of us."""
+    """The members that have freed their vote for a claim."""
 
     question: ReleaseRequest
 
     def __init__(self, fleet: Fleet, question: ReleaseRequest, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
-        self.freed = 1  # we ourselves
+        self.released = 1  # by this member itself
 
     @property
     def grant(self) -> Grant:
-        """The claim that is handed back."""
+        """The claim that is released."""
         return Grant(self.question.name, self.question.holder, self.question.token)
 
     def take(self, member: int, reply: Reply) -> None:
-        """Count who has."""
+        """Count a freed vote."""
         if isinstance(reply, ReleaseReply) and member in self.missing:
             self.missing.discard(member)
-            self.freed += 1
+            self.released += 1
 
     def is_done(self, awaited: Collection[int]) -> bool:
-        """Return whether so many have that the name is free; *awaited* are those who should hear of it at once."""
-        return self.freed >= self.fleet.needed and not self.missing.intersection(awaited)
+        """Return whether enough votes are free for a new leader; *awaited* are the members that must reply first."""
+        return self.released >= self.fleet.needed and not self.missing.intersection(awaited)
 
 
 class InspectRound(Round):
-    """Who leads, in the eyes of all."""
+    """The members' views of who leads."""
 
     def __init__(self, fleet: Fleet, question: Question, name: str, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self._name = name
-        self._seen: dict[int, InspectReply] = {}
+        self._replies: dict[int, InspectReply] = {}
 
     def take(self, member: int, reply: Reply) -> None:
         """Count a view."""
         if isinstance(reply, InspectReply):
             self.missing.discard(member)
-            self._seen[member] = reply
+            self._replies[member] = reply
 
     def outcome(self, awaited: Collection[int]) -> HeldBy | Vacant | None:
-        """Return who leads, None for not known yet; *awaited* are those whose answer must be heard first."""
-        vouching = self._vouching()
-        if vouching and len(vouching) >= self.fleet.needed and self.fleet.quorum == "majority":
-            return self._held(vouching)
-        unheard = self.fleet.size - len(self._seen)
+        """Return who leads, None for not known yet; *awaited* are the members that must reply first."""
+        promises = self._most_voted()
+        if promises and len(promises) >= self.fleet.needed and self.fleet.quorum == "majority":
+            return self._held_by(promises)
+        unheard = self.fleet.size - len(self._replies)
         if self.fleet.quorum == "majority":
-            decided = len(self._seen) >= self.fleet.majority and len(vouching) + unheard < self.fleet.needed
+            decided = len(self._replies) >= self.fleet.majority and len(promises) + unheard < self.fleet.needed
             return self._vacant() if decided else None
-        if not self._seen or self.missing.intersection(awaited):
+        if not self._replies or self.missing.intersection(awaited):
             return None
-        return self._held(vouching) if vouching else self._vacant()
+        return self._held_by(promises) if promises else self._vacant()
 
-    def last_word(self) -> HeldBy | Vacant | NoAnswer:
-        """Return what those that answered let suppose."""
-        heard = len(self._seen)
+    def final_outcome(self) -> HeldBy | Vacant | NoAnswer:
+        """Return what the replies so far suggest."""
+        heard = len(self._replies)
         if heard < self.fleet.needed:
             return self.too_few(heard)
-        vouching = self._vouching()
-        if self.fleet.quorum == "none" or len(vouching) >= self.fleet.needed:
-            return self._held(vouching) if vouching else self._vacant()
-        # Those that were not heard decide. Who is vouched for may never have led, or another may have led since.
-        newest = max(seen.newest for seen in self._seen.values())
-        for seen in self._seen.values():
-            if seen.held is not None and seen.held.won and seen.held.token >= newest:
-                return held_by(self._name, seen.held, certain=False)
+        promises = self._most_voted()
+        if self.fleet.quorum == "none" or len(promises) >= self.fleet.needed:
+            return self._held_by(promises) if promises else self._vacant()
+        # The missing replies decide. The claim with votes may never have been won, or another may have led since.
+        newest = max(reply.newest for reply in self._replies.values())
+        for reply in self._replies.values():
+            if reply.standing is not None and reply.standing.won and reply.standing.token >= newest:
+                return held_by(self._name, reply.standing, certain=False)
         return NoAnswer(
-            f"{heard} of {self.fleet.size} members answered, and fewer than {self.fleet.needed} of them vouch for the "
-            "same claim; the others might"
+            f"{heard} of {self.fleet.size} members answered, and fewer than {self.fleet.needed} of them voted for the "
+            "same claim; the others might have"
         )
 
-    def _vouching(self) -> list[StandingPromise]:
-        """Return the promises for the claim that most vouch for, the newest of equals."""
+    def _most_voted(self) -> list[StandingPromise]:
+        """Return the promises to the claim with most votes, the newest of equals."""
         groups: dict[tuple[int, int], list[StandingPromise]] = {}
-        for seen in self._seen.values():
-            if seen.held is not None:
-                groups.setdefault(_claim(seen.held), []).append(seen.held)
+        for reply in self._replies.values():
+            if reply.standing is not None:
+                groups.setdefault(_claim(reply.standing), []).append(reply.standing)
         if self.fleet.quorum == "none":
             return groups[max(groups)] if groups else []
         return max(groups.items(), key=lambda group: (len(group[1]), group[0]))[1] if groups else []
 
-    def _held(self, vouching: list[StandingPromise]) -> HeldBy:
-        # It ends when fewer than needed still vouch for it.
-        ends = sorted((held.remaining for held in vouching), reverse=True)
+    def _held_by(self, promises: list[StandingPromise]) -> HeldBy:
+        # It ends when fewer than needed of its promises still hold.
+        ends = sorted((standing.remaining for standing in promises), reverse=True)
         remaining = ends[min(self.fleet.needed, len(ends)) - 1]
-        return held_by(self._name, replace(vouching[0], remaining=remaining))
+        return held_by(self._name, replace(promises[0], remaining=remaining))
 
     def _vacant(self) -> Vacant:
-        return Vacant(self._name, max(seen.newest for seen in self._seen.values()))
+        return Vacant(self._name, max(reply.newest for reply in self._replies.values()))
 
 
 class ListRound(Round):
-    """Which names there are; members tell a few at a time."""
+    """The names that the members know; each sends some at a time."""
 
     def __init__(self, fleet: Fleet, question: ListRequest, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self.names: set[str] = set()
         self._after: dict[int, str] = {}
-        self.told = 0
+        self.complete = 0
 
     def take(self, member: int, reply: Reply) -> None:
         """Gather a page; an empty one is the last."""
@@ -237,7 +245,7 @@ class ListRound(Round):
             self._after[member] = reply.names[-1]
         else:
             self.missing.discard(member)
-            self.told += 1
+            self.complete += 1
 
     def question_to(self, member: int) -> Question:
         """Ask for the next page."""
@@ -249,23 +257,23 @@ class ListRound(Round):
 
 
 class ResignRound(Round):
-    """Who vouches for a leader, and has noted that it is asked to step down."""
+    """The members whose vote a leader has, and which noted that it is asked to step down."""
 
     def __init__(self, fleet: Fleet, question: Question, asks: Sequence[int], ends_at: float) -> None:
         super().__init__(fleet, question, asks, ends_at)
         self.answers: dict[int, bool] = {}
 
     def take(self, member: int, reply: Reply) -> None:
-        """Count who has noted it."""
+        """Count a reply."""
         if isinstance(reply, ResignReply):
             self.missing.discard(member)
             self.answers[member] = reply.led
 
 
-def held_by(name: str, held: StandingPromise, *, certain: bool = True) -> HeldBy:
-    """Tell a promise in the words of a store; how much of it remains only if it is *certain* that it makes a leader."""
-    return HeldBy(name, held.holder, held.token, held.remaining if certain else None, held.metadata)
+def held_by(name: str, standing: StandingPromise, *, certain: bool = True) -> HeldBy:
+    """Return a promise as a store's answer; with the remaining time only if it is *certain* that its holder leads."""
+    return HeldBy(name, standing.holder, standing.token, standing.remaining if certain else None, standing.metadata)
 
 
-def _claim(held: StandingPromise) -> tuple[int, int]:
-    return held.token, held.member
+def _claim(standing: StandingPromise) -> tuple[int, int]:
+    return standing.token, standing.member

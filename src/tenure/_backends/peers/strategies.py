@@ -1,12 +1,11 @@
-"""What the three strategies have in common: who of those that want a name is to claim it.
+"""What the three strategies have in common: which of the members that want a name claims it, and when.
 
-A strategy only decides who claims, and when. Whether a claim is won is decided by votes
-(:mod:`tenure._backends.peers.quorum`),
-so a strategy that errs, because messages were lost or because two differ about who is alive, costs time, never safety.
-That is how the classic algorithms, which presume that messages arrive in time and that crashes are seen truly, can be
-used where neither holds.
+A strategy only decides which member claims, and when. Votes decide whether a claim is won
+(:mod:`tenure._backends.peers.quorum`). So a strategy that errs, because messages were lost or because two members
+disagree about which are alive, costs time, never safety. That is how the classic algorithms, which assume that messages
+arrive in time and that crashes are detected truly, can be used where neither holds.
 
-One race is one member's part in the election for one name. Ranks are places in the fleet's list.
+One object is one member's part in the election for one name. A member's rank is its place in the fleet's list.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from tenure._backends.peers.liveness import Liveness
 from tenure._backends.peers.wire import ElectionMessage
 from tenure._jitter import Rng
 
-# --- what comes in -----------------------------------------------------------------------------------------------
+# --- inputs ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """A candidate of ours wants the name, and as far as we know nobody leads."""
+    """A candidate here wants the name, and as far as this member knows nobody leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Nobody here wants the name any more."""
+    """No candidate here wants the name any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Another member's message about this election; *wanted* if a candidate of ours waits for the name to be free."""
+    """Another member's message about this election; *wanted* if a candidate here waits for the name to be free."""
 
     sender: int
     message: ElectionMessage
@@ -49,7 +48,7 @@ class LeaderKnown:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFailed:
-    """Our claim was not won, and we don't know who leads, if anybody. Another is in vain for *wait* seconds."""
+    """This member's claim was not won, and no leader is known. Another claim is in vain for *wait* seconds."""
 
     wait: float = 0.0
 
@@ -62,7 +61,7 @@ class Tick:
 Input = Campaign | Withdraw | Received | LeaderKnown | ClaimFailed | Tick
 
 
-# --- what goes out -----------------------------------------------------------------------------------------------
+# --- effects -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class ClaimNow:
-    """It is our turn: ask everybody to vouch for us."""
+    """It is this member's turn: ask all members for their votes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,8 @@ class ElectionStrategy(ABC):
     Args:
         name: What the election is about.
         fleet: Whose members take part.
-        liveness: Who is taken for alive.
-        dice: Source of jitter.
+        liveness: Which members count as alive.
+        rng: Source of jitter.
     """
 
     def __init__(self, name: str, fleet: Fleet, liveness: Liveness, rng: Rng) -> None:
@@ -103,8 +102,8 @@ class ElectionStrategy(ABC):
         self.fleet = fleet
         self.wake_at = math.inf
         """When to call ``handle(Tick(), now)``."""
-        self.stands = False
-        """Whether a candidate of ours wants the name."""
+        self.campaigns = False
+        """Whether a candidate here wants the name."""
         self._liveness = liveness
         self._rng = rng
 
@@ -112,20 +111,20 @@ class ElectionStrategy(ABC):
         """Take in *event* at *now* and return what is to be done, in this order."""
         match event:
             case Campaign():
-                if self.stands:
+                if self.campaigns:
                     return []
-                self.stands = True
+                self.campaigns = True
                 return self._begin(now)
             case Withdraw() | LeaderKnown():
-                self.stands = False
+                self.campaigns = False
                 self.wake_at = math.inf
-                self._end()
+                self._reset()
                 return []
             case Received(sender, message, wanted):
                 return self._join(sender, message, now) if wanted else self._receive(sender, message, now)
             case ClaimFailed(wait):
-                if self.stands:
-                    self._end()
+                if self.campaigns:
+                    self._reset()
                     self.wake_at = now + wait + self._pause()
                 return []
             case Tick():
@@ -135,29 +134,29 @@ class ElectionStrategy(ABC):
                 return self._wake(now)
 
     def _join(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
-        """Take part from this message on, as if our candidate had asked just before; if it leads to nothing, don't."""
-        stood, self.stands = self.stands, True
+        """Take part from this message on, as if the candidate had asked just before; unless it leads to nothing."""
+        before, self.campaigns = self.campaigns, True
         effects = self._receive(sender, message, now)
-        if not stood and self.wake_at == math.inf and ClaimNow() not in effects:
-            self.stands = False
+        if not before and self.wake_at == math.inf and ClaimNow() not in effects:
+            self.campaigns = False
         return effects
 
     def _pause(self) -> float:
-        """Return how long to wait after a claim that was not won: members that met should not meet again."""
+        """Return how long to wait after a claim that was not won: members that collided should not do so again."""
         return self.fleet.answer_within * (0.5 + (1 + self.me / self.fleet.size) * self._rng.random())
 
     @abstractmethod
     def _begin(self, now: float) -> list[Effect]:
-        """Begin an election: we want the name."""
+        """Begin an election: a candidate here wants the name."""
 
     @abstractmethod
-    def _end(self) -> None:
+    def _reset(self) -> None:
         """Forget how far the election had come."""
 
     @abstractmethod
     def _receive(self, sender: int, message: ElectionMessage, now: float) -> list[Effect]:
-        """Take in what another member said."""
+        """Take in another member's message."""
 
     @abstractmethod
     def _wake(self, now: float) -> list[Effect]:
-        """Do what ``wake_at`` was set for; by default it is to begin anew."""
+        """Do what ``wake_at`` was set for."""

@@ -117,7 +117,7 @@ class Refusal:
 
     round: int
     newest: int
-    held: StandingPromise | None
+    standing: StandingPromise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class InspectReply:
 
     round: int
     newest: int
-    held: StandingPromise | None
+    standing: StandingPromise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def _metadata(value: Any) -> Metadata:
     return FrozenDict(value) if value else NO_METADATA
 
 
-def _held(value: Any) -> StandingPromise | None:
+def _standing(value: Any) -> StandingPromise | None:
     if value is None:
         return None
     if type(value) is not list or len(value) != 6:
@@ -294,7 +294,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "str": _text,
     "tuple[str, ...]": _texts,
     "Metadata": _metadata,
-    "StandingPromise | None": _held,
+    "StandingPromise | None": _standing,
 }
 
 _KINDS: dict[str, type[Any]] = {
