@@ -67,6 +67,15 @@ EXPIRED = "expired"
 UNDECODABLE = "undecodable"
 """Its handler could not read its body as what it was to be."""
 
+# What brokers answer alike.
+EXPIRED_DESCRIPTION = "not handled before it expired"
+NO_DEFERRED_DEAD_LETTERS = "a dead letter can't be deferred; complete it, abandon it, or redrive it"
+
+
+def exhausted_description(deliveries: int | str) -> str:
+    """Say why a message without deliveries left is dead."""
+    return f"delivered {deliveries} times, and never completed"
+
 
 BODY_SHOWN = 60
 """So many bytes of a body are shown in the ``repr`` of a message."""

@@ -36,13 +36,11 @@ from tenure._backends.azure_storage.client import AT_ONCE, Account, LoopConnecti
 from tenure._backends.azure_storage.message_format import TEXT_MAX, Properties, decode, encode, encode_to_fit
 from tenure._backends.azure_storage.names import POISON_SUFFIX, decode_metadata, encode_metadata, queue_of
 from tenure._backends.azure_storage.records import (
-    EXPIRED_DESCRIPTION,
     FoundMessage,
     HeldMessage,
     dead_letter_properties,
     dead_message,
     delivery_of,
-    exhausted_description,
     is_selected_dead,
     is_selected_live,
     live_message,
@@ -65,8 +63,10 @@ from tenure._queue.broker import (
 from tenure._queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
+    EXPIRED_DESCRIPTION,
     LAPSED,
     MAX_DELIVERIES,
+    NO_DEFERRED_DEAD_LETTERS,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
@@ -91,6 +91,7 @@ from tenure._queue.message import (
     Verdict,
     count_of,
     dead_letters_of,
+    exhausted_description,
 )
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
@@ -959,7 +960,7 @@ def _check_verdict(delivery: Delivery, verdict: Verdict) -> None:
     """Refuse what can't be done before anything is."""
     if isinstance(verdict, Defer):
         if delivery.queue.endswith(DEAD_SUFFIX):
-            raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+            raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
         raise ConfigError(
             "queues in Azure Storage can't defer a message, as they hand none out by its number; abandon it with a "
             f"delay, or {_INSTEAD}"

@@ -87,13 +87,6 @@ def timestamp_of(moment: datetime | None) -> float:
     return moment.timestamp()
 
 
-EXPIRED_DESCRIPTION = "not handled before it expired"
-
-
-def exhausted_description(count: int) -> str:
-    return f"delivered {count} times, and never completed"
-
-
 def last_error(properties: Properties) -> Failure | None:
     return next((one.error for one in reversed(properties.history) if one.error is not None), None)
 

@@ -240,14 +240,6 @@ def is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
     )
 
 
-def exhausted_description(message: StoredMessage) -> str:
-    return f"delivered {message.delivery_count} times, and never completed"
-
-
-def expired_description(message: StoredMessage) -> str:
-    return "not handled before its ttl had ended"
-
-
 def live_message_of(queue: str, message: StoredMessage, wall_offset: float) -> LiveMessage:
     """Return *message* as ``peek`` shows it."""
     return LiveMessage(

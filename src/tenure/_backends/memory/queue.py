@@ -38,6 +38,7 @@ from tenure._queue.message import (
     DEAD_SUFFIX,
     ID_MARK,
     LAPSED,
+    NO_DEFERRED_DEAD_LETTERS,
     SETTLED,
     SETTLED_DEAD,
     STATES,
@@ -197,7 +198,7 @@ class MemoryBroker(Transitions):
             now = self._clock.now()
             for delivery, verdict in settlements:
                 if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
-                    raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+                    raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
             for delivery, verdict in settlements:
                 found = self._locked(delivery, now)
                 if found is None:

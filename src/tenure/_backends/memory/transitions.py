@@ -17,13 +17,12 @@ from tenure._backends.memory.messages import (
     StoredQueue,
     Subqueue,
     delivery_of,
-    exhausted_description,
-    expired_description,
     rank_of,
 )
 from tenure._queue.message import (
     DEAD_SUFFIX,
     EXPIRED,
+    EXPIRED_DESCRIPTION,
     HISTORY_MAX,
     MAX_DELIVERIES,
     Abandon,
@@ -35,6 +34,7 @@ from tenure._queue.message import (
     GiveBack,
     Outgoing,
     SessionLock,
+    exhausted_description,
 )
 from tenure._runtime.clock import Clock, SystemClock
 
@@ -124,7 +124,9 @@ class Transitions(Client):
             else:
                 self._record_attempt(message, "abandoned", verdict.error, now)
                 if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
-                    self._dead_letter(subqueue, message, MAX_DELIVERIES, exhausted_description(message), now)
+                    self._dead_letter(
+                        subqueue, message, MAX_DELIVERIES, exhausted_description(message.delivery_count), now
+                    )
                     return True
         self._schedule(subqueue, message, now + (verdict.delay if isinstance(verdict, Abandon) else 0.0), now)
         return message.death is not None and not subqueue.is_dead
@@ -206,7 +208,7 @@ class Transitions(Client):
         if message.is_deferred:
             self._set_state(subqueue, message, MessageState.DEFERRED)
         elif message.expires_at <= now:
-            self._dead_letter(subqueue, message, EXPIRED, expired_description(message), now)
+            self._dead_letter(subqueue, message, EXPIRED, EXPIRED_DESCRIPTION, now)
         elif visible_at > now:
             self._set_state(subqueue, message, MessageState.DELAYED)
             self._add_due(subqueue, visible_at, message)
@@ -276,7 +278,7 @@ class Transitions(Client):
         elif subqueue.messages.get(what.sequence) is not what:
             return  # it is gone, or dead-lettered
         elif what.state in (MessageState.READY, MessageState.DELAYED) and what.expires_at <= now:
-            self._dead_letter(subqueue, what, EXPIRED, expired_description(what), now)
+            self._dead_letter(subqueue, what, EXPIRED, EXPIRED_DESCRIPTION, now)
             self._record_death(subqueue, what)
         elif what.state is MessageState.DELAYED and what.visible_at <= now:
             self._schedule(subqueue, what, what.visible_at, now)
@@ -300,7 +302,7 @@ class Transitions(Client):
         if message.death is None:
             self._record_attempt(message, "expired", None, now)
             if message.delivery_count >= self._queue(subqueue.name).settings.max_deliveries:
-                self._dead_letter(subqueue, message, MAX_DELIVERIES, exhausted_description(message), now)
+                self._dead_letter(subqueue, message, MAX_DELIVERIES, exhausted_description(message.delivery_count), now)
                 self._record_death(subqueue, message)
                 return
         was_dead = message.death is not None

@@ -18,7 +18,15 @@ from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
 from tenure._backends.postgres.statements import PLANS, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
-from tenure._queue.message import EXPIRED, HISTORY_MAX, ID_MARK, INT_MAX, MAX_DELIVERIES
+from tenure._queue.message import (
+    EXPIRED,
+    EXPIRED_DESCRIPTION,
+    HISTORY_MAX,
+    ID_MARK,
+    INT_MAX,
+    MAX_DELIVERIES,
+    exhausted_description,
+)
 from tenure._url import Url
 from tenure.errors import ConfigError
 
@@ -317,8 +325,10 @@ def functions(schema: str) -> str:
         "late": LATE,
         "behind": RAISE_BEHIND,
         "rounds": ROUNDS,
-        "reason_tried": MAX_DELIVERIES,
+        "reason_exhausted": MAX_DELIVERIES,
         "reason_expired": EXPIRED,
+        "exhausted_description": exhausted_description("%s"),
+        "expired_description": EXPIRED_DESCRIPTION,
     }
     text = "\n".join(text_of(f"functions/{name}.sql", schema) for name in FUNCTIONS)
     for name, value in agreed.items():

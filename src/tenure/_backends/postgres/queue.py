@@ -38,6 +38,7 @@ from tenure._queue.message import (
     DEAD_SUFFIX,
     ID_MARK,
     LAPSED,
+    NO_DEFERRED_DEAD_LETTERS,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
@@ -249,7 +250,7 @@ class PostgresBroker:
         seen: set[tuple[str, int, object]] = set()
         for place, (delivery, verdict) in enumerate(settlements):
             if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
-                raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+                raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
             key = delivery.queue, delivery.sequence, delivery.token
             if key not in seen:  # a second verdict on a delivery lapses
                 seen.add(key)

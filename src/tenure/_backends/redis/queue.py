@@ -48,6 +48,7 @@ from tenure._queue.message import (
     DEAD_SUFFIX,
     ID_MARK,
     LAPSED,
+    NO_DEFERRED_DEAD_LETTERS,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
@@ -307,7 +308,7 @@ class RedisBroker:
         is_dead = _is_dead(first.queue)
         letter, more = _verdict_arguments(verdict, first.id, keys)
         if is_dead and letter == "F":
-            raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+            raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
         yield from (keys.number(first.queue), "d" if is_dead else "q", first.token, letter, size)
         yield from (delivery.sequence for delivery, _ in group)
         yield from more

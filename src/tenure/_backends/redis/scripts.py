@@ -10,6 +10,9 @@ from hashlib import sha1
 from importlib import resources
 from typing import Any
 
+from tenure._queue.broker import CLAIM_BYTES
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
+
 Argument = str | bytes | int
 Answer = Any
 """What Redis returns: bytes, numbers, None, and lists of them."""
@@ -34,6 +37,16 @@ GROWING = frozenset({"send"})
 """Scripts that a server without memory refuses before their first write. All others work there: they free memory, or
 keep what is held."""
 
+
+AGREED = {
+    "claim_bytes": CLAIM_BYTES,
+    "history_max": HISTORY_MAX,
+    "reason_exhausted": MAX_DELIVERIES,
+    "reason_expired": EXPIRED,
+    "exhausted_description": exhausted_description("%d"),
+    "expired_description": EXPIRED_DESCRIPTION,
+}
+"""What the scripts and other code agree on; each stands for its name in braces."""
 
 LEASES = ("leases",)
 QUEUES = tuple(
@@ -111,7 +124,9 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _bare(text: str) -> str:
-    """Return *text* without comments and empty lines."""
+    """Return *text* without comments and empty lines, and with what is agreed on."""
+    for name, value in AGREED.items():
+        text = text.replace(f"{{{name}}}", str(value))
     return re.sub(r"\n+", "\n", re.sub(r" *--.*$", "", text, flags=re.MULTILINE)).lstrip()
 
 

@@ -40,6 +40,7 @@ from tenure._queue.broker import (
 from tenure._queue.message import (
     DEAD_SUFFIX,
     GIVE_BACK,
+    NO_DEFERRED_DEAD_LETTERS,
     DeadMessage,
     Defer,
     Deleted,
@@ -132,7 +133,7 @@ class SqliteBroker:
         """Pass many verdicts."""
         for delivery, verdict in settlements:
             if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
-                raise ConfigError("a dead letter can't be deferred; complete it, abandon it, or redrive it")
+                raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
         return await self._writer.submit(lambda operations: operations.settle(settlements))
 
     # --- sessions ---

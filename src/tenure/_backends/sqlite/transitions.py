@@ -24,7 +24,17 @@ from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.queue_reader import LockGroup, Queue, QueueReader
 from tenure._backends.sqlite.rows import history_with, pack, unpack
 from tenure._backends.sqlite.statements import statements
-from tenure._queue.message import EXPIRED, MAX_DELIVERIES, SETTLED, SETTLED_DEAD, Died, Failure, Settled
+from tenure._queue.message import (
+    EXPIRED,
+    EXPIRED_DESCRIPTION,
+    MAX_DELIVERIES,
+    SETTLED,
+    SETTLED_DEAD,
+    Died,
+    Failure,
+    Settled,
+    exhausted_description,
+)
 
 DUE_MAX = 1_000
 """So many messages ripen in one transaction, so that none takes long."""
@@ -141,15 +151,14 @@ class Transitions(QueueReader):
         else:
             deliveries, priority, session, expires_at = self._record_attempt(sequence, outcome, error)
             if deliveries >= queue.max_deliveries:
-                tried = f"delivered {deliveries} times, and never completed"
-                self._dead_letter(queue, sequence, MAX_DELIVERIES, tried)
+                self._dead_letter(queue, sequence, MAX_DELIVERIES, exhausted_description(deliveries))
                 return SETTLED_DEAD
         if group.was_deferred:
             self._run(_SQL["insert_deferred"], (queue.number, sequence))
             queue.deferred += 1
             return SETTLED
         if expires_at is not None and expires_at <= self._at.wall:
-            self._dead_letter(queue, sequence, EXPIRED, "not handled before it expired")
+            self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
             return SETTLED_DEAD
         self._enqueue(queue, sequence, session, priority, delay, expires_at, blocks=deliveries > 0)
         return SETTLED
@@ -290,7 +299,7 @@ class Transitions(QueueReader):
                 raise AssertionError(f"message {sequence} of {queue.name} is neither ready nor delayed")
             if session is not None:
                 self._touched[queue.number, session] = None
-            self._dead_letter(queue, sequence, EXPIRED, "not handled before it expired")
+            self._dead_letter(queue, sequence, EXPIRED, EXPIRED_DESCRIPTION)
             self._report_death(queue, sequence)
 
     def _end_delays(self, queue: Queue) -> None:

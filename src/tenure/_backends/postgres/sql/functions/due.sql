@@ -57,7 +57,7 @@ BEGIN
                 reason, description, history, body
             )
             SELECT seq, queue, enqueued_at, p_now, deliveries, priority, id, session, reply_to, correlation_id, headers,
-                   CASE WHEN is_tried THEN '{reason_tried}' ELSE '{reason_expired}' END,
+                   CASE WHEN is_tried THEN '{reason_exhausted}' ELSE '{reason_expired}' END,
                    CASE WHEN is_tried THEN {schema}._tried(deliveries) ELSE {schema}._expired() END,
                    CASE WHEN state = 1 THEN {schema}._remember(history, deliveries, p_now, 'expired', NULL) ELSE history END,
                    body
@@ -99,7 +99,7 @@ BEGIN
         )
         SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires, (
                    SELECT jsonb_agg(jsonb_build_array(
-                       seq, id, deliveries, CASE WHEN is_tried THEN '{reason_tried}' ELSE '{reason_expired}' END
+                       seq, id, deliveries, CASE WHEN is_tried THEN '{reason_exhausted}' ELSE '{reason_expired}' END
                    ))
                    FROM doomed
                )

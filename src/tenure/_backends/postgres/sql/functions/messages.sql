@@ -29,10 +29,10 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION {schema}._tried(p_deliveries integer) RETURNS text
-LANGUAGE sql IMMUTABLE AS $$ SELECT format('delivered %s times, and never completed', p_deliveries) $$;
+LANGUAGE sql IMMUTABLE AS $$ SELECT format('{exhausted_description}', p_deliveries) $$;
 
 CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
-LANGUAGE sql IMMUTABLE AS $$ SELECT 'not handled before it expired' $$;
+LANGUAGE sql IMMUTABLE AS $$ SELECT '{expired_description}' $$;
 
 -- Note the deaths that no verdict's answer tells of, as [[number, id, deliveries, reason], …], until the transaction ends:
 -- the question that has brought them about returns them with its answer (_told).

@@ -148,7 +148,7 @@ BEGIN
                 v_message.history :=
                     {schema}._remember(v_message.history, v_message.deliveries, v_now, 'abandoned', p_errors[i]::jsonb);
                 IF v_message.deliveries >= v_most THEN
-                    PERFORM {schema}._bury(v_message, '{reason_tried}', {schema}._tried(v_message.deliveries), v_now);
+                    PERFORM {schema}._bury(v_message, '{reason_exhausted}', {schema}._tried(v_message.deliveries), v_now);
                     v_answer := 2;
                 ELSE
                     v_answer := {schema}._put(v_message, p_delays[i], v_now);

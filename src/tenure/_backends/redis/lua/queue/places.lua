@@ -35,7 +35,7 @@ end
 local function put(base, sequence, row, visible)
     row.token = ''
     if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
-        return bury(base, sequence, row, 'expired', 'not handled before it expired')
+        return bury(base, sequence, row, '{reason_expired}', '{expired_description}')
     end
     save(base, sequence, row)
     if row.place == 'f' then
@@ -85,7 +85,7 @@ local function remember(base, sequence, row, outcome, error)
     local line = row.count .. '|' .. NOW .. '|' .. outcome .. '|' .. error
     if history then
         local _, lines = string.gsub(history, '\n', '\n')
-        if lines + 1 >= HISTORY then
+        if lines + 1 >= HISTORY_MAX then
             history = string.match(history, '^[^\n]*\n(.*)$')
         end
         work = work - math.floor(#history / HEAVY)
@@ -99,7 +99,7 @@ local function exhausted(base, sequence, row)
     if row.count < setting(base, 'max_deliveries', 10) then
         return false
     end
-    bury(base, sequence, row, 'max_deliveries', 'delivered ' .. row.count .. ' times, and never completed')
+    bury(base, sequence, row, '{reason_exhausted}', string.format('{exhausted_description}', row.count))
     return true
 end
 
