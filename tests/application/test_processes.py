@@ -189,7 +189,7 @@ def test_no_trouble_in_making_a_process_counts(
             assert {type(error) for error in failures} == {NotBegun}
             assert (await queue.stats()).dead == 0
             assert [type(event) for event in events] == [HandlerNotBegun] * len(failures)
-            assert "could not be begun (no process could be made for the handler, for ValueError" in caplog.text
+            assert "could not be started (no process could be made for the handler, for ValueError" in caplog.text
 
     asyncio.run(main())
 

@@ -165,7 +165,7 @@ def test_a_partition_needs_a_key_and_a_number(key: Any, partitions: Any) -> None
 
 @pytest.mark.parametrize("bad", NO_SECONDS)
 def test_a_wait_must_be_a_number_of_seconds(bad: Any) -> None:
-    with pytest.raises(tenure.ConfigError, match="after"):
+    with pytest.raises(tenure.ConfigError, match="delay"):
         tenure.Retry(delay=bad)
     for name in ("initial", "factor", "maximum", "jitter"):
         with pytest.raises(tenure.ConfigError, match=name):

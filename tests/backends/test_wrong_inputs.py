@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 from redis import Redis as Plain
 
@@ -137,7 +138,10 @@ def says(capsys: Captured, forking: subprocess.Popen[str]) -> Says:
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])
 def test_postgresql_with_a_wrong_password(says: Says, guarded_postgres: Postgres, command: str) -> None:
     url = guarded_postgres.url.replace(SECRET, OTHER)
-    says(command, url, code=78, words=["refused the password", "~/.pgpass"])
+    # asyncpg before 0.32 tries again without TLS after a refusal, and tells of the second one only.
+    tells = [int(part) for part in asyncpg.__version__.split(".")[:2]] >= [0, 32]
+    words = ["refused the password", "~/.pgpass"] if tells else ["refused the login", "the password"]
+    says(command, url, code=78, words=words)
 
 
 @pytest.mark.parametrize("command", [*EVERY, "migrate"])

@@ -38,7 +38,7 @@ _NOT_SENT = (
 
 _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
-    "28000": "refused the login; check the user and the server's pg_hba.conf",
+    "28000": "refused the login; check the user, the password and the server's pg_hba.conf",
     "3D000": "has no such database; create it with: createdb NAME",
     "42501": "refuses what tenure needs for lack of rights; GRANT USAGE on its schema, and SELECT, INSERT, UPDATE and "
     "DELETE on all tables in it",
