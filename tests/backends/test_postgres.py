@@ -329,7 +329,7 @@ def test_the_command_writes_sql(
     assert (
         said("--sql", "sqlite:///x.db", "--from", "2") == "-- sqlite:///x.db needs no schema; there is nothing to do\n"
     )
-    assert "--from tells for which version to write SQL; give --sql, too" in said("--from", "2", code=2)
+    assert "--from needs --sql" in said("--from", "2", code=2)
     assert "has version 1 to 4, or 0 where there is none, not 9" in said("--sql", "--from", "9", code=78)
     assert "is not in the range" in said("--sql", "--from", "-1", code=2)
     assert "127.0.0.1:1" in said("--sql", "postgresql://127.0.0.1:1/x", code=69)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from tenure._cli.codes import exit_codes, rejecting, told
+from tenure._cli.codes import describe, exit_codes, rejecting
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_which_codes_reject(reject_on: set[int] | None, retry_on: set[int] | Non
 
 
 def test_a_code_can_not_do_both() -> None:
-    with pytest.raises(click.UsageError, match="both name 66; name it in one of them"):
+    with pytest.raises(click.UsageError, match="both contain 66; put it into one of them"):
         rejecting({1, 66, 67}, {66, 67})
 
 
 def test_a_code_of_a_signal_is_told_with_its_name() -> None:
-    assert [told(code) for code in (3, 128, 137, 255)] == ["3", "128", "137 (SIGKILL)", "255"]
+    assert [describe(code) for code in (3, 128, 137, 255)] == ["3", "128", "137 (SIGKILL)", "255"]

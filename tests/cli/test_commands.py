@@ -122,7 +122,7 @@ def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captur
         assert backend.vacancies("crashed", "never")["crashed"] == pytest.approx(0, abs=600)
         code, out, err = tell(capsys, "status")
         assert (code, [line.split()[0] for line in out.splitlines()]) == (3, ["NAME", "crashed", "free"])
-        assert err == "tenure: 2 names not shown, which nobody has led for 7 days; --all shows all\n"
+        assert err == "tenure: 2 names without a leader for 7 days not shown; add --all to see them\n"
         code, out, err = tell(capsys, "status", "--all")
         assert ([line.split()[0] for line in out.splitlines()[1:]], err) == (["crashed", "free", "old", "older"], "")
         told = {each["name"]: each["vacant_for"] for each in json.loads(tell(capsys, "status", "--json")[1])}
@@ -136,7 +136,7 @@ def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captur
     code, _, err = tell(capsys, "status", "old", "--all")
     assert (code, err) == (
         2,
-        "tenure: error: --all says which names to list; leave out NAME, or --all; see: tenure status --help\n",
+        "tenure: error: --all lists all names; give either NAME or --all; see: tenure status --help\n",
     )
 
 
@@ -200,7 +200,7 @@ def test_watch_tells_changes_and_ends_well_when_interrupted(url: str, store: Non
 def test_resign_where_nobody_leads(store: None, capsys: Captured) -> None:
     code, out, err = tell(capsys, "resign", "job")
     assert (code, out) == (3, "")
-    assert err == "tenure: error: nobody leads 'job', so there is nobody to ask\n"
+    assert err == "tenure: error: 'job' has no leader, so there is none to ask\n"
 
 
 def test_resign_asks(leader: tenure.sync.Term, capsys: Captured) -> None:
@@ -282,7 +282,7 @@ def test_doctor_on_a_full_disk(url: str, store: None, capsys: Captured) -> None:
     assert run.returncode == Exit.UNAVAILABLE
     assert "All is well" not in run.stdout
     assert "! writing: " in run.stdout
-    assert "tenure: error: the store was reached, and a message could not be kept and removed: " in run.stderr
+    assert "tenure: error: the store answers, but a message could not be sent and completed: " in run.stderr
     assert json.loads(tell(capsys, "doctor", "--json")[1])["facts"]["writing"] != "fails"
 
 

@@ -28,7 +28,7 @@ def no_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG = [
     (["stauts"], 2, "there is no command 'stauts'; did you mean 'status'?"),
-    (["status"], 2, "give --on URL or set TENURE_URL, for example --on sqlite:///work.db"),
+    (["status"], 2, "add --on URL or set TENURE_URL, for example --on sqlite:///work.db"),
     (["doctor"], 2, "tenure doctor sqlite:///work.db"),
     (["status", "--on", STORE, "--jsno"], 2, "'--json'"),
     (["lead", "job", "--on", STORE, "--agian", "--", "true"], 2, "Did you mean '--again'?"),
@@ -37,7 +37,7 @@ WRONG = [
     (["lead", "job", "--on", STORE, "--ttl", "nan", "--", "true"], 2, "'nan' is not a duration"),
     (["lead", "job", "--on", STORE, "--metadata", "v", "--", "true"], 2, "'v' is not of the form key=value"),
     (["lead", "job", "--on", STORE, "--ttl", "1", "--grace", "5", "--", "true"], 78, "try --grace "),
-    (["lead", "job", "--on", STORE, "--", "no-such-command"], 127, "there is no command 'no-such-command' on PATH"),
+    (["lead", "job", "--on", STORE, "--", "no-such-command"], 127, "no command 'no-such-command' on PATH"),
     (["lead", "job", "--on", STORE, "--", "echo hello"], 127, "for shell syntax use sh -c"),
     (["lead", "job", "--on", STORE, "--", "/"], 126, "it is a folder"),
     (["lead", "", "--on", STORE, "--", "true"], 78, "''"),
@@ -45,7 +45,7 @@ WRONG = [
     (["status", "not\udcffutf8", "--on", STORE], 78, r"not\udcffutf8"),
     (["lead", "job", "--on", STORE, "-v", "-q", "--", "true"], 2, "--verbose and --quiet contradict"),
     (["sim", "--seed", "1", "--jobs", "2"], 2, "--seed is one run, in one process; leave out --jobs"),
-    (["doctor", STORE, "--on", STORE], 2, "URL and --on both say which store"),
+    (["doctor", STORE, "--on", STORE], 2, "URL and --on both name a store"),
     (["watch", "job", "--on", STORE, "--count", "0"], 2, "--count"),
     (["resign", "job", "--on", STORE, "--wait", "-1"], 2, "'-1' is not a duration"),
     (["status", "--on", "sqlit:///x"], 78, "did you mean 'sqlite'?"),
@@ -79,7 +79,7 @@ def test_a_store_of_one_process_is_refused_where_others_are_meant(
     assert main([*before.split(), *given, *dashes.split(), *after.split()]) == Exit.CONFIG
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("tenure: error: memory: is one process's own")
+    assert err.startswith("tenure: error: memory: exists inside one process")
     assert "sqlite:///work.db" in err
 
 
@@ -146,7 +146,7 @@ def test_help_tells_of_queues_and_what_work_returns(capsys: Captured) -> None:
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr()[0].split())
     assert "Queues: send, work, queue, dead." in told
-    assert "work: told to end by INT or TERM, or nothing was left" in told
+    assert "work: ended by INT or TERM, or the queue was empty" in told
     assert "work: CMD's code decides about its message" in told
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tenure._cli.child import environment
 from tenure._cli.leading import PAUSE_MOST, QUICK, _next_pause
-from tenure._cli.output import tell_log
+from tenure._cli.output import log_to_stderr
 from tenure._url import redact
 
 
@@ -48,17 +48,17 @@ def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
 
 
 def test_the_same_line_is_not_told_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_log(0)
+    log_to_stderr(0)
     log = logging.getLogger("tenure")
     try:
         log.warning("down")
         log.warning("down")
         log.info("not asked for")
         log.error("worse")
-        tell_log(1)
+        log_to_stderr(1)
         log.info("up")
     finally:
-        tell_log(0)
+        log_to_stderr(0)
         log.handlers, log.propagate = [], True
         log.setLevel(logging.NOTSET)
     lines = capsys.readouterr().err.splitlines()

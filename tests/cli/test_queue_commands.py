@@ -92,36 +92,36 @@ def test_send_later(capsys: Captured) -> None:
         (("send", "a$b", "x"), 78, "must not contain '$'"),
         (("send", "a$dead", "x"), 78, "the dead letters of 'a' are queue('a').dead_letters, and tenure dead on"),
         (("send", "orders", "x", "--priority", "10"), 2, "10 is not in the range"),
-        (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a moment; write it as in 2030-01-31T"),
+        (("send", "orders", "x", "--at", "tomorrow"), 2, "'tomorrow' is not a time; write it as in 2030-01-31T"),
         (("send", "orders", "x", "--delay", "soon"), 2, "'soon' is not a duration"),
         (("send", "orders", "x", "--file", "nowhere"), 2, "'nowhere' does not exist"),
         (
             ("send", "orders", "--lines", "--id", "a"),
             2,
-            "--id names one message, and --lines may send many; try --id-p",
+            "--id is for one message, and --lines may send many; use --id-p",
         ),
-        (("send", "orders", "x", "--skip", "2"), 2, "--skip is about lines; give --lines, too"),
-        (("send", "orders", "x", "--id-prefix", "a"), 2, "--id-prefix is about lines; give --lines, too"),
+        (("send", "orders", "x", "--skip", "2"), 2, "--skip needs --lines"),
+        (("send", "orders", "x", "--id-prefix", "a"), 2, "--id-prefix needs --lines"),
         (("send", "orders", "--lines", "--skip", "-1"), 2, "-1 is not in the range"),
         (("send", "orders", "x", "-H", "nothing"), 2, "not of the form key=value"),
         (("send", "orders", "x", "--delay", "1s", "--at", "2100-01-01"), 78, "can't both be given"),
-        (("work", "orders"), 2, "give either a command behind --, or --handler"),
+        (("work", "orders"), 2, "give either a command after --, or --handler"),
         (("work", "orders", "--handler", "json:loads", "--", "cat"), 2, "give either a command"),
-        (("work", "orders", "--", "no-such-command"), 127, "there is no command 'no-such-command' on PATH"),
+        (("work", "orders", "--", "no-such-command"), 127, "no command 'no-such-command' on PATH"),
         (("work", "orders", "--handler", "json"), 2, "not of the form module:function"),
         (("work", "orders", "--handler", "no_such_module:f"), 127, "the module can't be imported"),
         (("work", "orders", "--handler", "json:no_such"), 127, "has no such function"),
         (("work", "orders", "--handler", "json:loads", "--timeout", "3"), 2, "--timeout stops a command"),
         (("work", "orders", "--timeout", "0", "--", "cat"), 2, "--timeout 0 would stop every command at once"),
         (("work", "orders", "-v", "-q", "--", "cat"), 2, "--verbose and --quiet contradict"),
-        (("queue", "--watch", "--every", "0"), 2, "--every 0 would only keep the store busy; give at least 0.01 s"),
-        (("queue", "--watch", "--every", "9ms"), 2, "--every 0.009 would"),
-        (("queue", "--every", "1"), 2, "give --watch, too"),
-        (("queue", "--count", "1"), 2, "give --watch, too"),
-        (("queue", "--wait", "1"), 2, "give --watch, too"),
+        (("queue", "--watch", "--every", "0"), 2, "--every 0 is too often; give at least 0.01 s"),
+        (("queue", "--watch", "--every", "9ms"), 2, "--every 0.009 is too often"),
+        (("queue", "--every", "1"), 2, "need --watch"),
+        (("queue", "--count", "1"), 2, "need --watch"),
+        (("queue", "--wait", "1"), 2, "need --watch"),
         (("queue", "--watch", "--wait", "soon"), 2, "'soon' is not a duration"),
         (("dead", "purge", "orders", "--all", "--sequence", "1"), 2, "--all removes all"),
-        (("dead", "purge", "orders"), 2, "nothing says which ones to remove"),
+        (("dead", "purge", "orders"), 2, "no messages are chosen"),
         (("dead", "bury", "orders"), 2, "No such command 'bury'"),
         (("dead", "list", "orders", "--reason"), 2, "requires an argument; see: tenure dead list --help"),
         (("send", "orders", "--id"), 2, "requires an argument; see: tenure send --help"),
@@ -170,9 +170,9 @@ def test_queue_counts_one_or_all(url: str, capsys: Captured) -> None:
     assert [len(json.loads(line)["queues"]) for line in lines] == [2, 2]
 
 
-NEVER = "tenure: error: no queue 'ordres' was ever used on this store; did you mean 'orders'?\n"
+NEVER = "tenure: error: there is no queue 'ordres' on this store; did you mean 'orders'?\n"
 WARNED = NEVER.replace("error", "warning")
-LISTED = "those that were are listed by: tenure queue"
+LISTED = "list the queues with: tenure queue"
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_queues_that_are_called_like_commands(url: str, capsys: Captured) -> Non
         assert tell(capsys, "queue", "peek", word)[1].splitlines()[1].split()[2] == "ready"
         code, _, err = tell(capsys, "queue", word)
         assert code == 2
-        assert f"say which queue: tenure queue {word} NAME (a queue that is called '{word}'" in err
+        assert f"name the queue: tenure queue {word} NAME (to count a queue called '{word}'" in err
         assert f"tenure queue -- {word}); see: tenure queue {word} --help" in err
     assert tell(capsys, "queue", "delete", "peek", "--force")[0] == 0
     assert tell(capsys, "queue", "purge", "purge", "--all")[1] == "1 removed\n"
@@ -311,16 +311,16 @@ def test_queues_that_are_called_like_commands(url: str, capsys: Captured) -> Non
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("peek ordres", 3, "no queue 'ordres' was ever used on this store; did you mean 'orders'"),
+        ("peek ordres", 3, "there is no queue 'ordres' on this store; did you mean 'orders'"),
         ("peek orders --state dead", 2, "'dead' is not one of"),
         ("peek orders --limit 0", 2, "0 is not in the range"),
         ("peek orders --id", 2, "Option '--id' requires an argument; see: tenure queue peek --help"),
-        ("purge orders", 2, "nothing says which ones to remove; choose with --state, --id, --sequence, --session or"),
+        ("purge orders", 2, "no messages are chosen; choose with --state, --id, --sequence, --session or"),
         ("purge orders --all --id a", 2, "--all removes all, and --state, --id, --sequence, --session or --older-than"),
         ("purge orders --state locked", 2, "'locked' is not one of"),
         ("purge orders --older-than soon", 2, "'soon' is not a duration"),
-        ("purge ordres --all", 3, "no queue 'ordres' was ever used on this store"),
-        ("delete", 2, "say which queue: tenure queue delete NAME"),
+        ("purge ordres --all", 3, "there is no queue 'ordres' on this store"),
+        ("delete", 2, "name the queue: tenure queue delete NAME"),
         ("delete orders --watch", 2, "No such option"),
         ("orders --delete", 2, "No such option"),
     ],

@@ -23,7 +23,7 @@ import pytest
 import tenure
 import tenure.sync
 from tenure._cli import lines as cli_lines
-from tenure._cli.lines import Wanted, given, send_lines
+from tenure._cli.lines import LineOptions, given, send_lines
 from tenure._cli.progress import Silent
 from tenure.cli import main
 from tenure.testing import until
@@ -74,7 +74,7 @@ def test_a_line_that_is_refused_and_the_rest_of_the_input(
     assert err.startswith(
         "tenure: error: 600 sent; line 601 refused: body (13 bytes) must not be larger than body_max (5"
     )
-    assert err.endswith("; mend it and go on with --skip 600, or leave it out with --skip 601\n")
+    assert err.endswith("; correct it and continue with --skip 600, or omit it with --skip 601\n")
     ids = [one for each in out.splitlines() for one in (json.loads(each)["ids"] if as_json else [each])]
     assert len(set(ids)) == 600
 
@@ -89,7 +89,7 @@ def test_an_input_that_is_shorter_than_what_is_left_out(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stdin(monkeypatch, b"1\n2\n")
-    said = "tenure: warning: nothing was sent: --skip 3 leaves out all of the input's 2 lines\n"
+    said = "tenure: warning: nothing was sent: --skip 3 skips all of the input's 2 lines\n"
     assert tell(capsys, "send", "orders", "--lines", "--skip", "3") == (0, "", said)
 
 
@@ -104,7 +104,7 @@ def test_ids_by_line_make_a_second_run_harmless(url: str, capsys: Captured, tmp_
 def test_ids_by_line_where_ids_are_not_remembered(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, b"1\n")
     monkeypatch.setenv("TENURE_URL", "azurite://127.0.0.1:9")  # it is not asked
-    said = "tenure: error: --id-prefix is to keep each line once, and this store does not remember ids; leave it out\n"
+    said = "tenure: error: --id-prefix needs a store that remembers ids, and this one does not; omit it\n"
     assert tell(capsys, "send", "orders", "--lines", "--id-prefix", "a") == (78, "", said)
 
 
@@ -123,9 +123,9 @@ def test_a_store_that_does_not_answer(
     assert (code, out) == (69, "")
     assert "; 0 sent; lines 2 to 3 may have been sent or not: " in err
     if prefix:
-        assert err.endswith(": go on with --skip 1 and the same --id-prefix, which keeps each once\n")
+        assert err.endswith(": continue with --skip 1 and the same --id-prefix, which keeps each line once\n")
     else:
-        assert err.endswith(": --skip 1 sends again what was, --skip 3 leaves out what was not\n")
+        assert err.endswith(": --skip 1 may send some twice, --skip 3 may omit some\n")
 
 
 @pytest.mark.parametrize("where", ["full", "left"])
@@ -146,9 +146,10 @@ def test_ids_that_can_not_be_written(url: str, where: str) -> None:
     finally:
         os.close(out)
     why = "the standard output can't be written: No space left on device"
-    left = "the reader of the standard output has left"
+    left = "the reader of the standard output has ended"
     assert (
-        send.stderr.decode() == f"tenure: error: {why if where == 'full' else left}; 500 sent; go on with --skip 500\n"
+        send.stderr.decode()
+        == f"tenure: error: {why if where == 'full' else left}; 500 sent; continue with --skip 500\n"
     )
     assert send.returncode == (74 if where == "full" else 141)
     assert bodies(url) == numbered(1, 500)
@@ -169,7 +170,7 @@ def test_lines_of_an_endless_input_are_sent_as_they_come(url: str, number: int) 
             assert all(send.stdout.readline().strip() for _ in range(some.count(b"\n")))
         send.send_signal(number)
         _, told = send.communicate(timeout=10)
-    assert (send.returncode, told) == (128 + number, b"tenure: interrupted; 3 sent; go on with --skip 3\n")
+    assert (send.returncode, told) == (128 + number, b"tenure: interrupted; 3 sent; continue with --skip 3\n")
     assert bodies(url) == [b"one", b"two", b"half"]
 
 
@@ -186,7 +187,7 @@ async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
     told: list[str] = []
     sending = asyncio.create_task(
         send_lines(
-            f"{url}?busy=1", Wanted("orders", {}), given(b"1\n2\n"), lambda first, ids: told.extend(ids), Silent()
+            f"{url}?busy=1", LineOptions("orders", {}), given(b"1\n2\n"), lambda first, ids: told.extend(ids), Silent()
         )
     )
     await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
@@ -195,9 +196,8 @@ async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
         other.rollback()
     assert await sending == 130
     other.close()
-    said = "2 sent; go on with --skip 2\n"
-    unsaid = "0 sent; lines 1 to 2 may have been sent or not: --skip 0 sends again what was, --skip 2 leaves out what "
-    unsaid += "was not\n"
+    said = "2 sent; continue with --skip 2\n"
+    unsaid = "0 sent; lines 1 to 2 may have been sent or not: --skip 0 may send some twice, --skip 2 may omit some\n"
     assert capsys.readouterr().err == f"tenure: interrupted; {said if answers else unsaid}"
     assert len(told) == (2 if answers else 0)
 
@@ -209,13 +209,13 @@ async def test_what_was_refused_after_an_interrupt_is_known_not_to_be_sent(url: 
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("UPDATE tenure_schema SET version = 999")  # as of a newer tenure
         other.execute("BEGIN EXCLUSIVE")  # which keeps readers out, too
-        wanted = Wanted("orders", {})
+        wanted = LineOptions("orders", {})
         sending = asyncio.create_task(send_lines(url, wanted, given(b"1\n2\n"), lambda *_: None, Silent()))
         await until(lambda: any("send_batch" in repr(task.get_coro()) for task in asyncio.all_tasks()))
         sending.cancel()
         other.rollback()
         assert await sending == 130
-    assert capsys.readouterr().err == "tenure: interrupted; 0 sent; go on with --skip 0\n"
+    assert capsys.readouterr().err == "tenure: interrupted; 0 sent; continue with --skip 0\n"
 
 
 # --- on a terminal -----------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Termi
 
 def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
     with terminal("send", "orders") as shown:
-        shown.until(r"tenure: reads the message from the terminal; Ctrl-D on a line of its own ends it")
+        shown.until(r"tenure: reading the message from the terminal; end it with Ctrl-D on a line of its own")
         shown.type(b"tea\n\x04")
         shown.until("")
         assert shown.process.returncode == 0
@@ -293,12 +293,12 @@ def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
 
 def test_on_a_terminal_lines_are_sent_when_they_are_entered(url: str) -> None:
     with terminal("send", "orders", "--lines") as shown:
-        shown.until(r"tenure: reads lines from the terminal, sends each as it is entered; Ctrl-D ends it")
+        shown.until(r"tenure: reading lines from the terminal, each is sent when it is entered; end with Ctrl-D")
         shown.type(b"tea\n")
         shown.until(r"tea\r\n\w+--1\r\n")
         shown.type(b"\x03")
         shown.until("")
-        assert "^C\r\ntenure: interrupted; 1 sent; go on with --skip 1\r\n" in shown.shown
+        assert "^C\r\ntenure: interrupted; 1 sent; continue with --skip 1\r\n" in shown.shown
         assert shown.process.returncode == 130
 
 

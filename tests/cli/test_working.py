@@ -31,7 +31,7 @@ async def test_a_handler_that_cancels_itself_has_failed_and_is_not_given_back() 
         raise asyncio.CancelledError
 
     tally = Tally("orders", -1)
-    async with tenure.connect("memory:", on_event=tally.hear) as backend:
+    async with tenure.connect("memory:", on_event=tally.on_event) as backend:
         queue = backend.queue("orders", max_deliveries=1)
         await queue.send(b"one")
         await queue.consume(tally.counted(handle), on_error=tally.note_failure, until_empty=True)

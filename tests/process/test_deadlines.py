@@ -230,7 +230,7 @@ async def test_the_command_of_a_term_is_stopped_before_its_lease_ends(
         await until(said.exists, within=PATIENCE)
         assert deadline_and_grace(said) == pytest.approx([start + TRUST, GRACE], abs=1e-6)
         term._trusted_until = start + RENEWED_AFTER + TRUST
-        leading._pass_trust()
+        leading._update_guard()
         go_on.touch()
         await serving
     assert [line.split()[0] for line in lines] == ["deadline"] * 2

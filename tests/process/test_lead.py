@@ -234,7 +234,7 @@ def test_a_system_that_gives_the_guard_no_process(stage: Stage) -> None:
         [sys.executable, "-c", script], cwd=stage.folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ended.stderr == (
-        "tenure: error: 'touch' could not be run: Resource temporarily unavailable; the lease was handed back\n"
+        "tenure: error: 'touch' could not be run: Resource temporarily unavailable; the lease was released\n"
     )
     assert ended.returncode == 71
     assert not stage.lines()

@@ -60,7 +60,7 @@ def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: typ
         server.stop()
         watching = [start(server.url, *QUEUE), start(server.url, *LEADER)]
         for process in watching:
-            line_with(process.stderr, "can't be reached", "asking again until it answers")
+            line_with(process.stderr, "can't be reached", "trying again until it answers")
         server.start()
         asyncio.run(use(server.url))
         line_with(watching[0].stdout, "  orders  ")
@@ -68,7 +68,7 @@ def test_they_wait_for_a_server_and_outlive_its_restarts(start: Start, kind: typ
         server.stop()
         for process in watching:
             assert "the store answers now" in process.stderr.readline()  # type: ignore[union-attr]
-            line_with(process.stderr, "asking again until it answers")
+            line_with(process.stderr, "trying again until it answers")
         server.start()
         for process in watching:
             assert "the store answers now" in process.stderr.readline()  # type: ignore[union-attr]

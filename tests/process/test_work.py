@@ -306,7 +306,7 @@ def test_in_the_end_it_says_what_became_of_the_messages(stage: Stage) -> None:
     assert worker.stderr
     lines = worker.stderr.read().splitlines()
     assert lines[0] == f"tenure: orders: consuming from {stage.url}, 4 messages at once"
-    assert lines[-2] == "tenure: orders: told to end; 1 running, with 0.2 s to finish; again to stop now"
+    assert lines[-2] == "tenure: orders: ending; 1 running, with 0.2 s to finish; signal again to stop now"
     assert re.fullmatch("tenure: orders: 1 done, 2 failed, 1 given back, 1 dead-lettered, in .* s", lines[-1])
     assert [line[:28] for line in lines[1:-2]].count("tenure: warning: orders: mes") == 1
     assert [line[:26] for line in lines[1:-2]].count("tenure: error: orders: mes") == 1

@@ -152,7 +152,7 @@ class Child:
         chunk = os.read(self._report, 4096)
         self._said += chunk
         if b"stuck" in chunk:
-            warn("not all that the command has started could be killed yet; its guard goes on trying")
+            warn("some processes of the command could not be killed yet; its guard keeps trying")
         if not chunk:
             self._loop.remove_reader(self._report)
             self._ending = self._loop.create_task(self._finish())

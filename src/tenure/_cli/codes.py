@@ -1,4 +1,4 @@
-"""What the exit code of a command says about its message: done, again, or never."""
+"""What the exit code of a command decides about its message: complete, retry or reject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from tenure._cli.exits import Exit
 
 REJECT = 65
-"""The exit code by which a command says that its message can't be handled, now or ever: EX_DATAERR of sysexits."""
+"""The exit code for a message that can never be handled: EX_DATAERR of sysexits."""
 
 LEAST, MOST = 1, 255
 
@@ -22,7 +22,7 @@ def exit_codes(text: str) -> frozenset[int]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part, re.ASCII)
         if not found:
-            raise click.BadParameter(f"{part!r} is no exit code, and no range of them; write for example 2,64-70")
+            raise click.BadParameter(f"{part!r} is neither an exit code nor a range; write for example 2,64-70")
         first = int(found[1])
         last = int(found[2] or first)
         if last < first:
@@ -30,7 +30,7 @@ def exit_codes(text: str) -> frozenset[int]:
         if first == 0:
             raise click.BadParameter("0 says that the message is done; give codes from 1 to 255")
         if last > MOST:
-            raise click.BadParameter(f"{last} is no exit code; they go from {LEAST} to {MOST}")
+            raise click.BadParameter(f"{last} is not an exit code; they are from {LEAST} to {MOST}")
         codes.update(range(first, last + 1))
     return frozenset(codes)
 
@@ -42,14 +42,14 @@ def rejecting(reject_on: Collection[int] | None, retry_on: Collection[int] | Non
         UsageError: One code stands in both.
     """
     if both := sorted({*(reject_on or ())}.intersection(retry_on or ())):
-        raise click.UsageError(f"--reject-on and --retry-on both name {both[0]}; name it in one of them")
+        raise click.UsageError(f"--reject-on and --retry-on both contain {both[0]}; put it into one of them")
     if retry_on is not None and reject_on is None:
         return frozenset(range(LEAST, MOST + 1)).difference(retry_on)
     return frozenset({REJECT, *(reject_on or ())}.difference(retry_on or ()))
 
 
-def told(code: int) -> str:
-    """Write an exit code for people: of one above 128, with the signal that it may stand for."""
+def describe(code: int) -> str:
+    """Return an exit code as text; above 128, with the name of the signal that it may mean."""
     if code > Exit.SIGNAL:
         try:
             return f"{code} ({signal.Signals(code - Exit.SIGNAL).name})"

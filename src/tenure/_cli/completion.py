@@ -130,9 +130,9 @@ def _timeout() -> float:
 
 
 async def _asked(url: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]) -> list[str]:
-    from tenure._cli.group import connect_to_look
+    from tenure._cli.group import connect_existing
 
-    backend = connect_to_look(url)
+    backend = connect_existing(url)
     if backend.url.scheme in ("memory", "peers"):  # one has no names to tell; to ask the other, one has to be a member
         return []
     if backend.url.scheme == "sqlite":  # whatever the URL says

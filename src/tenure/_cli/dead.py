@@ -1,4 +1,4 @@
-"""``tenure dead``: the messages that could not be handled: look at them, put them back, remove them."""
+"""``tenure dead``: list dead letters, show one, put them back, remove them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import HelpfulGroup, asked_of, complete, duration, json_option, on_option
+from tenure._cli.group import HelpfulGroup, complete, duration, json_option, on_option, with_queue
 from tenure._cli.output import body_text, clean, message_fields, say, say_json, say_table, timestamp
 
 if TYPE_CHECKING:
@@ -23,20 +23,27 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 @click.group("dead", cls=HelpfulGroup)
 def command() -> None:
-    """Look at dead letters, put them back, or remove them. They stay until somebody does."""
+    """List dead letters, put them back, or remove them. They are kept until they are put back or removed."""
 
 
 def _which(function: AnyFunction) -> AnyFunction:
     """Add the options that choose letters."""
     for option in (
-        click.option("--reason", metavar="TEXT", help="Those that died of this."),
-        click.option("--sequence", "sequences", type=int, multiple=True, metavar="N", help="Those with these numbers."),
-        click.option("--id", "ids", multiple=True, metavar="TEXT", help="Those with these ids."),
+        click.option("--reason", metavar="TEXT", help="Letters with this reason."),
+        click.option(
+            "--sequence",
+            "sequences",
+            type=int,
+            multiple=True,
+            metavar="N",
+            help="Messages with these sequence numbers.",
+        ),
+        click.option("--id", "ids", multiple=True, metavar="TEXT", help="Messages with these ids."),
         click.option(
             "--older-than",
             type=duration,
             metavar="S",
-            help="Those that died longer ago than this, by this machine's clock: 12h, 7d.",
+            help="Letters that died longer ago than this, by this machine's clock: 12h, 7d.",
         ),
     ):
         function = option(function)
@@ -51,7 +58,7 @@ def _which(function: AnyFunction) -> AnyFunction:
 @json_option
 def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> int:
     """List the dead letters of QUEUE, oldest first."""
-    letters = complete(asked_of(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
+    letters = complete(with_queue(url, queue, lambda it: it.dead_letters.peek(limit, **_given(chosen))))
     if as_json:
         say_json([_record(letter) for letter in letters])
     elif letters:
@@ -67,10 +74,10 @@ def show_all(queue: str, url: str, limit: int, as_json: bool, **chosen: Any) -> 
 @click.argument("letter")
 @on_option
 @json_option
-@click.option("--body", "only_body", is_flag=True, help="Write the body alone, byte for byte.")
+@click.option("--body", "only_body", is_flag=True, help="Write only the body, byte for byte.")
 def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) -> int:
-    """Show all about one dead letter of QUEUE. LETTER is its sequence, or its id."""
-    found = complete(asked_of(url, queue, lambda it: _find(it, letter)))
+    """Show everything about one dead letter of QUEUE. LETTER is its sequence, or its id."""
+    found = complete(with_queue(url, queue, lambda it: _find(it, letter)))
     if found is None:
         raise Failure(
             Exit.VACANT, f"{queue!r} has no dead letter {letter!r}; see: tenure dead list {shlex.quote(queue)}"
@@ -95,13 +102,15 @@ def show_one(queue: str, letter: str, url: str, as_json: bool, only_body: bool) 
 def redrive(
     queue: str, url: str, to: str | None, limit: int | None, dry_run: bool, as_json: bool, **chosen: Any
 ) -> int:
-    """Put dead letters back into QUEUE: those chosen, or all. They are delivered anew.
+    """Put dead letters back into QUEUE: those chosen, or all. They are delivered again.
 
     With --to they go into another queue, with their ids and history. None is lost: if the store has no transactions
     (Azure, a Redis Cluster), each is written there before it is removed here.
     """
     count = complete(
-        asked_of(url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, to=to, **_given(chosen)))
+        with_queue(
+            url, queue, lambda it: it.dead_letters.redrive(limit=limit, dry_run=dry_run, to=to, **_given(chosen))
+        )
     )
     if as_json:
         say_json({"queue": queue, "to": to or queue, "redriven": 0 if dry_run else count, "would_be": count})
@@ -121,14 +130,12 @@ def redrive(
 def purge(queue: str, url: str, every: bool, limit: int | None, as_json: bool, **chosen: Any) -> int:
     """Remove dead letters of QUEUE for good: those chosen, or --all."""
     if not every and not _given(chosen):
-        raise click.UsageError(
-            "nothing says which ones to remove; choose with --id, --sequence, --reason, --older-than, or --all"
-        )
+        raise click.UsageError("no messages are chosen; choose with --id, --sequence, --reason, --older-than, or --all")
     if every and _given(chosen):
         raise click.UsageError(
-            "--all removes all, and --id, --sequence, --reason or --older-than choose some; give one of them"
+            "--all removes all, and --id, --sequence, --reason or --older-than choose some; give either"
         )
-    count = complete(asked_of(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
+    count = complete(with_queue(url, queue, lambda it: it.dead_letters.purge(limit=limit, **_given(chosen))))
     if as_json:
         say_json({"queue": queue, "purged": count})
     else:
@@ -156,7 +163,7 @@ def _died(letter: DeadMessage) -> str:
 
 
 def _why(letter: DeadMessage) -> str:
-    # That it was tried so often, the column of the tries says already.
+    # The number of deliveries is in a column of its own.
     if letter.error and (letter.reason == "max_deliveries" or not letter.description):
         return f"{letter.error.type.rpartition('.')[2]}: {letter.error.message}"
     return letter.description

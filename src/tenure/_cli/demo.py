@@ -1,4 +1,4 @@
-"""``tenure demo``: leader election and competing consumers, with two crashes, to look at."""
+"""``tenure demo``: demonstrates leader election and competing consumers, with two crashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, duration, json_option
 from tenure._cli.live import can_be_live
-from tenure._cli.output import say_json, tell_log
+from tenure._cli.output import log_to_stderr, say_json
 from tenure._demo.director import Setting, perform
 from tenure._demo.job import survey
 from tenure._demo.setup import Display
@@ -28,7 +28,7 @@ from tenure._demo.summary import Summary
 
 INSTANCES_MAX = 64
 SECONDS_LEAST = 2.0
-"""How long there is work for all instances at least: long enough to find one with a message in hand, and to kill it."""
+"""Seconds of work for each instance at least: enough to find one that handles a message, and to kill it."""
 
 
 @click.command("demo", cls=Command)
@@ -37,19 +37,19 @@ SECONDS_LEAST = 2.0
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Count the files of this folder; default: the Python sources of this installation.",
+    help="Count the files of this folder. [default: the Python sources of this installation]",
 )
-@click.option("--on", "url", metavar="URL", help="Use this store; default: an SQLite file of its own.")
+@click.option("--on", "url", metavar="URL", help="Use this store. [default: an SQLite file of its own]")
 @click.option(
     "--instances",
     type=click.IntRange(3, INSTANCES_MAX),
     default=4,
     show_default=True,
     metavar="N",
-    help="How many processes take part. Two are killed, so there must be three.",
+    help="Number of processes. Two are killed, so at least three are needed.",
 )
 @click.option(
-    "--ttl", type=duration, metavar="S", help="Length of a lease; default: 2, or the shortest that the store allows."
+    "--ttl", type=duration, metavar="S", help="Length of a lease. [default: 2, or the shortest that the store allows]"
 )
 @click.option(
     "--keep",
@@ -61,21 +61,22 @@ SECONDS_LEAST = 2.0
 def command(
     folder: Path | None, url: str | None, instances: int, ttl: float | None, keep: Path | None, as_json: bool
 ) -> int:
-    """See leader election and competing consumers at work, and two crashes.
+    """Demonstrate leader election and competing consumers, with two crashes.
 
-    Several processes stand for election. The leader cuts the counting of a folder's files into messages. All compete
-    for them; the results go back to the leader, who writes them down, through a fence. A worker is killed with kill -9
-    while it has a message in hand: another gets that. The leader is killed half-way: another takes over. One file is
-    poisonous: its message ends among the dead letters. In the end, the result is compared with that of a plain run in
-    one process.
+    Several processes elect a leader. It splits the counting of a folder's files into messages. All processes compete
+    for them; the leader receives the results and writes them through a fence. A worker is killed with kill -9 while it
+    handles a message: another process gets that. The leader is killed half-way: another takes over. One message always
+    fails, and becomes a dead letter. In the end, the result is compared with that of a plain run in one process.
 
-    Ends with 0 if all that came true, and with 1 if not; the last lines say why. TENURE_URL is not looked at.
+    Ends with 0 if all of this worked, and with 1 if not; the last lines say why. TENURE_URL is ignored.
     """
-    tell_log(-1)
+    log_to_stderr(-1)
     if ttl is not None:
         Timing(ttl)
     if url is not None and url.startswith("memory:"):
-        raise ConfigError("memory: is one process's own, and the instances are several; try sqlite:///demo.db")
+        raise ConfigError(
+            "memory: exists inside one process, and the instances are several processes; try sqlite:///demo.db"
+        )
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
     with _place(keep) as place, Picture(console) if can_be_live(console) else Lines(console) as display:
@@ -89,13 +90,13 @@ def command(
 
 @contextmanager
 def _place(keep: Path | None) -> Iterator[Path]:
-    """Give a folder to write to; it is removed in the end, unless it is to be kept."""
+    """Provide a folder to write to; it is removed at the end unless *keep* names it."""
     if keep is not None:
         try:
             keep.mkdir(parents=True, exist_ok=True)
             empty = not any(keep.iterdir())
         except OSError as error:
-            raise ConfigError(f"{keep} can't be made: {error.strerror}; name another folder") from error
+            raise ConfigError(f"{keep} can't be created: {error.strerror}; name another folder") from error
         if not empty:
             raise ConfigError(f"{keep} is not empty; name a new folder with --keep")
         yield keep.absolute()
@@ -108,13 +109,13 @@ def _place(keep: Path | None) -> Iterator[Path]:
 
 
 async def _interruptible(setting: Setting, display: Display) -> Summary:
-    """Run to the end; when a signal comes, end everything first, and then as the signal would."""
+    """Run to the end; when a signal comes, stop all processes first, and then end as the signal would."""
     loop, came = asyncio.get_running_loop(), list[int]()
     playing = asyncio.create_task(perform(setting, display))
 
     def interrupt(number: int) -> None:
         came.append(number)
-        if len(came) == 1:  # another one would only disturb the tidying up, which is short
+        if len(came) == 1:  # a second one would only disturb the clean-up, which is short
             playing.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -127,5 +128,5 @@ async def _interruptible(setting: Setting, display: Display) -> Summary:
         raise Failure(Exit.BROKEN, str(failure)) from failure
     except asyncio.CancelledError:
         if came:
-            raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes are ended") from None
+            raise Failure(Exit.SIGNAL + came[0], "interrupted; all processes have been stopped") from None
         raise

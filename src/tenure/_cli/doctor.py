@@ -1,4 +1,4 @@
-"""``tenure doctor``: reach a store, measure it, and tell what to mind."""
+"""``tenure doctor``: check a store, measure it, and print warnings."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import click
 import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import complete, connect_to_look, json_option, one_url, told
+from tenure._cli.group import complete, connect_existing, exit_of, json_option, one_url
 from tenure._cli.output import clean, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
     from tenure import Diagnosis
 
 FAR = 0.25
-"""Which share of the default ``retry_every`` a round trip may take before it is worth a word."""
+"""The share of the default ``retry_every`` that a round trip may take without a warning."""
 
 
 @click.command("doctor", cls=Command)
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
-@click.option("--look-only", is_flag=True, help="Write nothing; otherwise a message is sent, received and completed.")
-@click.option("--strict", is_flag=True, help="End with 1 if there is any advice.")
+@click.option("--look-only", is_flag=True, help="Only read; otherwise a message is sent, received and completed.")
+@click.option("--strict", is_flag=True, help="End with 1 if there are warnings.")
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context, address: str | None, on: str | None, look_only: bool, strict: bool, as_json: bool
 ) -> int:
-    """Reach the store at URL and tell what it is, how far away, what it can promise, and what to mind.
+    """Check the store at URL: show its version, latency, traits and settings, and warnings, each marked by "!".
 
-    Where there are queues, it tries one of its own, named tenure-doctor-…, and deletes it again.
+    If it has queues, a message is sent through one named tenure-doctor-…, which is deleted again.
 
-    Ends with 0 if the store can be used, even if there is advice (but see --strict), with 69 if it can't be reached or
-    takes no message (it is full, say), and with 78 if it can never work as it is, or is an SQLite file that isn't
-    there: looking doesn't make one.
+    Ends with 0 if the store can be used, even with warnings (but see --strict), with 69 if it can't be reached or takes
+    no message (because it is full, for example), and with 78 if it can't work as it is configured, or is an SQLite file
+    that doesn't exist: this command doesn't create one.
     """
     diagnosis = complete(_examine(one_url(ctx, address, on, "sqlite:///work.db"), write=not look_only))
     advice = list(_advice(diagnosis))
@@ -46,18 +46,18 @@ def command(
     else:
         _for_people(diagnosis, advice)
     if diagnosis.failure is not None:
-        code, message = told(diagnosis.failure)
-        raise Failure(code, f"the store was reached, and a message could not be kept and removed: {message}")
+        code, message = exit_of(diagnosis.failure)
+        raise Failure(code, f"the store answers, but a message could not be sent and completed: {message}")
     return Exit.BROKEN if advice and strict else Exit.DONE
 
 
 async def _examine(url: str, *, write: bool) -> Diagnosis:
-    async with connect_to_look(url) as backend:
+    async with connect_existing(url) as backend:
         return await backend.diagnose(write=write)
 
 
 def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Yield what an operator should mind, each with what it is about."""
+    """Yield the subject and the text of each warning."""
     for fact in diagnosis.facts:
         if fact.advice:
             yield fact.name, fact.advice
@@ -65,14 +65,20 @@ def _advice(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.round_trip > FAR * usual.retry_every:
         yield (
             "round trip",
-            f"an answer takes {seconds(diagnosis.round_trip)}, and a renewal is given up after {usual.retry_every:g} s "
-            "by default; use a longer ttl, or a nearer store",
+            f"a round trip takes {seconds(diagnosis.round_trip)}, and a renewal is given up after "
+            f"{usual.retry_every:g} s by default; use a longer ttl, or a nearer store",
         )
     traits = diagnosis.traits
     if not traits.survives_restart:
-        yield "survives restart", "tokens begin anew with the store's process; do not fence with them across that"
+        yield (
+            "survives restart",
+            "tokens start at 1 again when the store's process restarts; a fence can't be relied on across restarts",
+        )
     if not traits.hints:
-        yield "hints", "nobody is told of a vacancy; candidates look every retry_every, so fail-over takes that longer"
+        yield (
+            "hints",
+            "the store reports no vacancies; candidates poll every retry_every, so fail-over takes that much longer",
+        )
 
 
 def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
@@ -87,7 +93,7 @@ def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
     say_table(("", ""), rows, titles=False)
     say("")
     if not advice:
-        say("All is well.")
+        say("No warnings.")
     for name, text in advice:
         say(f"! {clean(name)}: {clean(text)}")
 

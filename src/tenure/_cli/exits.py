@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a command's end means, after sysexits.h and the shells."""
+    """The meaning of exit codes, after sysexits.h and the shells."""
 
     meaning: str
 
@@ -16,26 +16,26 @@ class Exit(IntEnum):
         member.meaning = meaning
         return member
 
-    DONE = 0, "done; status: somebody leads; work: told to end by INT or TERM, or nothing was left"
-    BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: something to mend; queue delete: not empty"
-    USAGE = 2, "the command line can't be understood"
-    VACANT = 3, "status, resign: nobody leads that name; queue, dead: no such queue; dead show: no such letter"
+    DONE = 0, "done; status: there is a leader; work: ended by INT or TERM, or the queue was empty"
+    BROKEN = 1, "sim, demo: a promise was broken; doctor --strict: there are warnings; queue delete: not empty"
+    USAGE = 2, "the command line is wrong"
+    VACANT = 3, "status, resign: the name has no leader; queue, dead: no such queue; dead show: no such letter"
     UNAVAILABLE = 69, "the store did not answer"
     INTERNAL = 70, "a bug in tenure"
     NO_PROCESS = 71, "lead: the system gave no process or pipe to run the command with"
     OUTPUT = 74, "the output can't be written, as on a full disk"
-    NOT_YET = 75, "resign --wait: asked, but not stepped down in time"
-    CONFIG = 78, "a setting, a URL or a file that can never work; work: a handler whose module raises an error"
+    NOT_YET = 75, "resign --wait: the leader was asked, and has not stepped down in time"
+    CONFIG = 78, "a setting, a URL or a file is wrong; work: the handler's module raises an error"
     NOT_RUNNABLE = 126, "lead, work: the command can't be run"
     NOT_FOUND = 127, "lead, work: there is no such command or handler"
-    SIGNAL = 128, "128 + n: signal n ended it; lead: ended the command, or tenure while none ran"
+    SIGNAL = 128, "128 + n: ended by signal n; lead: the signal ended the command, or tenure while no command ran"
 
 
 KEEPS = "lead: otherwise CMD's own code; work: CMD's code decides about its message, see tenure work --help"
 
 
-class Failure(Exception):  # it is told to people, and never leaves the command line
-    """Say why a command can't go on, and with which code it ends."""
+class Failure(Exception):  # reported to people, and never raised out of the command line
+    """A command fails with this text and this exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

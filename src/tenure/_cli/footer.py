@@ -1,7 +1,7 @@
-"""How far ``tenure work --until-empty`` has come, as a bar in the last line of the terminal.
+"""The progress of ``tenure work --until-empty``, as a bar in the last line of the terminal.
 
-That line is kept out of the part of the screen that scrolls. So whatever commands write, and however, goes above it,
-byte for byte; nobody has to pass their output on, and it stays on a terminal if it was on one.
+That line is outside the scrolling region of the screen. So the output of commands goes above it, byte for byte, without
+being copied, and stays on a terminal if it was on one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DRAW_EVERY = 0.25
 """Seconds from one drawing to the next."""
 
 COUNT_EVERY = 4
-"""With every so many of them, the store is asked what is left."""
+"""Drawings from one count of the queue to the next."""
 
 ROWS_LEAST, COLUMNS_LEAST = 5, 40
 
 
 def has_room() -> bool:
-    """Tell whether there is a terminal that a bar can be drawn on."""
+    """Return whether there is a terminal for a bar."""
     if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return False
     return sys.stderr.encoding.lower().startswith("utf") and _size() >= (COLUMNS_LEAST, ROWS_LEAST)
@@ -48,15 +48,15 @@ class Footer:
     """The last line of the terminal of stderr."""
 
     def __init__(self) -> None:
-        self._size = (0, 0)  # as of the line that is kept; nothing is kept if it is zero
+        self._size = (0, 0)  # of the terminal with the reserved line; zero if none is reserved
 
     @property
     def width(self) -> int:
-        """How many columns a text may have."""
+        """The columns for a text."""
         return self._size[0] - 1
 
     def open(self) -> None:
-        """Keep the line. The cursor stays where it is, or one line above if it was in the last."""
+        """Reserve the line. The cursor stays where it is, or one line above if it was in the last."""
         self._size = columns, rows = _size()
         if rows < ROWS_LEAST or columns < COLUMNS_LEAST:
             self._size = (0, 0)
@@ -65,7 +65,7 @@ class Footer:
         _write(f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A")
 
     def fit(self) -> None:
-        """Keep the line of a terminal that has another size by now."""
+        """Reserve the line again if the terminal's size has changed."""
         if _size() != self._size:
             self.close()
             self.open()

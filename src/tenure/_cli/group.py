@@ -1,4 +1,4 @@
-"""The group of commands, what they share, and the one place where an error becomes an exit code."""
+"""The group of commands, their shared options, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import click
 import tenure
 from tenure._cli.examples import Command
 from tenure._cli.exits import KEEPS, Exit, Failure
-from tenure._cli.output import complain, tell_log
+from tenure._cli.output import complain, log_to_stderr
 from tenure.errors import ConfigError, TenureError, nearest
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        # a file of this folder for each, which holds it under the name `command`; imported only when it is asked for
+        # each has a module of this name here, with the attribute `command`; it is imported when it is needed
         "lead": "Run a command only while leading.",
-        "status": "Show who leads NAME, or every name of the store.",
+        "status": "Show the leader of NAME, or of every name of the store.",
         "watch": "Show every change of leader.",
         "resign": "Ask the present leader to step down.",
-        "doctor": "Reach a store, and tell what it can promise and what to mind.",
+        "doctor": "Check a store: its traits, latency and warnings.",
         "migrate": "Create or upgrade the schema of a store that needs one, such as PostgreSQL.",
         "send": "Put messages into a queue.",
         "work": "Run a command for every message of a queue.",
-        "queue": "Count the messages of a queue, or of all; look into one, purge or delete it.",
-        "dead": "Look at dead letters, put them back, or remove them.",
+        "queue": "Count the messages of a queue, or of all; show, purge or delete them.",
+        "dead": "List dead letters, put them back, or remove them.",
         "sim": "Simulate elections or queues, and find a seed that breaks a promise.",
-        "demo": "Watch an election, competing consumers, and two crashes.",
+        "demo": "Demonstrate an election, competing consumers, and two crashes.",
     }
 )
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _SETTING = re.compile(r"\b(ttl|renew_every|retry_every|grace)=(?=[\d.])")
 _UNDECODED = re.compile(r"\\udc[89a-f]")
-"""Stands in a message for bytes of the command line that were no text in the locale's encoding."""
+"""In a message, bytes of the command line that are not text in the locale's encoding."""
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _BROKEN_PIPE = 128 + 13  # as SIGPIPE would end it; Python ignores that signal
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return Exit.USAGE
     except Exception as error:
-        code, message = told(error)
+        code, message = exit_of(error)
         complain(message)
         if code == Exit.INTERNAL:
             traceback.print_exception(error)
@@ -89,14 +89,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Write what is left of the output to nowhere: Python would complain once more when it flushes at the end."""
+    """Discard the rest of the output: Python would report the error again when it flushes at the end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def told(error: Exception) -> tuple[int, str]:
-    """Say with which code an error ends the program, and what the operator reads of it."""
+def exit_of(error: Exception) -> tuple[int, str]:
+    """Return the exit code for an error, and its text for the operator."""
     match error:
         case Failure():
             return error.code, str(error)
@@ -105,30 +105,30 @@ def told(error: Exception) -> tuple[int, str]:
             return Exit.USAGE, f"{error.format_message().rstrip('.')}; see: {where}"
         case click.ClickException():
             return Exit.USAGE, error.format_message()
-        case ConfigError():  # what is a keyword in Python is an option here
-            said = _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
-            if _UNDECODED.search(said) and sys.getfilesystemencoding() != "utf-8":
-                said = f"{said}; the locale is not UTF-8, set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
-            return Exit.CONFIG, said
+        case ConfigError():  # a keyword in Python is an option here
+            text = _SETTING.sub(lambda found: f"--{found[1].replace('_', '-')} ", str(error))
+            if _UNDECODED.search(text) and sys.getfilesystemencoding() != "utf-8":
+                text = f"{text}; the locale is not UTF-8, set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+            return Exit.CONFIG, text
         case TenureError():
             return Exit.UNAVAILABLE, str(error)
         case BrokenPipeError():
-            return _BROKEN_PIPE, "the reader of the standard output has left"
-        case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # no store lets one out
+            return _BROKEN_PIPE, "the reader of the standard output has ended"
+        case OSError() if error.errno in _UNWRITTEN and error.filename is None:  # stores raise none
             return Exit.OUTPUT, f"the standard output can't be written: {error.strerror}"
     return Exit.INTERNAL, f"a bug in tenure {tenure.__version__}: {type(error).__name__}"
 
 
 def complete(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command that needs an event loop; an interrupt ends it whenever it comes."""
+    """Run a command that needs an event loop; an interrupt ends it at any time."""
     import asyncio
     import signal
 
     async def awake() -> T:
         if sys.platform != "win32":
-            # Otherwise an interrupt that comes just as the loop is about to wait, or to another thread, would be heard
-            # with the next event, and there may be none. With a handler for any signal, all of them wake the loop.
-            with suppress(RuntimeError):  # in a thread, which hears no signals
+            # Otherwise an interrupt that comes just as the loop is about to wait, or in another thread, is handled with
+            # the next event, and there may be none. With a handler for any signal, all signals wake the loop.
+            with suppress(RuntimeError):  # in a thread, which gets no signals
                 asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
         return await coroutine
 
@@ -139,11 +139,11 @@ def complete(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class NoCommand(Exception):  # it never leaves the command line
-    """Say, where a command is missing, which ones there are: the whole help."""
+    """The command is missing; the text is the whole help."""
 
 
 class HelpfulGroup(Command, click.Group):
-    """Commands of which one must be named."""
+    """A group whose command must be given."""
 
     command_class = Command
 
@@ -158,15 +158,15 @@ class HelpfulGroup(Command, click.Group):
         except click.UsageError as error:
             name = ctx.invoked_subcommand
             if error.ctx is None and name and (command := self.get_command(ctx, name)):
-                # click's parser does not say whose option it was
+                # click's parser does not name the command of the option
                 error.ctx = click.Context(command, info_name=name, parent=ctx)
             raise
 
 
 class Branching(Command):
-    """A command that does something by itself; but if its first word names another, that one is called instead.
+    """A command with subcommands that also works without one; if its first argument names a subcommand, that is called.
 
-    So an argument that is such a word is given behind ``--``.
+    So an argument that equals such a name is given after ``--``.
     """
 
     def __init__(self, *args: Any, branches: Sequence[click.Command] = (), **options: Any) -> None:
@@ -180,7 +180,7 @@ class Branching(Command):
 
 
 class _Group(HelpfulGroup):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -210,7 +210,7 @@ class _Group(HelpfulGroup):
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(int(code)), code.meaning) for code in Exit] + [("", KEEPS)])
         with formatter.section("Environment"):
-            formatter.write_dl([("TENURE_URL", "the store where --on is not given, and the place for a password")])
+            formatter.write_dl([("TENURE_URL", "the store, if --on is not given; put a password here")])
         super().format_epilog(ctx, formatter)
 
 
@@ -223,7 +223,7 @@ def group() -> None:
     """
 
 
-# --- what commands share -----------------------------------------------------------------------------------------
+# --- shared by commands -----------------------------------------------------------------------------------------
 
 
 def duration(text: str) -> float:
@@ -247,12 +247,12 @@ def key_value(text: str) -> tuple[str, str]:
 def _given(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
     if not url and not ctx.resilient_parsing:
         raise click.UsageError(
-            "no store given; give --on URL or set TENURE_URL, for example --on sqlite:///work.db",
+            "no store given; add --on URL or set TENURE_URL, for example --on sqlite:///work.db",
             ctx,
         )
     if url and url.partition(":")[0] == "memory" and not ctx.resilient_parsing:
         raise ConfigError(
-            "memory: is one process's own, so no other would ever meet this one there; "
+            "memory: exists inside one process only, so other processes can't use it; "
             "name a store that processes share, for example sqlite:///work.db"
         )
     return url or ""
@@ -266,49 +266,49 @@ def on_option(function: AnyFunction) -> AnyFunction:
         metavar="URL",
         envvar="TENURE_URL",
         callback=_given,
-        help="The store, for example sqlite:///work.db. [default: TENURE_URL, which is the place for a password: "
-        "everybody on the machine can read a command line]",
+        help="The store, for example sqlite:///work.db. [default: TENURE_URL; put a password there: "
+        "every user of the machine can read a command line]",
     )(function)
 
 
 def json_option(function: AnyFunction) -> AnyFunction:
     """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON, for programs.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def refuse_both(verbose: int, quiet: bool) -> None:
-    """Refuse to tell much and little at once."""
+    """Refuse --verbose together with --quiet."""
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet contradict each other; give one of them")
 
 
 def one_url(ctx: click.Context, address: str | None, on: str | None, example: str) -> str:
-    """Return the store that a command is to look at, which may be given as an argument too."""
+    """Return the store of a command that takes it as an argument or by --on."""
     if address and on and ctx.get_parameter_source("on") == click.core.ParameterSource.COMMANDLINE:
-        raise click.UsageError("URL and --on both say which store; give one of them", ctx)
+        raise click.UsageError("URL and --on both name a store; give one of them", ctx)
     if url := address or on:
         return url
-    raise click.UsageError(f"say which store, for example: {ctx.command_path} {example}", ctx)
+    raise click.UsageError(f"name the store, for example: {ctx.command_path} {example}", ctx)
 
 
 def connect(url: str) -> Backend:
-    """Open the store for a command that is soon done: only errors are logged."""
-    tell_log(-1)
+    """Open the store for a short command: only errors are logged."""
+    log_to_stderr(-1)
     return tenure.connect(url)
 
 
-def connect_to_look(url: str) -> Backend:
-    """Open the store for a command that looks at what others do: a file that isn't there is not made for that."""
+def connect_existing(url: str) -> Backend:
+    """Open the store for a command that only reads: an SQLite file that doesn't exist is not created."""
     backend = connect(url)
     if backend.url.scheme == "sqlite" and "create" not in backend.url.query:
-        # Not added to what was written, which errors quote.
+        # Not added to the URL as written, which errors quote.
         backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})
     return backend
 
 
-async def asked_of(url: str, name: str, do: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
-    """Return what is found in a queue; if that is nothing, and nobody has ever used the queue, say so."""
-    async with connect_to_look(url) as backend:
+async def with_queue(url: str, name: str, do: Callable[[Queue], Coroutine[Any, Any, T]]) -> T:
+    """Return the result of *do* for a queue; if it is empty and the queue doesn't exist, fail."""
+    async with connect_existing(url) as backend:
         found = await do(backend.queue(name))
         if not found and (unused := await never_used(backend, name)):
             raise Failure(Exit.VACANT, unused)
@@ -316,12 +316,12 @@ async def asked_of(url: str, name: str, do: Callable[[Queue], Coroutine[Any, Any
 
 
 async def never_used(backend: Backend, name: str) -> str:
-    """Say it, if nobody has ever used this queue: its name may be misspelt. Otherwise return nothing."""
+    """Return an error text if the queue doesn't exist, as its name may be misspelt; otherwise an empty text."""
     known = await backend.queues()
     if name in known:
         return ""
-    hint = nearest(name, known) or "; those that were are listed by: tenure queue"
-    return f"no queue {name!r} was ever used on this store{hint}"
+    hint = nearest(name, known) or "; list the queues with: tenure queue"
+    return f"there is no queue {name!r} on this store{hint}"
 
 
 def seconds_option(name: str, meaning: str) -> Callable[[AnyFunction], AnyFunction]:

@@ -1,4 +1,4 @@
-"""``tenure lead``: run a command only while leading, and have it gone before anybody else leads."""
+"""``tenure lead``: run a command only while leading, and stop it before another instance can lead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenure._cli.group import complete, key_value, on_option, refuse_both, secon
 
 @dataclass(frozen=True)
 class Order:
-    """What was asked for on the command line."""
+    """The command line of ``tenure lead``."""
 
     name: str
     command: tuple[str, ...]
@@ -33,30 +33,39 @@ class Order:
     "argv", nargs=-1, required=True, metavar="-- CMD [ARGS]...", type=click.UNPROCESSED, shell_complete=files
 )
 @on_option
-@seconds_option("--ttl", "Length of the lease: how long a dead leader's name stays taken. [default: 15, if it fits]")
-@seconds_option("--renew-every", "From one renewal to the next. [default: ttl/3]")
-@seconds_option("--retry-every", "From an unanswered question, or a look while standing by, to the next. [default: 2]")
-@seconds_option("--grace", "From TERM to the end of a lost term; KILL comes when a quarter of it is left. [default: 2]")
-@seconds_option("--stop-timeout", "KILL CMD so long after INT, TERM or QUIT. [default: a second one does]")
-@click.option("--again", is_flag=True, help="When CMD ends, stand for election again, and start it in the next term.")
-@click.option("--metadata", "-m", type=key_value, multiple=True, metavar="K=V", help="What others see of this leader.")
+@seconds_option(
+    "--ttl", "Length of the lease: a dead leader's name is free after this time. [default: 15, if the store allows it]"
+)
+@seconds_option("--renew-every", "Time between renewals. [default: ttl/3]")
+@seconds_option(
+    "--retry-every",
+    "Time until an unanswered request is repeated, and between requests while standing by. [default: 2]",
+)
+@seconds_option(
+    "--grace", "Time from TERM to the end of a lost term; KILL follows when a quarter is left. [default: 2]"
+)
+@seconds_option("--stop-timeout", "Kill CMD this long after INT, TERM or QUIT. [default: only after a second signal]")
+@click.option("--again", is_flag=True, help="When CMD ends, campaign again, and start it in the next term.")
+@click.option(
+    "--metadata", "-m", type=key_value, multiple=True, metavar="K=V", help="Shown to others while this instance leads."
+)
 @click.option("--label", metavar="TEXT", help="The readable part of the holder's name. [default: host name and pid]")
-@click.option("--verbose", "-v", count=True, help="Tell each start and end, with the time; twice: every renewal.")
-@click.option("--quiet", "-q", is_flag=True, help="Tell errors only.")
+@click.option("--verbose", "-v", count=True, help="Print each start and end, with the time; twice: every renewal.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: int, quiet: bool, **options: Any) -> int:
-    """Run CMD only while leading NAME. Of all who do this with the same NAME and store, one runs its CMD at a time.
+    """Run CMD only while leading NAME. Of all instances with the same NAME and store, one at a time runs its CMD.
 
     CMD is started without a shell, in a process group of its own, with TENURE_NAME, TENURE_TOKEN (the fencing token:
     higher in every term), TENURE_HOLDER and, if it holds no password, TENURE_URL in its environment.
 
-    When CMD ends, the lease is handed back, and tenure ends with CMD's exit code. When the term is lost, CMD and all
-    that it started get TERM, then KILL, before anybody else can lead; then tenure stands for election again, for ever.
-    What it had a service start, such as systemd, at or Docker, is out of reach.
+    When CMD ends, the lease is released, and tenure ends with CMD's exit code. When the term is lost, CMD and all
+    processes that it started get TERM, then KILL, before another instance can lead; then tenure campaigns again, for
+    ever. Processes that a service (systemd, at, Docker) started for CMD are not stopped.
 
-    While somebody else leads, tenure says so, once for each leader; --quiet silences that.
+    While another instance leads, tenure prints its holder, once for each; not with --quiet.
 
-    INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on. After INT, TERM or QUIT the lease is kept until CMD has
-    ended; a second one kills it. If no CMD is running, tenure ends at once.
+    INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to CMD. After INT, TERM or QUIT the lease is kept until CMD
+    has ended; a second one kills it. If no CMD is running, tenure ends at once.
     """
     refuse_both(verbose, quiet)
     require_runnable(argv[0], "no lease was taken")
@@ -64,16 +73,16 @@ def command(name: str, argv: tuple[str, ...], url: str, again: bool, verbose: in
     settings = {key: value for key, value in options.items() if value is not None}
     settings["metadata"] = dict(options["metadata"])
     order = Order(name, argv, url, settings, again, stop_timeout, -1 if quiet else verbose)
-    from tenure._cli.leading import Leading  # asyncio and all: not needed for --help, nor for what went wrong above
+    from tenure._cli.leading import Leading  # imports asyncio: not needed for --help, nor for the errors above
 
     return complete(Leading(order).run())
 
 
 def require_runnable(program: str, harm: str) -> None:
-    """Refuse what could never run before it does any *harm*.
+    """Refuse a program that could never run; *harm* says what was not done.
 
     Raises:
-        Failure: With the code that a shell would give.
+        Failure: With the exit code that a shell would give.
     """
     folders = [""] if os.sep in program else os.get_exec_path()
     paths = [os.path.join(folder, program) for folder in folders if program]
@@ -81,7 +90,7 @@ def require_runnable(program: str, harm: str) -> None:
     if not there:
         where = "" if os.sep in program else " on PATH"
         hint = "; no shell is involved: for shell syntax use sh -c '…'" if " " in program else ""
-        raise Failure(Exit.NOT_FOUND, f"there is no command {program!r}{where}{hint}; {harm}")
+        raise Failure(Exit.NOT_FOUND, f"no command {program!r}{where}{hint}; {harm}")
     if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in there):
         what = "a folder" if os.path.isdir(there[0]) else "not executable"
         raise Failure(Exit.NOT_RUNNABLE, f"{there[0]} can't be run: it is {what}; {harm}")

@@ -27,7 +27,7 @@ from tenure._cli.output import (
     short,
     timestamp,
 )
-from tenure._cli.patience import Patience, tell_silence
+from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, laid_out
 
 COLUMNS = (
@@ -37,29 +37,29 @@ COLUMNS = (
     Column("METADATA", is_cut=True),
 )
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks at what is left of the lease, and at whether the store answers at all."""
+ASK_EVERY = 1.0
+"""Seconds between two requests for the time left of the lease, which also show whether the store answers."""
 
-KEPT_MOST = 10_000
-"""Changes that are kept, to be shown on a larger terminal and in the end."""
+CHANGES_MAX = 10_000
+"""Changes that are kept, to be shown on a larger terminal and at the end."""
 
 
 class _View(Protocol):
     def change(self, leader: Leader | None) -> None: ...
 
-    def look(self, leader: Leader | None) -> None: ...
+    def refresh(self, leader: Leader | None) -> None: ...
 
-    def silence(self, trouble: str) -> None: ...
+    def outage(self, trouble: str) -> None: ...
 
 
 async def watch(election: Election, *, source: str, count: int | None, wait: float | None, as_json: bool) -> None:
     """Show each change of leader, until there were *count*.
 
     Args:
-        election: Whose leader.
-        source: Which store, for people.
-        count: After how many changes to return, the first look included; None: never.
-        wait: See :class:`tenure._cli.patience.Patience`.
+        election: The election to watch.
+        source: The store, as shown to people.
+        count: Return after this many changes, the first leader included; None: never.
+        wait: See :class:`tenure._cli.retrying.Retrying`.
         as_json: Whether to write JSON.
     """
     async with AsyncExitStack() as stack:
@@ -69,11 +69,11 @@ async def watch(election: Election, *, source: str, count: int | None, wait: flo
         else:
             view = _Table(election.name, source)
             await stack.enter_async_context(view.screen)
-        patience = Patience(wait, view.silence)
-        await patience.ask(election.leader)
+        retrying = Retrying(wait, view.outage)
+        await retrying.ask(election.leader)
         tasks = {
             asyncio.create_task(_follow(election, view, count)),
-            asyncio.create_task(_look(election, view, patience)),
+            asyncio.create_task(_look(election, view, retrying)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -95,10 +95,10 @@ async def _follow(election: Election, view: _View, count: int | None) -> None:
                 return
 
 
-async def _look(election: Election, view: _View, patience: Patience) -> None:
+async def _look(election: Election, view: _View, retrying: Retrying) -> None:
     while True:
-        view.look(await patience.ask(election.leader))
-        await asyncio.sleep(LOOK_EVERY)
+        view.refresh(await retrying.ask(election.leader))
+        await asyncio.sleep(ASK_EVERY)
 
 
 class _Lines:
@@ -117,11 +117,11 @@ class _Lines:
             metadata = clean(pairs(leader.metadata))
             say(f"{timestamp()}  {clean(leader.holder)}  token {leader.token}  {metadata}".rstrip())
 
-    def look(self, leader: Leader | None) -> None:
-        pass  # only changes are told
+    def refresh(self, leader: Leader | None) -> None:
+        pass  # only changes are shown
 
-    def silence(self, trouble: str) -> None:
-        tell_silence(trouble)
+    def outage(self, trouble: str) -> None:
+        report_outage(trouble)
 
 
 class _Table:
@@ -131,7 +131,7 @@ class _Table:
         self.screen = LiveScreen(self._picture)
         self._name = name
         self._source = source
-        self._changes: deque[tuple[str, Leader | None]] = deque(maxlen=KEPT_MOST)
+        self._changes: deque[tuple[str, Leader | None]] = deque(maxlen=CHANGES_MAX)
         self._at = ""
         self._present: Leader | None = None
 
@@ -141,13 +141,13 @@ class _Table:
         self._at, self._present = at, leader
         self.screen.draw()
 
-    def look(self, leader: Leader | None) -> None:
-        if self._changes and leader == self._changes[-1][1]:  # else it is not yet told, and will be
+    def refresh(self, leader: Leader | None) -> None:
+        if self._changes and leader == self._changes[-1][1]:  # otherwise it is a change that is shown in a moment
             self._at, self._present = timestamp(), leader
             self.screen.draw()
 
-    def silence(self, trouble: str) -> None:
-        self.screen.silence(trouble)
+    def outage(self, trouble: str) -> None:
+        self.screen.outage(trouble)
 
     def _picture(self, width: int, height: int | None) -> list[Text]:
         head = [

@@ -1,4 +1,4 @@
-"""The life of ``tenure lead``: stand for election, run the command while leading, pass signals on, end in order."""
+"""One run of ``tenure lead``: campaign, run the command while leading, pass signals on, end in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tenure
 from tenure._cli import codes, guard
 from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.output import notice, seconds, short, tell_log, warn
+from tenure._cli.output import log_to_stderr, notice, seconds, short, warn
 from tenure.events import StandingBy, TermBegan
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 PASSED_ON = (*STOPPING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 
 LEAVE_WITHIN = 1.0
-"""Seconds until we end without having heard from the store, when there is no command to wait for."""
+"""Seconds to wait for the store's answer at the end, when there is no command to wait for."""
 
 QUICK = 10.0
-"""A command that ends sooner than so many seconds is not started again at once."""
+"""A command that ran for fewer seconds is not started again at once."""
 
 PAUSE_FIRST, PAUSE_MOST = 1.0, 60.0
 
@@ -50,25 +50,25 @@ class Leading:
         self._term: tenure.Term | None = None
         self._outcome: Outcome | None = None  # of the newest command
         self._ran_for = 0.0  # the same
-        self._signal = 0  # the first that asked us to end
+        self._signal = 0  # the first that asks this process to end
         self._hung_up = False
-        self._has_stood_by = False  # and has said so, since the last term
-        self._stop = asyncio.Event()  # contend no more: a signal, or the command has ended for good
+        self._has_stood_by = False  # and has reported it, since the last term
+        self._stop = asyncio.Event()  # campaign no more: a signal came, or the command has ended for good
 
     async def run(self) -> int:
         """Return the exit code."""
         loop = asyncio.get_running_loop()
-        guard.adopt_orphans()  # if a guard is killed, what it held comes to us
+        guard.adopt_orphans()  # if a guard is killed, its processes become our children
         for number in PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script
-                loop.add_signal_handler(number, self._take_signal, number)
-        tell_log(self._order.verbosity)
-        async with tenure.connect(self._order.url, on_event=self._hear) as backend:
+                loop.add_signal_handler(number, self._on_signal, number)
+        log_to_stderr(self._order.verbosity)
+        async with tenure.connect(self._order.url, on_event=self._on_event) as backend:
             election = backend.election(self._order.name, **self._order.settings)
-            told = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
+            variables = environment(self._order.url, str(backend.url), {"TENURE_NAME": self._order.name})
             pause = 0.0
             while True:
-                await election.run(lambda term: self._serve(election, term, told), stop=self._stop, sigterm=False)
+                await election.run(lambda term: self._serve(election, term, variables), stop=self._stop, sigterm=False)
                 if self._stop.is_set():
                     break
                 pause = _next_pause(pause, self._ran_for)
@@ -79,55 +79,55 @@ class Leading:
 
     # --- one term ---
 
-    async def _serve(self, election: tenure.Election, term: tenure.Term, told: Mapping[str, str]) -> None:
-        """Run the command for one term, and return when nothing of it is left."""
+    async def _serve(self, election: tenure.Election, term: tenure.Term, variables: Mapping[str, str]) -> None:
+        """Run the command for one term, and return when all its processes have ended."""
         self._outcome = None
         if self._stop.is_set():
             return
         began = asyncio.get_running_loop().time()
-        env = {**told, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
+        env = {**variables, "TENURE_TOKEN": str(term.token), "TENURE_HOLDER": term.holder}
         child = Child.start(self._order.command, env, _end_of(term), election.timing.grace)
         self._child, self._term = child, term
         if self._order.verbosity > 0:
             notice(f"{term.name}: the command was started, term {term.token}")
         try:
-            outcome, was_told = await self._see_out(child, term)
+            outcome, was_stopped = await self._wait_for_end(child, term)
         finally:
             self._child = self._term = None
         self._ran_for = asyncio.get_running_loop().time() - began
         if self._order.verbosity > 0:
-            notice(f"{term.name}: {_end_in_words(outcome)} after {seconds(self._ran_for)}, term {term.token}")
+            notice(f"{term.name}: {_outcome_text(outcome)} after {seconds(self._ran_for)}, term {term.token}")
         match outcome.kind:
             case "failed":
                 raise _not_runnable(self._order.command[0], outcome.code)
             case "late" | "lost" if not self._signal:
-                if not was_told:  # the guard has seen the deadline come before we have
+                if not was_stopped:  # the guard saw the deadline before we did
                     await election.resign(wait=False)
-                    await asyncio.Event().wait()  # until we are cancelled, which is what to resign means
-                return  # and contend again
+                    await asyncio.Event().wait()  # until the resignation cancels us
+                return  # and campaign again
         self._outcome = outcome
         hung_up = self._hung_up and outcome.code == Exit.SIGNAL + signal.SIGHUP
         if hung_up or not self._order.again:
             self._stop.set()
 
-    async def _see_out(self, child: Child, term: tenure.Term) -> tuple[Outcome, bool]:
-        """Wait for the command's end, whatever happens. If the term is lost meanwhile, stop it, and tell so too."""
-        was_told = False
+    async def _wait_for_end(self, child: Child, term: tenure.Term) -> tuple[Outcome, bool]:
+        """Wait for the command's end. If the term is lost meanwhile, stop the command; return whether it was."""
+        was_stopped = False
         while not child.outcome.done():
             try:
                 await asyncio.wait([child.outcome])
             except asyncio.CancelledError:
-                # The term, and so the lease, can't be left before the command has ended: see it out.
+                # The term, and so the lease, must last until the command has ended: wait for it.
                 if self._order.verbosity >= 0:
                     why, _, _ = term.loss_message().partition(";")
-                    warn(f"{why}; the command is being stopped, {term.remaining():.1f} s are left")
+                    warn(f"{why}; the command is being stopped within {term.remaining():.1f} s")
                 child.stop()
-                was_told = True
-        return child.outcome.result(), was_told
+                was_stopped = True
+        return child.outcome.result(), was_stopped
 
-    def _hear(self, event: tenure.Event) -> None:
-        self._pass_trust()
-        if self._order.verbosity == 0:  # more than that, and the log tells it
+    def _on_event(self, event: tenure.Event) -> None:
+        self._update_guard()
+        if self._order.verbosity == 0:  # above that, the log reports it
             match event:
                 case StandingBy(leader=leader, token=token):
                     self._has_stood_by = True
@@ -137,8 +137,8 @@ class Leading:
                     self._has_stood_by = False
                     notice(f"{event.name}: elected, term {token}; the command is started")
 
-    def _pass_trust(self) -> None:
-        """Something has happened to the candidate: tell the guard how long the term may be trusted now."""
+    def _update_guard(self) -> None:
+        """Tell the guard how long the term is trusted now; called after every event."""
         if self._child and self._term:
             self._child.trust(_end_of(self._term))
 
@@ -152,12 +152,12 @@ class Leading:
 
     # --- signals ---
 
-    def _take_signal(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self._child is not None:
             self._pass_signal(self._child, number)
         elif number in (*STOPPING, signal.SIGHUP):
-            # To be cut off in the middle of a question could leave the name to nobody for a whole lease, so we
-            # wait for its answer, but not for long, and not for a second signal.
+            # Ending during an unanswered request could leave the name without a leader for a whole lease, so we wait
+            # for the answer, but not for long, and not after a second signal.
             if self._signal:
                 os._exit(Exit.SIGNAL + number)
             self._end(number)
@@ -181,15 +181,15 @@ class Leading:
 
 
 def _end_of(term: tenure.Term) -> float:
-    """Return until when *term* may be trusted, by the clock of the guards."""
-    now = guard.now()  # before we ask what remains: never too late
+    """Return until when *term* is trusted, by the clock of the guards."""
+    now = guard.now()  # read before remaining(), so that the result is never too late
     return now + term.remaining()
 
 
-def _end_in_words(outcome: Outcome) -> str:
+def _outcome_text(outcome: Outcome) -> str:
     match outcome.kind:
         case "ended":
-            return f"the command ended with code {codes.told(outcome.code)}"
+            return f"the command ended with code {codes.describe(outcome.code)}"
         case "lost":
             return "the command was stopped with its term"
     return "the command could not be started"
@@ -205,4 +205,4 @@ def _next_pause(before: float, ran_for: float) -> float:
 def _not_runnable(program: str, number: int) -> Failure:
     code = _EXITS.get(number, Exit.NOT_RUNNABLE)
     why = os.strerror(number)
-    return Failure(code, f"{program!r} could not be run: {why}; the lease was handed back")
+    return Failure(code, f"{program!r} could not be run: {why}; the lease was released")

@@ -1,11 +1,11 @@
-"""``tenure send --lines``: an input cut into lines, sent as they come, and what stands when that ends early.
+"""``tenure send --lines``: sends each line of an input as it comes, and reports what was sent if that ends early.
 
-House rules:
+Rules:
 
-- Lines are numbered over the whole input, from 1, as ``sed -n 601p`` counts them; ``--skip`` leaves the first ones out.
-- However it ends, it says how many lines were sent, and with which ``--skip`` to go on.
-- The answer to a question that was asked is waited for, also after an interrupt, if only for a moment: to know is worth
-  more than to be gone.
+- Lines are numbered over the whole input, from 1, as ``sed -n 601p`` counts them; ``--skip`` omits the first ones.
+- However it ends, it says how many lines were sent, and with which ``--skip`` to continue.
+- The answer to a request that was sent is waited for, for a moment even after an interrupt: knowing it is worth the
+  delay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import tenure
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import connect, told
+from tenure._cli.group import connect, exit_of
 from tenure._cli.output import end_line, notice, warn
 from tenure.errors import ConfigError, MessageRefused, TenureError
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from tenure._cli.progress import Progress
 
 BATCH = 500
-"""Messages in one step at most."""
+"""Messages in one request, at most."""
 
 CHUNK = 65_536
 """Bytes that are read from the input at once, at most."""
 
 PATIENCE = 1.0
-"""Seconds after an interrupt in which to wait for the answer to what was asked before it."""
+"""Seconds to wait, after an interrupt, for the answer to a request that was sent before."""
 
 Tell = Callable[[int, list[str]], None]
-"""Called with the number of the first line of a step, and the ids of all."""
+"""Called with the number of the first line of a request, and the ids of all its lines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be done with the lines.
+class LineOptions:
+    """How to send the lines.
 
     Args:
         queue: The name of the queue.
-        options: What is said of each message beside its body.
-        skip: So many of the first lines are left out.
+        options: The fields of each message beside its body.
+        skip: The number of first lines to omit.
         id_prefix: The id of line 17 is this with ``-17``, so that it is kept once.
     """
 
@@ -67,164 +67,162 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Standing:
-    """What has become of the lines so far."""
+class LineCounts:
+    """The lines that were skipped and sent so far."""
 
-    wanted: Wanted
+    wanted: LineOptions
     skipped: int = 0
     sent: int = 0
     asked: int = 0
-    """So many were asked to be kept, and there is no answer yet."""
+    """Lines whose request has no answer yet."""
 
     @property
     def here(self) -> int:
-        """The number of the last line that was left out or sent."""
+        """The number of the last line that was skipped or sent."""
         return self.skipped + self.sent
 
     def __str__(self) -> str:
         here = self.here
         sent = f"{self.sent:,} sent"
         if not self.asked:
-            return f"{sent}; go on with --skip {max(here, self.wanted.skip)}"
+            return f"{sent}; continue with --skip {max(here, self.wanted.skip)}"
         unknown = f"line {here + 1}" if self.asked == 1 else f"lines {here + 1} to {here + self.asked}"
         sent = f"{sent}; {unknown} may have been sent or not"
         if self.wanted.id_prefix is not None:
-            return f"{sent}: go on with --skip {here} and the same --id-prefix, which keeps each once"
-        return f"{sent}: --skip {here} sends again what was, --skip {here + self.asked} leaves out what was not"
+            return f"{sent}: continue with --skip {here} and the same --id-prefix, which keeps each line once"
+        return f"{sent}: --skip {here} may send some twice, --skip {here + self.asked} may omit some"
 
     def refused(self, reason: str) -> str:
         """Say that the next line was refused."""
         here = self.here
         return (
-            f"{self.sent:,} sent; line {here + 1} refused: {reason}; mend it and go on with --skip {here}, "
-            f"or leave it out with --skip {here + 1}"
+            f"{self.sent:,} sent; line {here + 1} refused: {reason}; correct it and continue with --skip {here}, "
+            f"or omit it with --skip {here + 1}"
         )
 
 
-async def send_lines(url: str, wanted: Wanted, source: Source, tell: Tell, progress: Progress) -> int:
+async def send_lines(url: str, wanted: LineOptions, source: Source, tell: Tell, progress: Progress) -> int:
     """Send each line as it comes; return the exit code.
 
     Raises:
-        Failure: It ended before the input did. The message says what stands.
+        Failure: It ended before the input did. The message says how many were sent.
     """
-    heard = _hear_sigterm()
-    standing = Standing(wanted)
+    received = _cancel_on_sigterm()
+    counts = LineCounts(wanted)
     try:
         async with connect(url) as backend:
             queue = backend.queue(wanted.queue)
             if wanted.id_prefix is not None and queue.traits.dedupe == "impossible":
-                raise ConfigError(
-                    "--id-prefix is to keep each line once, and this store does not remember ids; leave it out"
-                )
-            sender = _Sender(queue, standing, tell, progress)
+                raise ConfigError("--id-prefix needs a store that remembers ids, and this one does not; omit it")
+            sender = _Sender(queue, counts, tell, progress)
             try:
                 with progress:
                     async for lines in _batches(source.read):
                         await sender.send(lines)
-            except asyncio.CancelledError:  # said before the store is closed, which may take a while
-                return _interrupted(standing, heard, progress)
+            except asyncio.CancelledError:  # reported before the store is closed, which may take a while
+                return _interrupted(counts, received, progress)
     except asyncio.CancelledError:
-        return _interrupted(standing, heard, progress)
+        return _interrupted(counts, received, progress)
     except _Unreadable as error:
-        raise Failure(Exit.CONFIG, f"the input can't be read: {error}; {standing}") from error
-    if standing.skipped < wanted.skip:
-        warn(f"nothing was sent: --skip {wanted.skip} leaves out all of the input's {standing.skipped:,} lines")
+        raise Failure(Exit.CONFIG, f"the input can't be read: {error}; {counts}") from error
+    if counts.skipped < wanted.skip:
+        warn(f"nothing was sent: --skip {wanted.skip} skips all of the input's {counts.skipped:,} lines")
     return Exit.DONE
 
 
-def _interrupted(standing: Standing, heard: list[int], progress: Progress) -> int:
-    if not heard and not progress.is_shown:
+def _interrupted(counts: LineCounts, received: list[int], progress: Progress) -> int:
+    if not received and not progress.is_shown:
         end_line()  # of the terminal's ^C
-    notice(f"interrupted; {standing}")
-    return Exit.SIGNAL + (heard[0] if heard else signal.SIGINT)
+    notice(f"interrupted; {counts}")
+    return Exit.SIGNAL + (received[0] if received else signal.SIGINT)
 
 
-def _hear_sigterm() -> list[int]:
-    """Let SIGTERM cancel this task, as an interrupt does; return where it is noted when it does."""
-    heard: list[int] = []
+def _cancel_on_sigterm() -> list[int]:
+    """Let SIGTERM cancel this task, as an interrupt does; return a list that gets the signal."""
+    received: list[int] = []
     task = asyncio.current_task()
     assert task is not None
 
     def end() -> None:
-        heard.append(signal.SIGTERM)
+        received.append(signal.SIGTERM)
         task.cancel()
 
-    with suppress(NotImplementedError, RuntimeError):  # on Windows; in a thread, which hears no signals
+    with suppress(NotImplementedError, RuntimeError):  # on Windows; in a thread, which gets no signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
-    return heard
+    return received
 
 
 class _Sender:
-    """Sends the lines of an input in steps."""
+    """Sends the lines of an input in batches."""
 
-    def __init__(self, queue: tenure.Queue, standing: Standing, tell: Tell, progress: Progress) -> None:
+    def __init__(self, queue: tenure.Queue, counts: LineCounts, tell: Tell, progress: Progress) -> None:
         self._queue = queue
-        self._standing = standing
+        self._counts = counts
         self._tell = tell
         self._progress = progress
 
     async def send(self, lines: list[bytes]) -> None:
         """Send *lines*, the next of the input."""
-        standing = self._standing
-        left_out = min(len(lines), standing.wanted.skip - standing.skipped)
-        standing.skipped += left_out
+        counts = self._counts
+        left_out = min(len(lines), counts.wanted.skip - counts.skipped)
+        counts.skipped += left_out
         self._progress.skip(sum(len(line) + 1 for line in lines[:left_out]))
         for first in range(left_out, len(lines), BATCH):
             await self._step(lines[first : first + BATCH])
 
     async def _step(self, lines: Sequence[bytes]) -> None:
-        standing = self._standing
-        first = standing.here + 1
-        messages = [standing.wanted.message(number, line) for number, line in enumerate(lines, first)]
+        counts = self._counts
+        first = counts.here + 1
+        messages = [counts.wanted.message(number, line) for number, line in enumerate(lines, first)]
         try:
             ids = await self._answer(messages)
             self._tell(first, ids)
         except MessageRefused as refused:  # none of them was sent
             if refused.index:
                 await self._step(lines[: refused.index])
-            raise Failure(Exit.CONFIG, standing.refused(refused.reason)) from refused
+            raise Failure(Exit.CONFIG, counts.refused(refused.reason)) from refused
         except (TenureError, OSError) as error:  # OSError: the ids can't be written
-            code, message = told(error)
-            raise Failure(code, f"{message}; {standing}") from error
+            code, message = exit_of(error)
+            raise Failure(code, f"{message}; {counts}") from error
 
     async def _answer(self, messages: Sequence[tenure.Outgoing]) -> list[str]:
-        """Send *messages* in one step; what was asked is seen to its end, if that is soon."""
-        standing = self._standing
-        standing.asked = len(messages)
+        """Send *messages* in one request; if cancelled, wait briefly for its answer."""
+        counts = self._counts
+        counts.asked = len(messages)
         asking = asyncio.ensure_future(self._queue.send_batch(messages))
         try:
             await asyncio.shield(asking)
         except ConfigError:
-            standing.asked = 0
+            counts.asked = 0
             raise
         except asyncio.CancelledError:
             await asyncio.wait([asking], timeout=PATIENCE)
             if not asking.done() or asking.cancelled():
                 asking.cancel()
             elif (error := asking.exception()) is None:
-                self._tell(standing.here + 1, self._count(messages, asking.result()))
+                self._tell(counts.here + 1, self._count(messages, asking.result()))
             elif isinstance(error, ConfigError):
-                standing.asked = 0
+                counts.asked = 0
             raise
         return self._count(messages, asking.result())
 
     def _count(self, messages: Sequence[tenure.Outgoing], ids: list[str]) -> list[str]:
-        self._standing.sent += len(ids)
-        self._standing.asked = 0
+        self._counts.sent += len(ids)
+        self._counts.asked = 0
         self._progress.sent(len(ids), sum(len(one.body) + 1 for one in messages))
         return ids
 
 
-# --- where lines come from ---------------------------------------------------------------------------------------
+# --- the input ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input that is read bit by bit.
+    """An input that is read in chunks.
 
     Args:
-        read: Returns what comes next, as soon as something does; nothing at the end.
-        size: How many bytes it will be, if that is known.
+        read: Returns the next bytes, as soon as there are some; empty at the end.
+        size: The number of bytes, if it is known.
         is_typed: Whether it is a terminal.
     """
 
@@ -287,7 +285,7 @@ class _Unreadable(Exception):
 
 
 async def _in_thread(read: Callable[[], bytes]) -> bytes:
-    """Return what *read* returns; an interrupt ends the program although nothing comes."""
+    """Return the result of *read*, called in a daemon thread, so that an interrupt ends the program at once."""
     loop = asyncio.get_running_loop()
     coming: asyncio.Future[bytes] = loop.create_future()
 

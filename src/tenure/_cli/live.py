@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tenure._cli.exits import Exit
 from tenure._cli.output import ALARM, clean, timestamp
-from tenure._cli.patience import tell_silence
+from tenure._cli.retrying import report_outage
 
 TROUBLE_LINES = 4
 
@@ -149,10 +149,10 @@ class LiveScreen:
         """Draw the picture as it is now."""
         self._canvas.draw()
 
-    def silence(self, trouble: str) -> None:
-        """Show that the store has fallen silent, or that it answers again."""
+    def outage(self, trouble: str) -> None:
+        """Show that the store does not answer, or that it answers again."""
         if not self._canvas.is_open:
-            tell_silence(trouble)
+            report_outage(trouble)
             return
         self.trouble = f"no answer since {timestamp()}: {trouble}" if trouble else ""
         self.draw()

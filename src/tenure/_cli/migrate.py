@@ -13,27 +13,27 @@ from tenure._cli.output import clean, say
 @click.command("migrate", cls=Command)
 @click.argument("address", required=False, metavar="[URL]")
 @click.option("--on", "on", metavar="URL", envvar="TENURE_URL", help="The same as URL; default: TENURE_URL.")
-@click.option("--sql", "as_sql", is_flag=True, help="Write the SQL that it would run, and change nothing.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL instead of running it.")
 @click.option(
     "--from",
     "since",
     type=click.IntRange(min=0),
     metavar="N",
-    help="With --sql: for a schema of version N, without a look at the store; 0: for none yet.",
+    help="With --sql: for a schema of version N, without asking the store; 0: for a new one.",
 )
 @click.pass_context
 def command(ctx: click.Context, address: str | None, on: str | None, as_sql: bool, since: int | None) -> int:
-    """Create or upgrade the schema in the store at URL. Done already, it does nothing.
+    """Create or upgrade the schema in the store at URL. If it is up to date, nothing is changed.
 
-    PostgreSQL needs it once, and after an upgrade of tenure; its option schema=NAME says where. It ends with 0 once the
-    schema is as this tenure needs it, with 69 if the store can't be reached, and with 78 if it may not be changed or is
-    newer than this tenure.
+    PostgreSQL needs this once, and after an upgrade of tenure; the URL's option schema=NAME names the schema. Ends with
+    0 once the schema is up to date, with 69 if the store can't be reached, and with 78 if the schema may not be changed
+    or is newer than this tenure.
 
-    --sql is for a DBA who lets no program change the schema: psql loads what it writes as it is. It looks which version
-    the store has; without a store it writes the whole schema, for a database that has none.
+    --sql is for sites where only a DBA changes the schema: it prints a script for psql, from the version that the store
+    has; without a store it prints the whole schema.
     """
     if since is not None and not as_sql:
-        raise click.UsageError("--from tells for which version to write SQL; give --sql, too")
+        raise click.UsageError("--from needs --sql")
     if as_sql:
         if since is None and not (address or on):
             since = 0

@@ -44,7 +44,7 @@ def notice(message: str) -> None:
 
 def _tell(kind: str, message: str) -> None:
     line = clean(" ".join(message.split()))
-    when = f"{timestamp()} " if _told.timed else ""
+    when = f"{timestamp()} " if _log_lines.timed else ""
     with suppress(AttributeError, OSError, ValueError):  # it is closed, there is none, or nobody listens
         _write(f"tenure: {_marked(kind)}{when}{line}\n")
 
@@ -61,8 +61,8 @@ _instead: Callable[[str], bool] | None = None
 
 
 @contextmanager
-def told_by(write: Callable[[str], bool]) -> Iterator[None]:
-    """Pass to *write*, in a block, all that is told on stderr: an event loop must not wait for the reader of that."""
+def stderr_written_by(write: Callable[[str], bool]) -> Iterator[None]:
+    """Inside this block, pass lines for stderr to *write*: an event loop must not wait for the reader of stderr."""
     global _instead
     _instead = write
     try:
@@ -72,7 +72,7 @@ def told_by(write: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _marked(kind: str) -> str:
-    """Return the word that says what kind of line it is, in colour where a person reads it."""
+    """Return the word for this kind of line, in colour on a terminal."""
     if not kind:
         return ""
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
@@ -81,7 +81,7 @@ def _marked(kind: str) -> str:
 
 
 def end_line() -> None:
-    """End the line on which a terminal shows the ^C of an interrupt, so that what is said next begins one."""
+    """End the line on which a terminal shows the ^C of an interrupt, so that the next text begins a new one."""
     if sys.stderr.isatty():
         sys.stderr.write("\n")
 
@@ -123,14 +123,14 @@ def say_table(
     numbers: Container[str] = (),
     whole: Container[str] = (),
 ) -> None:
-    """Draw a table for people; into a pipe goes a plain one, in which no line is cut or wrapped.
+    """Print a table; if the output is not a terminal, no line is cut or wrapped.
 
     Args:
         columns: Their titles.
-        rows: What stands in each of them.
+        rows: The cells of each row.
         titles: Whether the titles are shown.
         numbers: The titles of columns that are aligned to the right.
-        whole: The titles of columns that are not wrapped either where a terminal is too narrow.
+        whole: The titles of columns that are not wrapped, even on a narrow terminal.
     """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
@@ -158,7 +158,7 @@ def say_table(
 
 
 def short(holder: str) -> str:
-    """Return *holder* with no more of its random part than tells two candidates of one label apart."""
+    """Return *holder* with only the first characters of its random part, which distinguish candidates of one label."""
     found = _HOLDER.fullmatch(holder)
     return f"{found['label']}-{found['random'][:4]}{ellipsis()}{found['count'] or ''}" if found else holder
 
@@ -173,7 +173,7 @@ def ellipsis() -> str:
 
 
 def clean(text: str) -> str:
-    """Return *text* with everything that a terminal might obey made visible: names and metadata are strangers' text."""
+    """Return *text* with control characters escaped: names and metadata are text of other people."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
@@ -192,7 +192,7 @@ def pairs(metadata: Mapping[str, str]) -> str:
 
 
 def record(name: str, leader: Leader | None) -> dict[str, Any]:
-    """Tell of a name and its leader, for programs; the fields of a vacant name are null."""
+    """Return a name and its leader for JSON; the fields of a vacant name are null."""
     return {
         "name": name,
         "leader": leader.holder if leader else None,
@@ -205,7 +205,7 @@ def record(name: str, leader: Leader | None) -> dict[str, Any]:
 def timestamp(moment: float | None = None, timespec: Literal["milliseconds", "seconds"] = "milliseconds") -> str:
     """Write a moment (Unix seconds; now, if none is given) as every command does: ISO 8601 in UTC.
 
-    Nothing is ever decided by it.
+    For display only.
     """
     when = datetime.now(UTC) if moment is None else datetime.fromtimestamp(moment, UTC)
     return when.isoformat(timespec=timespec)
@@ -241,8 +241,8 @@ def body_text(body: bytes) -> str:
     return fields["body"] if fields["body_encoding"] == "utf-8" else f"{fields['body']} (base64, {len(body):,} bytes)"
 
 
-def _tell_traceback(exc_info: Any) -> None:
-    """Tell where an exception of a handler comes from, as Python does."""
+def _write_traceback(exc_info: Any) -> None:
+    """Print the traceback of a handler's exception, as Python does."""
     from traceback import format_exception
 
     lines = "".join(format_exception(*exc_info)).splitlines()
@@ -250,14 +250,14 @@ def _tell_traceback(exc_info: Any) -> None:
         _write("".join(f"{clean(line)}\n" for line in lines))
 
 
-class _Told(logging.Handler):
-    """Log records as lines of ours; the same line twice in a row is told once, as in an outage it would be."""
+class _LogLines(logging.Handler):
+    """Writes log records as lines on stderr; a line that equals the one before is dropped, as during an outage."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = ""
         self.timed = False
-        """Whether each line of ours on stderr begins with the time."""
+        """Whether each line begins with the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -268,19 +268,19 @@ class _Told(logging.Handler):
             )
             _tell(kind, message)
             if record.exc_info:
-                _tell_traceback(record.exc_info)
+                _write_traceback(record.exc_info)
 
 
-_told = _Told()
+_log_lines = _LogLines()
 
 
-def tell_log(verbosity: int) -> None:
-    """Send the log of tenure to stderr: -1 errors only, 0 warnings, 1 what happens, with the time, 2 every renewal."""
+def log_to_stderr(verbosity: int) -> None:
+    """Write the log of tenure to stderr: -1 errors only, 0 warnings, 1 all events, with the time, 2 every renewal."""
     levels = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
-    global _told
-    _told = _Told()
-    _told.timed = verbosity > 0
+    global _log_lines
+    _log_lines = _LogLines()
+    _log_lines.timed = verbosity > 0
     logger = logging.getLogger("tenure")
-    logger.handlers = [_told]
+    logger.handlers = [_log_lines]
     logger.propagate = False
     logger.setLevel(levels.get(verbosity, logging.DEBUG))

@@ -1,4 +1,4 @@
-"""How far a command has come, as a bar on the terminal."""
+"""The progress of a command, as a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Is told of what was sent."""
+    """Receives the numbers of sent messages and bytes."""
 
     is_shown: bool
 
@@ -19,7 +19,7 @@ class Progress(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def skip(self, size: int) -> None:
-        """Note that *size* bytes of the input were left out."""
+        """Note that *size* bytes of the input were skipped."""
 
     def sent(self, count: int, size: int) -> None:
         """Note that *count* messages, *size* bytes of the input, were sent."""
@@ -47,8 +47,8 @@ class Bar:
     """Draws how much of an input was sent, on stderr.
 
     Args:
-        what: What is going on.
-        size: How many bytes the input has; None if nobody knows, as of a pipe.
+        what: The name of the activity.
+        size: The bytes of the input; None if unknown, as for a pipe.
     """
 
     is_shown = True
@@ -79,7 +79,7 @@ class Bar:
         self._bar.stop()
 
     def skip(self, size: int) -> None:
-        """Note that *size* bytes of the input were left out."""
+        """Note that *size* bytes of the input were skipped."""
         self._bar.advance(self._task, size)
 
     def sent(self, count: int, size: int) -> None:

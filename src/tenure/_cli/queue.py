@@ -11,10 +11,10 @@ import click
 
 from tenure._cli.completion import queue_names
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import Branching, complete, connect_to_look, duration, json_option, never_used, on_option
+from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, never_used, on_option
 from tenure._cli.output import ALARM, Cell, say_json, say_table, seconds
-from tenure._cli.patience import wait_option
 from tenure._cli.queue_commands import delete, peek, purge
+from tenure._cli.retrying import wait_option
 
 if TYPE_CHECKING:
     from tenure import Backend, Stats
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 COLUMNS = ("QUEUE", "READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")
 
 EVERY, EVERY_LEAST = 2.0, 0.01
-"""Seconds between two looks: usually, and at least."""
+"""Seconds between two counts: by default, and at least."""
 
 
 @click.command("queue", cls=Branching, branches=(peek, purge, delete))
 @click.argument("name", required=False, shell_complete=queue_names)
 @on_option
 @json_option
-@click.option("--watch", is_flag=True, help="Go on until interrupted (Ctrl-C).")
-@click.option("--every", type=duration, metavar="S", help="With --watch: how often. [default: 2]")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N looks.")
+@click.option("--watch", is_flag=True, help="Repeat until interrupted (Ctrl-C).")
+@click.option("--every", type=duration, metavar="S", help="With --watch: time between counts. [default: 2]")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --watch: end after N counts.")
 @wait_option
 def command(
     name: str | None,
@@ -44,28 +44,28 @@ def command(
 ) -> int:
     """Count the messages of the queue NAME, or of every queue of the store.
 
-    READY can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were put aside, DEAD
-    could not be handled. OLDEST is how long ago the oldest ready one was sent.
+    READY messages can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were set
+    aside, DEAD are dead letters. OLDEST is the age of the oldest ready one.
 
-    With --watch, a terminal shows a live table until Ctrl-C, with dead letters in red; elsewhere, a line is written
-    for each queue and look. A store that does not answer is asked again: at the start for --wait, later for ever.
+    With --watch, a terminal shows a live table until Ctrl-C, with dead letters in red; otherwise, a line is printed for
+    each queue and count. If the store does not answer, it is asked again: at the start for --wait, later for ever.
 
-    Ends with 3 if nobody has ever used a queue NAME. --watch says so, and waits for it. A first word that is one of the
-    commands below is taken for that: a queue that is called so is counted by: tenure queue -- NAME.
+    Ends with 3 if there is no queue NAME. --watch says so, and waits for it. A NAME that equals one of the commands
+    below is given after --: tenure queue -- NAME.
     """
     if not watch and any(option is not None for option in (every, count, wait)):
-        raise click.UsageError("--every, --count and --wait tell how to watch; give --watch, too")
+        raise click.UsageError("--every, --count and --wait need --watch")
     if every is None:
         every = EVERY
     if every < EVERY_LEAST:
-        raise click.UsageError(f"--every {every:g} would only keep the store busy; give at least {EVERY_LEAST:g} s")
-    with suppress(KeyboardInterrupt):  # that is how watching is meant to end
+        raise click.UsageError(f"--every {every:g} is too often; give at least {EVERY_LEAST:g} s")
+    with suppress(KeyboardInterrupt):  # the usual end
         complete(_watch(name, url, as_json, every, count, wait) if watch else _look(name, url, as_json))
     return Exit.DONE
 
 
 async def _look(name: str | None, url: str, as_json: bool) -> None:
-    async with connect_to_look(url) as backend:
+    async with connect_existing(url) as backend:
         found = await _stats(backend, name)
         if unused := await _unused(backend, name, found):
             raise Failure(Exit.VACANT, unused)
@@ -81,7 +81,7 @@ async def _watch(
 ) -> None:
     from tenure._cli.queue_watch import watch
 
-    async with connect_to_look(url) as backend:
+    async with connect_existing(url) as backend:
         await watch(
             lambda: _stats(backend, name),
             lambda found: _unused(backend, name, found),

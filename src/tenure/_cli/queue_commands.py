@@ -1,4 +1,4 @@
-"""``tenure queue peek|purge|delete``: look into a queue, remove messages from it, or delete it."""
+"""``tenure queue peek|purge|delete``: show messages of a queue, remove them, or delete the queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import asked_of, complete, connect_to_look, duration, json_option, never_used, on_option
+from tenure._cli.group import complete, connect_existing, duration, json_option, never_used, on_option, with_queue
 from tenure._cli.output import body_text, clean, message_fields, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 BODY_SHOWN, BODY_LEAST = 40, 12
-"""So many characters of a body are in the table at most, and on a narrow terminal."""
+"""Characters of a body in the table: at most, and on a narrow terminal."""
 
 COLUMNS = ("SEQUENCE", "ID", "STATE", "DELIVERIES", "AGE", "ENDS IN", "SESSION", "BODY")
 
@@ -35,8 +35,7 @@ def name_argument(function: AnyFunction) -> AnyFunction:
         if name is None and not ctx.resilient_parsing:
             word = (ctx.info_name or "").split()[-1]
             raise click.UsageError(
-                f"say which queue: tenure queue {word} NAME (a queue that is called {word!r} is counted by: "
-                f"tenure queue -- {word})",
+                f"name the queue: tenure queue {word} NAME (to count a queue called {word!r}: tenure queue -- {word})",
                 ctx,
             )
         return name or ""
@@ -53,15 +52,20 @@ def which(*states: str) -> Callable[[AnyFunction], AnyFunction]:
                 "--older-than",
                 type=duration,
                 metavar="S",
-                help="Those sent longer ago than this, by this machine's clock: 12h, 7d.",
+                help="Messages sent longer ago than this, by this machine's clock: 12h, 7d.",
             ),
-            click.option("--session", metavar="TEXT", help="Those of this session."),
+            click.option("--session", metavar="TEXT", help="Messages of this session."),
             click.option(
-                "--sequence", "sequences", type=int, multiple=True, metavar="N", help="Those with these numbers."
+                "--sequence",
+                "sequences",
+                type=int,
+                multiple=True,
+                metavar="N",
+                help="Messages with these sequence numbers.",
             ),
-            click.option("--id", "ids", multiple=True, metavar="TEXT", help="Those with these ids."),
+            click.option("--id", "ids", multiple=True, metavar="TEXT", help="Messages with these ids."),
             click.option(
-                "--state", "states", type=click.Choice(states), multiple=True, help="Those in one of these states."
+                "--state", "states", type=click.Choice(states), multiple=True, help="Messages in one of these states."
             ),
         ):
             function = option(function)
@@ -82,16 +86,18 @@ def given(chosen: dict[str, Any]) -> dict[str, Any]:
 @name_argument
 @on_option
 @which("ready", "locked", "delayed", "deferred")
-@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Those behind the sequence N.")
+@click.option(
+    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Messages after the sequence number N."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, metavar="N", help="At most N.")
 @json_option
 def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: Any) -> int:
     """Show the messages in the queue NAME, oldest first. They are neither locked nor counted as delivered.
 
-    ENDS IN tells when the lock of a locked message ends if it is not renewed, and when a delayed one can be received.
-    Bodies are shown from their beginning; --json has all of them. Dead letters: tenure dead list NAME.
+    ENDS IN is the time until the lock of a locked message ends unless it is renewed, or until a delayed one can be
+    received. Long bodies are cut; --json has them whole. Dead letters: tenure dead list NAME.
     """
-    shown = complete(asked_of(url, name, lambda queue: queue.peek(limit, after=after, **given(chosen))))
+    shown = complete(with_queue(url, name, lambda queue: queue.peek(limit, after=after, **given(chosen))))
     if as_json:
         say_json([message_fields(one) for one in shown])
     elif shown:
@@ -107,20 +113,20 @@ def peek(name: str, url: str, after: int, limit: int, as_json: bool, **chosen: A
 @name_argument
 @on_option
 @which("ready", "delayed", "deferred")
-@click.option("--all", "every", is_flag=True, help="All that are not locked.")
+@click.option("--all", "every", is_flag=True, help="All messages that are not locked.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @json_option
 def purge(name: str, url: str, every: bool, dry_run: bool, as_json: bool, **chosen: Any) -> int:
-    """Remove messages from the queue NAME for good: those chosen, or --all. Others may go on using it.
+    """Remove messages from the queue NAME for good: those chosen, or --all. It may stay in use.
 
-    Locked ones stay, for a consumer is at work on them, and so do dead letters and what is sent meanwhile.
+    Locked messages stay, because a consumer has them, and so do dead letters and messages sent meanwhile.
     """
     choices = "--state, --id, --sequence, --session or --older-than"
     if not every and not given(chosen):
-        raise click.UsageError(f"nothing says which ones to remove; choose with {choices}, or give --all")
+        raise click.UsageError(f"no messages are chosen; choose with {choices}, or give --all")
     if every and given(chosen):
-        raise click.UsageError(f"--all removes all, and {choices} choose some; give one of them")
-    count = complete(asked_of(url, name, lambda queue: queue.purge(dry_run=dry_run, **given(chosen))))
+        raise click.UsageError(f"--all removes all, and {choices} choose some; give either")
+    count = complete(with_queue(url, name, lambda queue: queue.purge(dry_run=dry_run, **given(chosen))))
     if as_json:
         say_json({"queue": name, "purged": 0 if dry_run else count, "would_be": count})
     else:
@@ -131,12 +137,12 @@ def purge(name: str, url: str, every: bool, dry_run: bool, as_json: bool, **chos
 @click.command("delete", cls=Command)
 @name_argument
 @on_option
-@click.option("--force", is_flag=True, help="Also with the messages and dead letters in it.")
+@click.option("--force", is_flag=True, help="Delete it even if it has messages or dead letters.")
 @json_option
 def delete(name: str, url: str, force: bool, as_json: bool) -> int:
-    """Delete the queue NAME, with its settings, its sessions' states and the ids that are remembered for it.
+    """Delete the queue NAME, with its settings, the states of its sessions and its remembered ids.
 
-    Ends with 1 if there are messages or dead letters in it: then nothing has changed.
+    Ends with 1, and changes nothing, if it has messages or dead letters, unless --force is given.
     """
     return complete(_delete(name, url, as_json, force=force))
 
@@ -144,7 +150,7 @@ def delete(name: str, url: str, force: bool, as_json: bool) -> int:
 async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
     from tenure import QueueNotEmpty
 
-    async with connect_to_look(url) as backend:
+    async with connect_existing(url) as backend:
         if unused := await never_used(backend, name):
             raise Failure(Exit.VACANT, unused)
         try:

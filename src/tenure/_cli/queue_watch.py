@@ -13,8 +13,8 @@ from rich.text import Text
 from tenure import Stats
 from tenure._cli.live import LiveScreen, can_be_live
 from tenure._cli.output import QUIET, TITLE, Cell, clean, ellipsis, say, say_json, seconds, timestamp, warn
-from tenure._cli.patience import Patience, tell_silence
 from tenure._cli.queue import numbers
+from tenure._cli.retrying import Retrying, report_outage
 from tenure._cli.tables import Column, cut, laid_out
 
 COLUMNS = (
@@ -22,7 +22,7 @@ COLUMNS = (
     *(Column(state, numbers=True) for state in ("READY", "LOCKED", "DELAYED", "DEFERRED", "DEAD", "OLDEST")),
 )
 NUMBER = 8
-"""Characters of a column in plain lines, so that lines of different looks stand below one another."""
+"""Characters of a column in plain lines, so that the lines of different counts are aligned."""
 
 Found = Mapping[str, Stats]
 
@@ -32,7 +32,7 @@ class _View(Protocol):
 
     def note(self, text: str) -> None: ...
 
-    def silence(self, trouble: str) -> None: ...
+    def outage(self, trouble: str) -> None: ...
 
 
 async def watch(
@@ -45,7 +45,7 @@ async def watch(
     wait: float | None,
     as_json: bool,
 ) -> None:
-    """Count again and again; a store that does not answer is asked again.
+    """Count repeatedly; if the store does not answer, it is asked again.
 
     Args:
         look: Counts the queues.
@@ -53,7 +53,7 @@ async def watch(
         source: Which store, for people.
         every: Seconds between two looks.
         count: After how many looks to return; None: never.
-        wait: See :class:`tenure._cli.patience.Patience`.
+        wait: See :class:`tenure._cli.retrying.Retrying`.
         as_json: Whether to write JSON.
     """
     async with AsyncExitStack() as stack:
@@ -63,11 +63,11 @@ async def watch(
         else:
             view = _Table(source, every)
             await stack.enter_async_context(view.screen)
-        patience = Patience(wait, view.silence)
+        retrying = Retrying(wait, view.outage)
         looks = 0
         while True:
-            found = await patience.ask(look)
-            if looks == 0 and (text := await patience.ask(lambda found=found: unused(found))):  # type: ignore[misc]
+            found = await retrying.ask(look)
+            if looks == 0 and (text := await retrying.ask(lambda found=found: unused(found))):  # type: ignore[misc]
                 view.note(text)
             view.show(found)
             looks += 1
@@ -77,7 +77,7 @@ async def watch(
 
 
 class _JsonLines:
-    """An object for each look."""
+    """A JSON object for each count."""
 
     def show(self, found: Found) -> None:
         records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
@@ -86,12 +86,12 @@ class _JsonLines:
     def note(self, text: str) -> None:
         warn(text)
 
-    def silence(self, trouble: str) -> None:
-        tell_silence(trouble)
+    def outage(self, trouble: str) -> None:
+        report_outage(trouble)
 
 
 class _Lines:
-    """A line for each queue and look, below one line of titles."""
+    """A line for each queue and count, below one line of titles."""
 
     def __init__(self) -> None:
         self._has_titles = False
@@ -110,8 +110,8 @@ class _Lines:
     def note(self, text: str) -> None:
         warn(text)
 
-    def silence(self, trouble: str) -> None:
-        tell_silence(trouble)
+    def outage(self, trouble: str) -> None:
+        report_outage(trouble)
 
     def _say(self, at: str, cells: Sequence[str], width: int) -> None:
         name, *counts = cells
@@ -120,7 +120,7 @@ class _Lines:
 
 
 class _Table:
-    """A live table: red for dead letters."""
+    """A live table, with dead letters in red."""
 
     def __init__(self, source: str, every: float) -> None:
         self.screen = LiveScreen(self._picture)
@@ -139,8 +139,8 @@ class _Table:
     def note(self, text: str) -> None:
         self._note = text
 
-    def silence(self, trouble: str) -> None:
-        self.screen.silence(trouble)
+    def outage(self, trouble: str) -> None:
+        self.screen.outage(trouble)
 
     def _picture(self, width: int, height: int | None) -> list[Text]:
         head = [
@@ -149,10 +149,12 @@ class _Table:
             *([Text(cut(clean(self._note), width))] if self._note else []),
             Text(),
         ]
-        room = None if height is None else max(1, height - len(head) - 2)  # the titles, and what is left out
+        room = (
+            None if height is None else max(1, height - len(head) - 2)
+        )  # the titles, and the line about further queues
         shown = fitting(self._found, room)
         rows = [(name, *numbers(stats)) for name, stats in shown.items()]
-        table = laid_out(COLUMNS, rows, width) if self._found else [Text("no queue was ever used on this store")]
+        table = laid_out(COLUMNS, rows, width) if self._found else [Text("there are no queues on this store")]
         left_out = len(self._found) - len(shown)
         foot = [Text(f"{ellipsis()} {left_out:,} more: tenure queue", QUIET)] if left_out else []
         return [*head, *table, *foot]
@@ -163,7 +165,7 @@ def _plain(cell: str | Cell) -> str:
 
 
 def fitting(found: Found, room: int | None) -> Found:
-    """Return as many queues as there is *room* for: those with dead letters, and those that are not empty, first."""
+    """Return at most *room* queues: first those with dead letters, and those that are not empty."""
     if room is None or len(found) <= room:
         return found
     ranked = sorted(found, key=lambda name: (not found[name].dead, found[name] == Stats()))

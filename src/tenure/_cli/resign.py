@@ -10,7 +10,7 @@ import click
 from tenure._cli.completion import election_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import complete, connect_to_look, duration, json_option, on_option
+from tenure._cli.group import complete, connect_existing, duration, json_option, on_option
 from tenure._cli.output import clean, record, say, say_json, seconds
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 @click.argument("name", shell_complete=election_names)
 @on_option
 @json_option
-@click.option("--wait", type=duration, metavar="S", help="Wait up to so long until that leader has stepped down.")
+@click.option("--wait", type=duration, metavar="S", help="Wait up to this long until that leader has stepped down.")
 def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
-    """Ask the present leader of NAME, whoever it is, to step down. Its work is stopped, and others go first.
+    """Ask the present leader of NAME, on any machine, to step down. Its work is stopped, and others go first.
 
-    Ends with 0 once it is asked (with --wait: once it has stepped down), with 3 if nobody leads, and with 75 if it has
-    not stepped down in time.
+    Ends with 0 once the leader is asked (with --wait: once it has stepped down), with 3 if there is no leader, and with
+    75 if it has not stepped down in time.
     """
     before, after, changed = complete(_resign(name, url, wait))
     if as_json:
@@ -34,19 +34,19 @@ def command(name: str, url: str, as_json: bool, wait: float | None) -> int:
     elif not changed:
         say(f"asked {clean(before.holder)} (token {before.token}) to step down from {clean(name)!r}")
     else:
-        heir = f"{clean(after.holder)} (token {after.token}) leads" if after else "nobody leads"
-        say(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {heir} now")
+        successor = f"{clean(after.holder)} (token {after.token}) leads" if after else "nobody leads"
+        say(f"{clean(before.holder)} (token {before.token}) has stepped down from {clean(name)!r}; {successor} now")
     return Exit.DONE
 
 
 async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Leader | None, bool]:
     import asyncio
 
-    async with connect_to_look(url) as backend:
+    async with connect_existing(url) as backend:
         election = backend.election(name)
         before = await election.leader()
         if before is None or not await election.ask_to_resign():
-            raise Failure(Exit.VACANT, f"nobody leads {name!r}, so there is nobody to ask")
+            raise Failure(Exit.VACANT, f"{name!r} has no leader, so there is none to ask")
         if wait is None:
             return before, before, False
         try:
@@ -56,7 +56,7 @@ async def _resign(name: str, url: str, wait: float | None) -> tuple[Leader, Lead
             raise Failure(
                 Exit.NOT_YET,
                 f"{before.holder} was asked to step down from {name!r}, and has not done so within {seconds(wait)}; "
-                "its work may take its time to stop. Look again with: tenure status",
+                "its work may take longer to stop. Check with: tenure status",
             ) from None
 
 

@@ -14,8 +14,8 @@ from tenure import Outgoing
 from tenure._cli.completion import queue_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit, Failure
-from tenure._cli.group import complete, connect, json_option, key_value, on_option, seconds_option, told
-from tenure._cli.lines import Source, Wanted, given, opened, send_lines, standard_input
+from tenure._cli.group import complete, connect, exit_of, json_option, key_value, on_option, seconds_option
+from tenure._cli.lines import LineOptions, Source, given, opened, send_lines, standard_input
 from tenure._cli.output import clean, notice, say, say_json
 from tenure._cli.progress import Bar, Progress, Silent
 
@@ -23,47 +23,53 @@ _END = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
 
 
 def moment(text: str) -> datetime:
-    """Read a moment as ISO 8601 writes it; without an offset, it is meant in local time."""
+    """Read a time in ISO 8601; without an offset, it is local time."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a moment; write it as in 2030-01-31T12:00:00+01:00") from error
+        raise click.BadParameter(f"{text!r} is not a time; write it as in 2030-01-31T12:00:00+01:00") from error
 
 
 @click.command("send", cls=Command)
 @click.argument("queue", shell_complete=queue_names)
 @click.argument("body", required=False)
 @on_option
-@click.option("--file", "-f", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Take BODY from here.")
-@click.option("--lines", is_flag=True, help="Send each line of the input as a message of its own, as it comes.")
+@click.option(
+    "--file", "-f", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Read BODY from this file."
+)
+@click.option("--lines", is_flag=True, help="Send each line of the input as a message, as it comes.")
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="With --lines: leave out the first N, as an earlier run says that ended early.",
+    help="With --lines: skip the first N lines, as an earlier run that ended early has said.",
 )
 @click.option(
     "--id-prefix",
     metavar="TEXT",
-    help="With --lines: name line 17 TEXT-17. To run it again within the queue's dedupe window (600 s, unless set "
-    "otherwise) keeps no line twice. Not on Azure, which remembers no ids.",
+    help="With --lines: line 17 gets the id TEXT-17. Within the queue's dedupe window (600 s, unless set "
+    "otherwise) a repeated run keeps each line once. Not on Azure, which remembers no ids.",
 )
-@click.option("--id", metavar="TEXT", help="Name it: a second one of that name is not kept for a while.")
-@click.option("--header", "-H", "headers", type=key_value, multiple=True, metavar="K=V", help="Text beside the body.")
-@seconds_option("--delay", "Deliver it so much later.")
+@click.option(
+    "--id", metavar="TEXT", help="The message's id: a second one with this id is dropped within the dedupe window."
+)
+@click.option("--header", "-H", "headers", type=key_value, multiple=True, metavar="K=V", help="A header.")
+@seconds_option("--delay", "Deliver it after this time.")
 @click.option(
     "--at",
     type=moment,
     metavar="TIME",
-    help="Deliver it from then on: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
+    help="Deliver it after this time of day: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
 )
-@seconds_option("--expires-in", "Dead-letter it if nobody has received it for so long.")
-@click.option("--session", metavar="TEXT", help="Messages of one session are received in order, by one at a time.")
+@seconds_option("--expires-in", "Dead-letter it if it is not received within this time.")
+@click.option(
+    "--session", metavar="TEXT", help="Messages of one session are received in order, by one consumer at a time."
+)
 @click.option("--priority", type=click.IntRange(0, 9), metavar="0-9", help="Higher ones are received first.")
-@click.option("--reply-to", metavar="QUEUE", shell_complete=queue_names, help="Where an answer is to go.")
-@click.option("--correlation-id", metavar="TEXT", help="What an answer will carry.")
-@click.option("--quiet", "-q", is_flag=True, help="Print no ids; on a terminal, show how far it is.")
+@click.option("--reply-to", metavar="QUEUE", shell_complete=queue_names, help="The queue for a reply.")
+@click.option("--correlation-id", metavar="TEXT", help="An id that the reply repeats.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no ids; on a terminal, show the progress.")
 @json_option
 def command(
     queue: str,
@@ -80,31 +86,31 @@ def command(
 ) -> int:
     """Send BODY to QUEUE, and print the message's id once it is kept.
 
-    Without BODY, or with -, it is read from the standard input; with --file, from there.
+    Without BODY, or with -, the body is read from the standard input; with --file, from that file.
 
     With --lines, each line is sent as soon as it has come, also from an endless input. The ids are printed as they are
-    kept; with --json, a line of JSON for each step, with the number of its first line. If it ends early, by a line that
-    is refused or an interrupt, the message says how many were sent, and with which --skip to go on.
+    kept; with --json, a line of JSON for each batch, with the number of its first line. If the command ends early, by a
+    refused line or an interrupt, the message says how many were sent, and with which --skip to continue.
     """
     _check(body, file, lines, skip, id_prefix, options["id"])
-    said = {key: value for key, value in options.items() if value is not None}
+    options_given = {key: value for key, value in options.items() if value is not None}
     if headers:
-        said["headers"] = dict(headers)
+        options_given["headers"] = dict(headers)
     here = None if body is None or body == "-" else body.encode("utf-8", "surrogateescape")
     if lines:
-        return complete(_lines(url, Wanted(queue, said, skip, id_prefix), here, file, quiet, as_json))
+        return complete(_lines(url, LineOptions(queue, options_given, skip, id_prefix), here, file, quiet, as_json))
     whole = here if here is not None else _whole(file)
-    complete(_send_one(url, queue, Outgoing(whole, **said), quiet, as_json))
+    complete(_send_one(url, queue, Outgoing(whole, **options_given), quiet, as_json))
     return Exit.DONE
 
 
 def _check(body: str | None, file: Path | None, lines: bool, skip: int, id_prefix: str | None, id_: str | None) -> None:
     if body is not None and body != "-" and file is not None:
-        raise click.UsageError("BODY and --file both say what to send; give one of them")
+        raise click.UsageError("BODY and --file both give the body; give one of them")
     if lines and id_ is not None:
-        raise click.UsageError("--id names one message, and --lines may send many; try --id-prefix")
+        raise click.UsageError("--id is for one message, and --lines may send many; use --id-prefix")
     if not lines and (skip or id_prefix is not None):
-        raise click.UsageError(f"{'--skip' if skip else '--id-prefix'} is about lines; give --lines, too")
+        raise click.UsageError(f"{'--skip' if skip else '--id-prefix'} needs --lines")
     if (body is None or body == "-") and file is None and sys.stdin is None:
         raise click.UsageError("the standard input is closed; give BODY or --file")
 
@@ -123,13 +129,13 @@ async def _send_one(url: str, name: str, message: Outgoing, quiet: bool, as_json
         else:
             say(ids[0])
     except OSError as error:
-        code, why = told(error)
+        code, why = exit_of(error)
         raise Failure(code, f"message {ids[0]} was sent, but {why}") from error
 
 
 def _whole(file: Path | None) -> bytes:
     if file is None and sys.stdin.isatty():
-        notice(f"reads the message from the terminal; {_END} on a line of its own ends it")
+        notice(f"reading the message from the terminal; end it with {_END} on a line of its own")
     try:
         return sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
@@ -139,7 +145,9 @@ def _whole(file: Path | None) -> bytes:
 # --- lines -------------------------------------------------------------------------------------------------------
 
 
-async def _lines(url: str, wanted: Wanted, body: bytes | None, file: Path | None, quiet: bool, as_json: bool) -> int:
+async def _lines(
+    url: str, wanted: LineOptions, body: bytes | None, file: Path | None, quiet: bool, as_json: bool
+) -> int:
     if body is not None:
         source = given(body)
     elif file is not None:
@@ -147,7 +155,7 @@ async def _lines(url: str, wanted: Wanted, body: bytes | None, file: Path | None
     else:
         source = standard_input()
         if source.is_typed:
-            notice(f"reads lines from the terminal, sends each as it is entered; {_END} ends it")
+            notice(f"reading lines from the terminal, each is sent when it is entered; end with {_END}")
 
     def tell(first: int, ids: list[str]) -> None:
         if as_json:
@@ -155,10 +163,10 @@ async def _lines(url: str, wanted: Wanted, body: bytes | None, file: Path | None
         else:
             say("\n".join(ids))
 
-    def tell_nobody(first: int, ids: list[str]) -> None:
+    def tell_nothing(first: int, ids: list[str]) -> None:
         pass
 
-    return await send_lines(url, wanted, source, tell_nobody if quiet else tell, _progress(wanted, source, quiet))
+    return await send_lines(url, wanted, source, tell_nothing if quiet else tell, _progress(wanted, source, quiet))
 
 
 def _open(file: Path) -> int:
@@ -168,8 +176,8 @@ def _open(file: Path) -> int:
         raise Failure(Exit.CONFIG, f"{file} can't be read: {error.strerror}") from error
 
 
-def _progress(wanted: Wanted, source: Source, quiet: bool) -> Progress:
-    """Return a bar where it disturbs nothing: neither what is typed, nor ids on the same terminal."""
+def _progress(wanted: LineOptions, source: Source, quiet: bool) -> Progress:
+    """Return a bar, but not where it would disturb typed input or ids on the same terminal."""
     if source.is_typed or not sys.stderr.isatty() or (sys.stdout.isatty() and not quiet):
         return Silent()
     return Bar(f"send to {clean(wanted.queue)}", source.size)

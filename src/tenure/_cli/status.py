@@ -11,32 +11,32 @@ import click
 from tenure._cli.completion import election_names
 from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
-from tenure._cli.group import complete, connect_to_look, json_option, on_option
+from tenure._cli.group import complete, connect_existing, json_option, on_option
 from tenure._cli.output import ALARM, LEADING, NOBODY, Cell, notice, pairs, record, say_json, say_table, seconds, short
 
 if TYPE_CHECKING:
     from tenure import Leader
 
 UNUSED_DAYS = 7
-"""A name that nobody has led for longer is shown only with --all."""
+"""A name that has had no leader for longer is shown only with --all."""
 
 
 @click.command("status", cls=Command)
 @click.argument("name", required=False, shell_complete=election_names)
 @on_option
 @json_option
-@click.option("--all", "every", is_flag=True, help=f"Also the names that nobody has led for {UNUSED_DAYS} days.")
+@click.option("--all", "every", is_flag=True, help=f"Show also names without a leader for {UNUSED_DAYS} days.")
 def command(name: str | None, url: str, as_json: bool, every: bool) -> int:
-    """Show who leads NAME, or every name of the store.
+    """Show the leader of NAME, or of every name of the store.
 
-    Of names that nobody leads, those that nobody has led for long are left out, and counted on stderr; with --json,
-    nothing is left out, and vacant_for says for how many seconds at least nobody has led a name. A name stays listed
-    where the store does not know since when nobody leads it.
+    Names that have had no leader for long are not shown, and their number is printed on stderr; with --json, all are
+    shown, and vacant_for is the seconds without a leader, at least. A name stays listed if the store does not know
+    since when it has had no leader.
 
-    Ends with 0 if somebody leads, and with 3 if nobody does (any of the names, if all are shown).
+    Ends with 0 if there is a leader, and with 3 if not (if all are shown: if no name has a leader).
     """
     if every and name is not None:
-        raise click.UsageError("--all says which names to list; leave out NAME, or --all")
+        raise click.UsageError("--all lists all names; give either NAME or --all")
     leaders, vacancies = complete(_look(name, url))
     if as_json:
         records = [{**record(each, leader), "vacant_for": vacancies.get(each)} for each, leader in leaders.items()]
@@ -50,13 +50,13 @@ def command(name: str | None, url: str, as_json: bool, every: bool) -> int:
         )
     if hidden:
         names = f"{len(hidden):,} name{'s' if len(hidden) > 1 else ''}"
-        notice(f"{names} not shown, which nobody has led for {UNUSED_DAYS} days; --all shows all")
+        notice(f"{names} without a leader for {UNUSED_DAYS} days not shown; add --all to see them")
     return _code(leaders)
 
 
 async def _look(name: str | None, url: str) -> tuple[Mapping[str, Leader | None], Mapping[str, float | None]]:
-    """Return who leads which name, and since when nobody leads the others."""
-    async with connect_to_look(url) as backend:
+    """Return the leader of each name, and for how long the others have had none."""
+    async with connect_existing(url) as backend:
         leaders: dict[str, Leader | None]
         if name is not None:
             leaders = {name: await backend.election(name).leader()}

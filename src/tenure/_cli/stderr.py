@@ -94,7 +94,7 @@ class Stderr:
             left_out, self._left_out = self._left_out, 0
             self._lines += bool(left_out)
         if left_out:
-            told = f"tenure: warning: {left_out} lines left out here: too many waited for stderr to be read\n"
+            told = f"tenure: warning: {left_out} lines dropped here: stderr was not read fast enough\n"
             self._put(_encoded(told), self._line_written)
 
     def open(self) -> CommandStderr:

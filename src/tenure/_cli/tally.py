@@ -1,4 +1,4 @@
-"""What became of the messages that one ``tenure work`` has received: counted, and told one by one if that is asked."""
+"""The outcomes of the deliveries of one ``tenure work``: counted, and with ``-v`` printed one by one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Handler = Callable[[Any], Awaitable[object] | object]
 
 
 class Tally:
-    """Counts deliveries by what became of them. Handlers may run in threads.
+    """Counts deliveries by their outcome. Handlers may run in threads.
 
     Args:
         queue: The queue's name.
-        verbosity: Above 0, each start and each end is told.
+        verbosity: Above 0, each start and each end is printed.
 
     Attributes:
-        done: Handlers that ended well. The verdict of one that was too late counts for nothing: see *lost*.
+        done: Handlers that succeeded, including those whose verdict came too late: see *lost*.
         failed: Deliveries that failed, rejected ones included.
-        dead: Messages that went to the dead letters meanwhile.
+        dead: Messages that became dead letters meanwhile.
         lost: Deliveries whose lock was lost.
     """
 
@@ -114,26 +114,26 @@ class Tally:
 
     def note_failure(self, message: Any, error: BaseException) -> None:
         """Count a failure: the error hook of the consumer."""
-        with self._lock:  # it is not given back as well
+        with self._lock:  # it failed, and is not given back
             self._stopped.discard((message.sequence, message.delivery_count))
         if isinstance(error, tenure.LockLost):
             self.lost += 1
             if self._verbosity >= 0:
-                warn(str(error))  # of failures and dead letters, the log tells
+                warn(str(error))  # failures and dead letters are in the log
         else:
             self.failed += 1
 
-    def hear(self, event: tenure.Event) -> None:
-        """Count what only events tell of."""
+    def on_event(self, event: tenure.Event) -> None:
+        """Count dead letters, which only events report."""
         if isinstance(event, MessageDied):
             self.dead += 1
 
     def summary(self) -> str:
-        """Return the counts in words."""
+        """Return the counts as text."""
         counts = [f"{self.done} done", f"{self.failed} failed", f"{len(self._stopped)} given back"]
         for count, what in (
             (self.dead, "dead-lettered"),
-            (self.lost, "lost to another, as the lock was over"),
+            (self.lost, "lost, as the lock was over"),
             (self.running, "still running"),
         ):
             if count:

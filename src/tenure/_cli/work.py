@@ -15,15 +15,15 @@ from tenure._cli.examples import Command
 from tenure._cli.exits import Exit
 from tenure._cli.group import complete, on_option, refuse_both, seconds_option
 from tenure._cli.lead import require_runnable
-from tenure._cli.patience import wait_option
+from tenure._cli.retrying import wait_option
 
 _FIELD = re.compile(r"\b(initial|factor|maximum|jitter)(?:=(?=\d)| (?=\(|must))")
-"""A field of :class:`tenure.RetryPolicy` where an error speaks of it."""
+"""A field of :class:`tenure.RetryPolicy` in an error message."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What was asked for on the command line."""
+    """The command line of ``tenure work``."""
 
     queue: str
     command: tuple[str, ...]
@@ -45,33 +45,49 @@ class Order:
 @click.argument("queue", shell_complete=queue_names)
 @click.argument("argv", nargs=-1, metavar="[-- CMD [ARGS]...]", type=click.UNPROCESSED, shell_complete=files)
 @on_option
-@click.option("--handler", metavar="MODULE:FUNCTION", help="Call this with each message, instead of CMD.")
+@click.option("--handler", metavar="MODULE:FUNCTION", help="Call this function for each message, instead of CMD.")
 @click.option(
-    "--concurrency", "-c", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="At once."
+    "--concurrency",
+    "-c",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Messages at once.",
 )
-@click.option("--sessions", is_flag=True, help="Take messages of sessions only: each session's in order, N at once.")
+@click.option("--sessions", is_flag=True, help="Consume sessions: each session in order, N sessions at once.")
 @seconds_option("--timeout", "Stop a CMD that runs for longer, and abandon its message. [default: an hour]")
-@seconds_option("--lock", "How long a message is ours without renewal: it is back so soon after a crash. [default: 30]")
-@click.option("--reject-on", type=exit_codes, metavar="CODES", help="Dead-letter at once on these, as on 65: 2,64-70.")
-@click.option(
-    "--retry-on", type=exit_codes, metavar="CODES", help="Retry on these; without --reject-on, reject on all others."
+@seconds_option(
+    "--lock", "Length of a message's lock: after a crash it is delivered again after this time. [default: 30]"
 )
-@click.option("--max-deliveries", type=click.IntRange(min=1), metavar="N", help="Then dead-letter it. [default: 10]")
-@seconds_option("--retry-initial", "How long a failed message waits for its second delivery. [default: 0.5]")
-@click.option("--retry-factor", type=float, metavar="X", help="Each further wait is so many times longer. [default: 2]")
-@seconds_option("--retry-maximum", "The longest wait. [default: 60]")
 @click.option(
-    "--retry-jitter", type=float, metavar="SHARE", help="The share of a wait that is random, 0 to 1. [default: 0.2]"
+    "--reject-on", type=exit_codes, metavar="CODES", help="Dead-letter at once on these codes, besides 65: 2,64-70."
 )
-@seconds_option("--grace", "How long what runs has to finish after INT or TERM. [default: 25]")
+@click.option(
+    "--retry-on",
+    type=exit_codes,
+    metavar="CODES",
+    help="Retry on these codes; without --reject-on, reject on all others.",
+)
+@click.option(
+    "--max-deliveries",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Dead-letter a message after N deliveries. [default: 10]",
+)
+@seconds_option("--retry-initial", "Delay of a failed message before its second delivery. [default: 0.5]")
+@click.option("--retry-factor", type=float, metavar="X", help="Each further delay is X times longer. [default: 2]")
+@seconds_option("--retry-maximum", "The longest delay. [default: 60]")
+@click.option("--retry-jitter", type=float, metavar="SHARE", help="The random share of a delay, 0 to 1. [default: 0.2]")
+@seconds_option("--grace", "Time for running commands to finish after INT or TERM. [default: 25]")
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="End when nothing is ready, nothing runs, and nothing that failed here waits for its retry.",
+    help="End when no message is ready, no command runs, and no message that failed here waits for its retry.",
 )
 @wait_option
-@click.option("--verbose", "-v", count=True, help="Tell each start and end, with the time.")
-@click.option("--quiet", "-q", is_flag=True, help="Tell errors only.")
+@click.option("--verbose", "-v", count=True, help="Print each start and end, with the time.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 def command(
     queue: str,
     argv: tuple[str, ...],
@@ -85,35 +101,38 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CMD for every message of QUEUE, the body on its standard input. Many workers may share a queue.
+    """Run CMD for every message of QUEUE, with the body on its standard input. Many workers may share a queue.
 
     Exit code 0 completes the message. 65 rejects it: it is dead-lettered at once, with the code as the reason. Any
-    other code fails the delivery, as do a signal that ends CMD (128 + its number), the time-out, and a CMD that can't
-    be run: the message is delivered again, later and later, and dead-lettered after --max-deliveries. --reject-on and
-    --retry-on change which codes do which. The end of CMD's stderr is kept with the message: see tenure dead show.
+    other code fails the delivery, and so does a signal that ends CMD (128 + its number), the time-out, or a CMD that
+    can't be started: the message is delivered again, with growing delays, and dead-lettered after --max-deliveries.
+    --reject-on and --retry-on change the meaning of codes. The end of CMD's stderr is kept with the message: see
+    tenure dead show.
 
-    The environment of CMD holds TENURE_QUEUE, TENURE_MESSAGE_ID, TENURE_SEQUENCE, TENURE_DELIVERY_COUNT; where the
+    The environment of CMD has TENURE_QUEUE, TENURE_MESSAGE_ID, TENURE_SEQUENCE, TENURE_DELIVERY_COUNT; if the
     message has them, TENURE_SESSION, TENURE_CORRELATION_ID, TENURE_REPLY_TO and TENURE_HEADERS (JSON); and TENURE_URL
     if it holds no password.
 
-    At the start it says what it consumes, in the end how many deliveries were done, failed and given back; not with
-    --quiet.
+    At the start it prints which queue it consumes, at the end how many deliveries were done, failed and given back; not
+    with --quiet.
 
-    INT or TERM: no more messages are taken, and what runs may finish within the grace; what doesn't is stopped, and its
-    message given back uncounted. A second one stops it at once. Either way, and with --until-empty, it ends with 0,
-    whatever CMD has returned.
+    After INT or TERM, no more messages are taken, and running commands may finish within --grace; the others are
+    stopped, and their messages given back uncounted. A second signal stops them at once. Either way, and with
+    --until-empty, the exit code is 0, whatever CMD has returned.
     """
     if bool(argv) == bool(handler):
-        raise click.UsageError("give either a command behind --, or --handler MODULE:FUNCTION")
+        raise click.UsageError("give either a command after --, or --handler MODULE:FUNCTION")
     if handler and options["timeout"] is not None:
-        raise click.UsageError("--timeout stops a command; a function has to look after its own time")
+        raise click.UsageError("--timeout stops a command, not a function; limit the time inside the function")
     if handler and not options["reject_on"] is options["retry_on"] is None:
         raise click.UsageError(
             "--reject-on and --retry-on are for the exit codes of a command; "
             "a function raises tenure.Reject, or any other exception"
         )
     if options["timeout"] == 0:
-        raise click.UsageError("--timeout 0 would stop every command at once; give it some time, as in --timeout 10m")
+        raise click.UsageError(
+            "--timeout 0 would stop every command at once; give a longer time, such as --timeout 10m"
+        )
     refuse_both(verbose, quiet)
     if argv:
         require_runnable(argv[0], "no message was received")
@@ -137,7 +156,7 @@ def command(
         retry,
         wait,
     )
-    from tenure._cli.working import Working  # asyncio and all: not needed for --help, nor for what went wrong above
+    from tenure._cli.working import Working  # imports asyncio: not needed for --help, nor for the errors above
 
     complete(Working(order).run())
     return Exit.DONE
@@ -146,5 +165,5 @@ def command(
 def _retry_policy(given: dict[str, Any]) -> tenure.RetryPolicy:
     try:
         return tenure.RetryPolicy(**{name: value for name, value in given.items() if value is not None})
-    except tenure.ConfigError as error:  # what is a field in Python is an option here
+    except tenure.ConfigError as error:  # a field in Python is an option here
         raise tenure.ConfigError(_FIELD.sub(lambda found: f"--retry-{found[1]} ", str(error))) from error

@@ -1,4 +1,4 @@
-"""The life of ``tenure work``: receive, run the command under guard, and let its exit code decide."""
+"""One run of ``tenure work``: receive messages, run the command under guard, settle by its exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenure._cli import codes, footer, guard
 from tenure._cli.child import Child, Outcome, environment
 from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import never_used
-from tenure._cli.output import notice, seconds, tell_log, told_by, warn
+from tenure._cli.output import log_to_stderr, notice, seconds, stderr_written_by, warn
 from tenure._cli.stderr import CommandStderr, Stderr
 from tenure._cli.tally import Tally
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from tenure._cli.work import Order
 
 STOP_GRACE = 2.0
-"""Seconds from TERM to the end of a command that is to stop; fewer if its lock leaves no more."""
+"""Seconds from TERM to the end of a command that is stopped; fewer if its lock ends earlier."""
 
 LOOKS = 4
-"""How often, from renewal to renewal, the guard is told how long the lock may be believed now."""
+"""How often, between two renewals, the guard gets the new end of the lock."""
 
 TIMEOUT = 3_600.0
 
 LAST_LINE = 200
-"""So many characters of the last line that a command wrote to stderr stand in what is told of its failure."""
+"""Characters of the last line of a command's stderr that are part of its failure's message."""
 
 
 class CommandFailed(Exception):
-    """Say how a command failed that may do better another time; kept with the message as its last error."""
+    """How a command failed, when it may be retried; kept with the message as its last error."""
 
 
 class Working:
@@ -53,7 +53,7 @@ class Working:
         self._signalled = False
         self._hurry = asyncio.Event()  # a second signal has come
         self._tally = Tally(order.queue, order.verbosity)
-        self._looking: asyncio.Task[None] | None = None  # whether the queue was ever used
+        self._looking: asyncio.Task[None] | None = None  # checks whether the queue exists
         self._consumer: tenure.Consumer | tenure.SessionConsumer
         self._shown_url = ""
 
@@ -62,13 +62,13 @@ class Working:
         return Stderr()
 
     async def run(self) -> None:
-        """Consume until we are told to stop, or the queue is empty if that was asked."""
+        """Consume until a signal comes, or with --until-empty until the queue is empty."""
         order = self._order
-        if order.command:  # who adopts must collect: what a function starts is its own business
-            guard.adopt_orphans()  # if a guard is killed, what it held comes to us
-        tell_log(order.verbosity)
+        if order.command:  # an adopting process must reap: processes that a function starts are its own
+            guard.adopt_orphans()  # if a guard is killed, its processes become our children
+        log_to_stderr(order.verbosity)
         handler = _function(order.handler) if order.handler else self._serve
-        with told_by(self._stderr.tell):
+        with stderr_written_by(self._stderr.tell):
             try:
                 await self._consume(handler)
             except BaseException:
@@ -79,7 +79,7 @@ class Working:
 
     async def _consume(self, handler: Callable[[Any], Awaitable[object] | object]) -> None:
         order = self._order
-        async with tenure.connect(order.url, on_event=self._tally.hear) as backend:
+        async with tenure.connect(order.url, on_event=self._tally.on_event) as backend:
             self._shown_url = str(backend.url)
             queue = backend.queue(order.queue, **order.settings)
             self._consumer = consumer = queue.consumer(self._tally.counted(handler), **self._options())
@@ -93,7 +93,7 @@ class Working:
         return nullcontext()
 
     async def _sum_up(self) -> None:
-        self._tell(self._tally.summary())
+        self._notice(self._tally.summary())
         waiting = asyncio.create_task(self._stderr.written(self._order.grace))
         hurry = asyncio.create_task(self._hurry.wait())
         await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,53 +115,53 @@ class Working:
             "wait": order.wait,
         }
 
-    def _tell(self, what: str) -> None:
+    def _notice(self, text: str) -> None:
         if self._order.verbosity >= 0:
-            notice(what)
+            notice(text)
 
     async def _begin(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
-        """Hear signals from now on, and say what is consumed."""
+        """Handle signals from now on, and print which queue is consumed."""
         loop = asyncio.get_running_loop()
-        self._looking = loop.create_task(self._tell_of_queue(backend, queue))
+        self._looking = loop.create_task(self._report_queue(backend, queue))
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._take_signal)
-        await asyncio.wait({self._looking})  # a signal ends it, so that no store keeps us waiting
+            loop.add_signal_handler(number, self._on_signal)
+        await asyncio.wait({self._looking})  # a signal ends it, so that a slow store does not delay the end
         if not self._looking.cancelled():
             self._looking.result()
 
-    async def _tell_of_queue(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
+    async def _report_queue(self, backend: tenure.Backend, queue: tenure.Queue) -> None:
         order = self._order
         if order.verbosity < 0:
             return
         try:
-            # Nobody has ever used this queue: no error, for a worker may start before the first sender.
+            # The queue doesn't exist yet: only a warning, as a worker may start before the first sender.
             if unused := await never_used(backend, order.queue):
-                await queue.stats()  # refused where listing alone is permitted: then the consumer's error says it all
+                await queue.stats()  # fails where only listing is permitted: then the consumer reports the error
                 warn(unused)
         except tenure.Unavailable:
             if order.wait == 0:
-                return  # the consumer's error says it all, too
+                return  # the consumer reports the error, too
         except tenure.TenureError:
             return
         what = "session" if order.sessions else "message"
         plural = "s" if order.concurrency > 1 else ""
         notice(f"{order.queue}: consuming from {self._shown_url}, {order.concurrency} {what}{plural} at once")
 
-    def _take_signal(self) -> None:
+    def _on_signal(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
         if self._signalled:
             self._hurry.set()
         elif running := self._tally.running:
             grace = seconds(self._order.grace)
-            self._tell(
-                f"{self._order.queue}: told to end; {running} running, with {grace} to finish; again to stop now"
+            self._notice(
+                f"{self._order.queue}: ending; {running} running, with {grace} to finish; signal again to stop now"
             )
         self._consumer.drain(0.0 if self._signalled else None)
         self._signalled = True
 
     async def _serve(self, message: tenure.Message) -> Exception | None:
-        """Run the command for one message, and say by what is returned what becomes of it."""
+        """Run the command for one message; return None to complete it, or the exception that decides about it."""
         await self._stderr.has_room()
         with tempfile.TemporaryFile() as body:
             body.write(message.body)
@@ -172,16 +172,16 @@ class Working:
             finally:
                 stderr.started()
                 end = stderr.end()
-        return self._judge(message, outcome, end)
+        return self._outcome_of(message, outcome, end)
 
-    def _judge(self, message: tenure.Message, outcome: Outcome | TimeoutError, stderr: str) -> Exception | None:
-        """Return what becomes of the message of a command that ended like this, with *stderr* as its last words."""
+    def _outcome_of(self, message: tenure.Message, outcome: Outcome | TimeoutError, stderr: str) -> Exception | None:
+        """Return the outcome of a command that ended like this, with *stderr* as the end of its output."""
         match outcome:
             case Outcome(kind="ended", code=0):
                 return None
             case Outcome(kind="ended", code=code):
                 last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
-                said = f"the command ended with code {codes.told(code)}"
+                said = f"the command ended with code {codes.describe(code)}"
                 failed = _with_stderr(CommandFailed(f"{said}: {last[:LAST_LINE]}" if last else said), stderr)
                 if code not in self._order.rejects:
                     return failed
@@ -215,7 +215,7 @@ class Working:
             try:
                 await asyncio.wait([child.outcome], timeout=timing.renew_every / LOOKS)
             except asyncio.CancelledError as error:
-                # The message is lost, or we are to end: either way the command must be gone before we say so.
+                # The message is lost, or the worker stops: either way the command must have ended before we return.
                 cancelled = error
                 child.trust(min(guard.now() + grace, end()))
                 child.stop()
@@ -244,7 +244,7 @@ class Working:
 
 
 def _with_stderr(error: Exception, stderr: str) -> Exception:
-    """Let what is kept of *error* end with *stderr*; of a traceback it has nothing."""
+    """Add *stderr* to *error*, in the place of a traceback."""
     if stderr:
         error.add_note(stderr.removesuffix("\n"))
     return error
@@ -259,18 +259,18 @@ def _function(named: str) -> Callable[[Any], Awaitable[object] | object]:
     module_name, colon, function_name = named.partition(":")
     if not colon or not module_name or not function_name:
         raise Failure(Exit.USAGE, f"--handler {named!r} is not of the form module:function")
-    sys.path.insert(0, os.getcwd())  # as python -m does: the handler is mostly a file of this folder
+    sys.path.insert(0, os.getcwd())  # as python -m does: the handler is usually in a file of this folder
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module can't be imported: {error}") from error
-    except Exception as error:  # whatever its author's code may raise
+    except Exception as error:  # any error of the module
         what = "".join(traceback.format_exception_only(error)).strip()
         raise Failure(Exit.CONFIG, f"--handler {named!r}: the module {module_name!r} raised {what}") from error
     for part in function_name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        what = "has no such function" if found is None else f"has a {type(found).__name__} there, and no function"
+        what = "has no such function" if found is None else f"has a {type(found).__name__} there, not a function"
         raise Failure(Exit.NOT_FOUND, f"--handler {named!r}: the module {module_name!r} {what}")
     handler: Callable[[Any], Awaitable[object] | object] = found
     return handler
