@@ -191,7 +191,7 @@ def test_what_the_command_leaves_running_goes_with_it(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "code", "says"),
     [
-        (None, 0, 127, "there is no command"),
+        (None, 0, 127, "no command"),
         ("#!/bin/sh\n", 0o644, 126, "not executable"),
         ("#!/nonexistent/interpreter\n", 0o755, 127, "could not be run: No such file"),
         ("neither script nor program", 0o755, 126, "could not be run: Exec format error"),
