@@ -1,4 +1,4 @@
-"""Fleets on this machine through the public face: connect, election, term, observe, threads, and onlookers."""
+"""Fleets on this machine through the public API: connect, election, term, observe, threads, and clients."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from tests.ports import ports_held
 Work = Callable[[tenure.Term], Awaitable[None]]
 
 LASTING = "ttl_max=15&heartbeat=1&patience=0.1"
-"""Terms last for longer than a busy machine keeps a process waiting."""
+"""Terms last longer than a busy machine keeps a process waiting."""
 UNHURRIED = "ttl_max=15&heartbeat=5&patience=0.1"
-"""Answers, too, are waited for so long: for two heartbeats."""
+"""The wait for answers is that long too: two heartbeats."""
 
 _held = ExitStack()
 
 
 @pytest.fixture(autouse=True)
 def ports() -> Iterator[None]:
-    """Hold the ports of the test's fleets to its end."""
+    """Hold the ports of the test's fleets until its end."""
     with _held:
         yield
 
 
 def fleet_of(count: int) -> list[str]:
-    """Return so many addresses of this machine that nobody listens on."""
+    """Return *count* addresses of this machine on which nobody listens."""
     return [f"127.0.0.1:{port}" for port in _held.enter_context(ports_held(count))]
 
 
@@ -87,7 +87,7 @@ def transport_of(backend: tenure.Backend) -> Transport:
     return member_of(backend).running()[2]
 
 
-async def test_a_lease_that_was_not_said_fits_the_fleet() -> None:
+async def test_the_default_lease_fits_the_fleet() -> None:
     for ttl_max, ttl in ((3, 3.0), (15, 15.0), (60, 15.0)):
         async with tenure.connect(urls(3, f"ttl_max={ttl_max}")[0]) as backend:
             assert backend.election("chair").timing.ttl == ttl
@@ -160,7 +160,7 @@ async def test_a_leader_without_a_majority_steps_down_and_nobody_leads() -> None
         await asyncio.wait({task})
 
 
-async def test_whoever_looks_on_sees_the_leader_and_may_ask_it_to_resign() -> None:
+async def test_a_client_sees_the_leader_and_may_ask_it_to_resign() -> None:
     began: asyncio.Queue[int] = asyncio.Queue()
 
     async def work(term: tenure.Term) -> None:
@@ -179,7 +179,7 @@ async def test_whoever_looks_on_sees_the_leader_and_may_ask_it_to_resign() -> No
         assert leader is not None
         assert (leader.token, dict(leader.metadata)) == (token, {"url": "http://b"})
         again = await stack.enter_async_context(tenure.connect(fleet[1].replace(LASTING, UNHURRIED)))
-        # Its address is taken: it looks on.
+        # Its address is taken: it is a client.
         assert await again.election("chair").leader() == leader
         seen: list[Leader | None] = []
         watcher = await stack.enter_async_context(tenure.connect(without_me(fleet[0]).replace(UNHURRIED, LASTING)))
@@ -237,7 +237,7 @@ async def test_two_leaders_that_meet_become_one() -> None:
     async with AsyncExitStack() as stack:
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
         await start(*backends)
-        for each in backends:  # cut both off: what is sent is lost
+        for each in backends:  # cut both off: their messages are lost
             transport_of(each).send = lambda to, message: None  # type: ignore[method-assign]
         tasks = []
         for number, each in enumerate(backends):
@@ -266,7 +266,7 @@ def test_threads_lead_as_well() -> None:
     assert tokens[1] > tokens[0]
 
 
-async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads() -> None:
+async def test_a_member_that_has_just_started_is_silent_while_somebody_leads() -> None:
     async with AsyncExitStack() as stack:
         fleet = urls()
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet[:2]]
@@ -299,7 +299,7 @@ async def test_a_member_that_was_just_started_keeps_silent_while_somebody_leads(
         await asyncio.wait({task})
 
 
-async def test_who_calls_while_a_member_is_closed_leaves_nothing_open() -> None:
+async def test_a_connection_made_while_a_member_closes_leaves_nothing_open() -> None:
     for _ in range(20):
         (url,) = urls(1, "quorum=majority")
         port = int(url.partition("?")[0].rpartition(":")[2])
@@ -314,7 +314,7 @@ async def test_who_calls_while_a_member_is_closed_leaves_nothing_open() -> None:
 # --- what a stranger can do ---
 
 
-async def test_rubbish_on_the_port_changes_nothing() -> None:
+async def test_random_bytes_on_the_port_change_nothing() -> None:
     async with AsyncExitStack() as stack:
         fleet = urls(3, "ttl_max=15&heartbeat=0.2")
         backends = [await stack.enter_async_context(tenure.connect(url)) for url in fleet]
@@ -322,7 +322,7 @@ async def test_rubbish_on_the_port_changes_nothing() -> None:
         settled, machine, transport = member_of(backends[0]).running()
         host, _, port = settled.members[0].rpartition(":")
         before = max(machine_of(each).voter.newest for each in backends)
-        await until(lambda: machine.voter.newest == before)  # it has heard what the others know
+        await until(lambda: machine.voter.newest == before)  # it knows what the others know
         for rubbish in (b"GET / HTTP/1.1\r\n\r\n" * 3, os.urandom(4096), b"\xff" * 70_000):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(rubbish)
@@ -342,9 +342,9 @@ async def test_rubbish_on_the_port_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["onlookers", "silent strangers"])
-async def test_neither_onlookers_nor_strangers_keep_a_member_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_neither_clients_nor_strangers_keep_a_member_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure._backends.peers.tcp.STRANGERS_MAX", 4)
-    monkeypatch.setattr("tenure._backends.peers.tcp.ONLOOKERS_MAX", 4, raising=False)
+    monkeypatch.setattr("tenure._backends.peers.tcp.CLIENTS_MAX", 4, raising=False)
     monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)
     fleet = urls(3, "ttl_max=15&heartbeat=0.2")
     async with AsyncExitStack() as stack:
@@ -391,14 +391,14 @@ async def test_members_with_another_key_are_strangers(monkeypatch: pytest.Monkey
         async def tells_who_refused() -> bool:
             with pytest.raises(Unavailable, match="of 3 members answered") as caught:
                 await backends[2].election("chair").leader()
-            return "refused us: compare key, member list" in str(caught.value)
+            return "refused this member: compare key, member list" in str(caught.value)
 
         await until(tells_who_refused)
         assert not machine_of(backends[2]).voter.awake
 
 
-async def test_a_member_that_has_reached_itself_lets_go_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who dials a port that nobody listens on may be given it for its own end."""
+async def test_a_member_that_reached_itself_releases_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dials a port on which nobody listens may be given it for its own end."""
     fleet = urls(3, "ttl_max=15&heartbeat=0.2")
     ports: list[int] = []
     dial = asyncio.open_connection
@@ -431,7 +431,7 @@ async def test_a_member_that_has_reached_itself_lets_go_of_the_port(monkeypatch:
         assert not transport_of(first).counts.dropped
 
 
-async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> None:
+async def test_an_address_that_can_not_be_listened_on_is_an_error_with_advice() -> None:
     (free,) = fleet_of(1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
@@ -445,7 +445,7 @@ async def test_an_address_that_can_not_be_listened_on_is_told_with_advice() -> N
 
 @pytest.fixture
 def tls(tmp_path: Path) -> str:
-    """Make a certificate for this machine; return what a URL says of it."""
+    """Make a certificate for this machine; return the URL options for it."""
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     try:
         subprocess.run(
@@ -491,9 +491,9 @@ def garbage_stays() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("garbage_stays")
-async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_tls_handshake_counts_too(tls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure._backends.peers.tcp.STRANGERS_MAX", 4)
-    monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)  # so that none goes because its time is over
+    monkeypatch.setattr("tenure._backends.peers.tcp.GREET_WITHIN", 60.0)  # so that none ends because of its age
     fleet = urls(3, f"ttl_max=15&heartbeat=0.2&{tls}")
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(tenure.connect(fleet[0]))
@@ -527,7 +527,7 @@ async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: 
         ("peers://127.0.0.1:1,127.0.0.1:2", "quorum=none"),
         ("peers://127.0.0.1", "a host and a port are needed"),
         ("peers://127.0.0.1:65536,127.0.0.1:2,127.0.0.1:3", "from 1 to 65535, not '65536'"),
-        ("peers://a..b:1,127.0.0.1:2,127.0.0.1:3?insecure=yes", "no name that DNS could know"),
+        ("peers://a..b:1,127.0.0.1:2,127.0.0.1:3?insecure=yes", "no valid DNS name"),
         ("peers://127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3", "a space"),
         ("peers://::1:1,127.0.0.1:2,127.0.0.1:3", "brackets"),
         ("peers://u:p@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "no password"),
@@ -557,7 +557,7 @@ async def test_who_makes_no_handshake_is_counted_as_well(tls: str, monkeypatch: 
         ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=::", "brackets"),
         ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=::1:7000", "brackets"),
         ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=0.0.0.0 ", "a space"),
-        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=a..b", "no name that DNS could know"),
+        ("peers://a:1,b:1,c:1?insecure=yes&me=a&listen=a..b", "no valid DNS name"),
         ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=1&listen=0.0.0.0", "shared key"),
         ("peers://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?me=1&listen=[::]:7", "shared key"),
     ],
@@ -578,7 +578,7 @@ def test_a_short_key_is_refused_and_no_key_is_shown(monkeypatch: pytest.MonkeyPa
     assert "hunter2" not in repr(settings)
 
 
-async def test_who_we_are_may_be_said_by_host_or_port() -> None:
+async def test_me_may_be_a_host_or_a_port() -> None:
     for me, place in (("a:1", 0), ("b", 1), ("3", 2), ("", None)):
         settings = Settings.of(Url.parse(f"peers://a:1,b:2,c:3?insecure=yes&me={me}"))
         assert (await settings.fleet()).me == place
@@ -608,7 +608,7 @@ async def test_members_may_listen_elsewhere_than_where_they_are_reached() -> Non
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-async def test_who_listens_on_every_address_uses_the_port_that_is_listed(host: str) -> None:
+async def test_listening_on_every_address_uses_the_listed_port(host: str) -> None:
     if host == "[::]" and not socket.has_dualstack_ipv6():
         pytest.skip("there is no IPv6 here")
     (url,) = urls(1, f"quorum=majority&insecure=yes&listen={host}")
@@ -619,7 +619,7 @@ async def test_who_listens_on_every_address_uses_the_port_that_is_listed(host: s
         writer.close()
 
 
-async def test_nowhere_to_listen_is_told_with_advice(tmp_path: Path) -> None:
+async def test_a_foreign_listen_address_is_an_error_with_advice(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
     (url,) = urls(1, f"quorum=majority&key_file={key}&listen=192.0.2.1")
@@ -630,7 +630,7 @@ async def test_nowhere_to_listen_is_told_with_advice(tmp_path: Path) -> None:
             await backend._opened.leases.acquire("chair", "a#1", 15.0)
 
 
-async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dns_lists_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     told = ["127.0.0.10", "127.0.0.9", "127.0.0.2"]
 
@@ -651,7 +651,7 @@ async def test_dns_tells_the_members(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "said"),
     [
         ("peers://127.0.0.1:7101,127.0.0.1:7102,127.0.0.1:7103", "every user of this machine may vote and lead"),
-        ("peers://a:1,b:1,c:1?insecure=true", "whoever reaches the members' ports may vote and lead"),
+        ("peers://a:1,b:1,c:1?insecure=true", "any host that reaches their ports may vote and lead"),
     ],
 )
 async def test_a_fleet_without_a_key_says_so_at_its_start(

@@ -1,4 +1,4 @@
-"""Bully and Ring over the votes of a majority, gone through by spin, state by state."""
+"""Bully and Ring over the votes of a majority, checked by spin, state by state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tools() -> None:
 
 
 def errors(folder: Path, *defines: str, deep: bool = False) -> tuple[int, int]:
-    """Go through the model; return how many errors were found, and how many states there are.
+    """Check the model; return the number of errors and of states.
 
     It is optimised only if it is *deep*: the compiler takes longer than the search of some ten thousand states.
     """
@@ -34,7 +34,7 @@ def errors(folder: Path, *defines: str, deep: bool = False) -> tuple[int, int]:
     subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, capture_output=True)
     compile_it = ["gcc", "-O1" if deep else "-O0", "-w", "-DSAFETY", "-DMEMLIM=4000", "-o", "pan", "pan.c"]
     subprocess.run(compile_it, cwd=folder, check=True, capture_output=True)
-    # -E: when everything is said and done, nothing can happen any more, and that is no error.
+    # -E: at the end nothing can happen any more, and that is no error.
     done = subprocess.run(["./pan", "-E", "-m1000000"], cwd=folder, check=True, capture_output=True, text=True)
     found = re.search(r"errors: (\d+)", done.stdout)
     states = re.search(r"(\d+) states, stored", done.stdout)
@@ -53,16 +53,16 @@ def test_no_two_lead_and_tokens_rise(strategy: str, tmp_path: Path) -> None:
     assert states > 10_000
 
 
-# All at once, TOKENS=2 and RESTARTS=1, are 10 million states, 2 GiB and a minute: gone through by hand, no error.
+# All at once, TOKENS=2 and RESTARTS=1, are 10 million states, 2 GiB and a minute: checked by hand, no error.
 @pytest.mark.parametrize("bounds", ["TOKENS=2 RESTARTS=0", "TOKENS=1 RESTARTS=1", "TOKENS=2 RESTARTS=1 ONCE"])
-def test_no_two_lead_and_tokens_rise_whoever_claims_and_whenever(bounds: str, tmp_path: Path) -> None:
+def test_no_two_lead_and_tokens_rise_for_any_claimant_at_any_time(bounds: str, tmp_path: Path) -> None:
     found, states = errors(tmp_path, *bounds.split(), deep=True)
     assert found == 0
     assert states > 40_000
 
 
 @pytest.mark.parametrize("strategy", ["BULLY", "RING"])
-def test_in_calm_only_the_highest_that_wants_it_claims(strategy: str, tmp_path: Path) -> None:
+def test_without_faults_only_the_highest_that_wants_it_claims(strategy: str, tmp_path: Path) -> None:
     assert errors(tmp_path, strategy, "CALM")[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""A member as a process: leads when it may, and writes down when it does. ``fleet_member.py URL TTL LOG``."""
+"""A member as a process: leads when it can, and logs when it does. ``fleet_member.py URL TTL LOG``."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(60 + 20 * CUTS)]
 
 
 @dataclass(frozen=True, slots=True)
-class LoopConnections:
-    """What a member wrote: when, by the clock that all processes of this machine share, and under which term."""
+class Entry:
+    """One line of a member: when, by the clock that all processes of this machine share, and under which term."""
 
     at: float
     what: str
@@ -40,10 +40,10 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[LoopConnections] = []
+        self.lines: list[Entry] = []
         self._read = 0
 
-    def refresh(self) -> list[LoopConnections]:
+    def refresh(self) -> list[Entry]:
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._read)
@@ -52,16 +52,14 @@ class Log:
             self._read += len(whole)
             for each in whole.decode().splitlines():
                 at, what, token, holder = each.split()
-                self.lines.append(
-                    LoopConnections(float(at), what, int(token), int(holder.split("-")[0].rpartition(".")[2]) - 1)
-                )
+                self.lines.append(Entry(float(at), what, int(token), int(holder.split("-")[0].rpartition(".")[2]) - 1))
         return self.lines
 
-    def newest(self) -> LoopConnections | None:
+    def newest(self) -> Entry | None:
         """Return the beginning of the newest term."""
         return max((line for line in self.refresh() if line.what == "in"), key=lambda line: line.token, default=None)
 
-    def wait_for_newer(self, token: int, *, not_on: int | None = None) -> LoopConnections:
+    def wait_for_newer(self, token: int, *, not_on: int | None = None) -> Entry:
         """Wait until a term above *token* has begun."""
         give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up:
@@ -109,7 +107,7 @@ def test_a_leader_that_is_cut_off_is_out_before_the_next_is_in(strategy: str, la
     assert not overlaps, overlaps
 
 
-def overlapping(lines: list[LoopConnections]) -> list[str]:
+def overlapping(lines: list[Entry]) -> list[str]:
     """Return every act of a term that came after a newer term had begun, and every token that did not rise."""
     found = []
     newest = 0
@@ -125,10 +123,10 @@ def overlapping(lines: list[LoopConnections]) -> list[str]:
 
 def test_an_overlap_would_be_seen() -> None:
     lines = [
-        LoopConnections(1.0, "in", 1, 0),
-        LoopConnections(2.0, "act", 1, 0),
-        LoopConnections(3.0, "in", 2, 1),
-        LoopConnections(3.1, "act", 1, 0),
+        Entry(1.0, "in", 1, 0),
+        Entry(2.0, "act", 1, 0),
+        Entry(3.0, "in", 2, 1),
+        Entry(3.1, "act", 1, 0),
     ]
     assert len(overlapping(lines)) == 1
-    assert len(overlapping([*lines, LoopConnections(4.0, "in", 2, 0)])) == 2
+    assert len(overlapping([*lines, Entry(4.0, "in", 2, 0)])) == 2

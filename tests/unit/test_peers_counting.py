@@ -1,4 +1,4 @@
-"""The counting of peers by itself, at its edges: one vote fewer, an equal token, a lease that is a hair too long."""
+"""The counting of peers by itself, at its edges: one vote fewer, an equal token, a lease that is slightly too long."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def held(remaining: float = 5.0, *, member: int = 4, token: int = TOKEN) -> Stan
 
 
 def voting(denied: list[StandingPromise]) -> ClaimRound:
-    """Return the votes of members 1, 2, …: each refuses, for what it vouches for."""
+    """Return the votes of members 1, 2, …: each refuses, because of a promise."""
     counted = ClaimRound(fleet_of_five(), claim(), [1], Lost(Grant("chair", "h", TOKEN)), 0.0, holds=False)
     for member, promise in enumerate(denied, start=1):
         counted.take(member, Refusal(1, TOKEN, promise))
     return counted
 
 
-# --- the promises of one ---------------------------------------------------------------------------------------------
+# --- the votes of one ---------------------------------------------------------------------------------------------
 
 
 def test_a_shorter_renewal_makes_no_promise_shorter() -> None:
@@ -62,19 +62,19 @@ def test_a_shorter_renewal_makes_no_promise_shorter() -> None:
 
 
 @pytest.mark.parametrize("renewal", [False, True])
-def test_no_token_is_vouched_for_twice(renewal: bool) -> None:
+def test_no_token_gets_two_votes(renewal: bool) -> None:
     one = voter()
     assert isinstance(one.vote(1, claim(), 0.0), Vote)
     assert isinstance(one.vote(2, claim(holder="other", renewal=renewal), TTL), Refusal)
     assert isinstance(one.vote(2, claim(TOKEN + 1, holder="other", renewal=renewal), TTL), Vote)
 
 
-def test_no_lease_is_vouched_for_that_outlasts_the_silence_of_a_newcomer() -> None:
+def test_no_vote_lasts_longer_than_the_silence_after_a_start() -> None:
     assert voter().vote(1, claim(ttl=TTL + 0.001), 0.0) is None
     assert isinstance(voter().vote(1, claim(ttl=TTL), 0.0), Vote)
 
 
-def test_without_a_quorum_what_is_known_or_over_is_no_news() -> None:
+def test_without_a_quorum_a_known_or_ended_claim_is_no_news() -> None:
     one = voter("none")
     assert one.adopt("chair", held(), 0.0)
     assert not one.adopt("chair", held(), 0.0)
@@ -92,7 +92,7 @@ def test_two_majorities_have_a_member_in_common(size: int, majority: int) -> Non
     assert fleet.needed == fleet.majority == majority
 
 
-def test_of_two_answers_of_one_member_the_first_counts() -> None:
+def test_the_first_of_two_answers_of_one_member_counts() -> None:
     poll = Poll(5)
     poll.take(1, Vote(1, resign_asked=False))
     poll.take(1, Refusal(1, TOKEN, None))
@@ -110,19 +110,19 @@ def test_a_claim_is_hopeless_when_a_majority_is_out_of_reach() -> None:
     assert poll.is_hopeless(3)
 
 
-def test_who_leads_is_told_by_a_majority_of_refusals() -> None:
+def test_a_majority_of_refusals_names_the_leader() -> None:
     assert voting([held()] * 2).winner() is None
     assert voting([held()] * 3).winner() == held()
     assert voting([held(), held(), held(token=TOKEN + 1)]).winner() is None
 
 
-def test_a_claim_is_in_vain_until_a_majority_is_bound_no_more() -> None:
+def test_a_claim_is_in_vain_until_a_majority_of_votes_is_free() -> None:
     assert voting([held(9.0), held(5.0)]).in_vain_for({0, 1, 2}) == 9.0
     assert voting([held(9.0), held(5.0)]).in_vain_for({0, 1, 2, 3}) == 5.0
     assert voting([held(9.0), held(5.0)]).in_vain_for({0, 1, 2, 3, 4}) == 0.0
 
 
-def test_a_name_is_free_when_a_majority_has_let_go() -> None:
+def test_a_name_is_free_when_a_majority_has_freed_its_votes() -> None:
     freeing = ReleaseRound(fleet_of_five(), ReleaseRequest(1, "chair", "h", TOKEN, won=True), [], TTL)
     freeing.take(1, ReleaseReply(1))
     freeing.take(1, ReleaseReply(1))
@@ -131,7 +131,7 @@ def test_a_name_is_free_when_a_majority_has_let_go() -> None:
     assert freeing.is_done(())
 
 
-def test_a_leader_is_seen_by_a_majority_and_as_long_as_that_vouches() -> None:
+def test_inspect_names_the_leader_while_a_majority_votes_for_it() -> None:
     looking = InspectRound(fleet_of_five(), InspectRequest(1, "chair"), "chair", [1], TTL)
     for member, remaining in ((1, 3.0), (2, 9.0)):
         looking.take(member, InspectReply(1, TOKEN, held(remaining)))

@@ -1,4 +1,4 @@
-"""Frames between members: what is written is read, and nothing else does anything."""
+"""Frames between members: every message survives, and everything else is dropped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from tenure._frozen import FrozenDict
 
 FRAMES = 100_000
 HUGE = b'["claim",1,"chair","b#1",9,1' + b"0" * 400 + b",false,{}]"
-"""A lease of so many seconds that no float holds them."""
+"""Seconds of a lease that no float can hold."""
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """On a busy machine, any example may take long."""
@@ -122,7 +122,7 @@ def test_every_kind_of_message_has_a_frame_in_the_list() -> None:
 
 @unhurried
 @given(messages)
-def test_what_is_written_is_read(message: Message) -> None:
+def test_a_message_survives_encoding(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
@@ -176,7 +176,7 @@ def test_a_known_tag_with_any_fields_is_a_message_or_malformed(tag: str, fields:
         b" " * (BODY_MAX + 1),
     ],
 )
-def test_what_is_no_message_is_malformed(body: bytes) -> None:
+def test_invalid_bytes_are_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         decode(body)
 
@@ -229,7 +229,7 @@ def test_a_frame_of_another_connection_key_or_fleet_is_forged() -> None:
     assert counts.dropped == {"forged": 4}
 
 
-def test_a_frame_that_was_left_out_is_noticed() -> None:
+def test_a_missing_frame_is_noticed() -> None:
     there, back = channels()
     there.seal(b"first")
     counts = Counts()
@@ -237,7 +237,7 @@ def test_a_frame_that_was_left_out_is_noticed() -> None:
     assert counts.dropped == {"replayed": 1}
 
 
-def test_a_connection_ends_after_too_much_rubbish() -> None:
+def test_a_connection_ends_after_too_many_bad_frames() -> None:
     _, back = channels()
     with pytest.raises(Broken):
         for _ in range(100):
@@ -252,7 +252,7 @@ def test_a_length_out_of_bounds_ends_the_connection(length: int) -> None:
     assert sum(counts.dropped.values()) == 1
 
 
-def test_an_introduction_to_somebody_else_is_refused() -> None:
+def test_an_introduction_to_another_member_is_refused() -> None:
     assert introduced(introduction(1, 0), 0, 3) == 1
     assert introduced(introduction(None, 0), 0, 3) is None
     for body in (introduction(1, 2), introduction(0, 0), introduction(3, 0), b"", b"123"):
@@ -265,7 +265,7 @@ def test_a_secret_is_not_shown() -> None:
 
 
 def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
-    """Forged, replayed, cut, doubled, and malformed though rightly sealed: none reaches the machine."""
+    """Forged, replayed, cut, doubled, and malformed but properly sealed: none reaches the machine."""
     rng = random.Random(5)
     fleet = Fleet(("a:1", "b:1", "c:1"), 1)
     machine = peers.Machine(fleet, rng, floor=1, nonce=1, now=0.0)
@@ -292,7 +292,7 @@ def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
     there, back = channels(b"first")
     begun = 0
     for number in range(FRAMES):
-        if number == FRAMES * 9 // 10:  # what is kept, is kept to the end; to trace all of it takes minutes
+        if number == FRAMES * 9 // 10:  # a leak shows at the end, too; tracing everything takes minutes
             tracemalloc.start()
             begun, _ = tracemalloc.get_traced_memory()
         match number % 5:
@@ -306,7 +306,7 @@ def test_a_hundred_thousand_bad_frames_change_nothing() -> None:
                 arrive(bytes(frame))
             case 3:
                 arrive(there.seal(good)[4 : 4 + rng.randrange(40, 60)])
-            case 4:  # rightly sealed rubbish, on a connection that nothing was left out of
+            case 4:  # a malformed body, properly sealed, on a connection without a gap
                 there, back = channels(rng.randbytes(8))
                 rubbish = bytes(rng.choices(b'["beat",]0', k=12)) + b"!"
                 arrive(there.seal(HUGE if number % 100 == 4 else rubbish)[4:])

@@ -30,7 +30,7 @@ def open(url: Url, *, clock: Clock | None = None) -> PeersBackend:
     """
     settings = Settings.of(url)
     if not settings.has_key:
-        reached = "whoever reaches the members' ports" if settings.options.insecure else "every user of this machine"
+        reached = "any host that reaches their ports" if settings.options.insecure else "every user of this machine"
         run_callback(_log.warning, "%s: the members have no key, so %s may vote and lead; see key_file", url, reached)
     member = Member(settings.fleet, settings.transport, clock or SystemClock())
     return PeersBackend(PeersLeases(member, traits=settings.traits), member)
@@ -44,7 +44,7 @@ class PeersBackend:
         self.member = member
 
     async def describe(self) -> Sequence[Fact]:
-        """Tell who lives, as seen from here."""
+        """Return the members that are alive, as seen from here, and the fleet's rules."""
         return await diagnose(self.member)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a ``peers://`` URL says: members, who we are, the rule, the times, the key."""
+"""The URL of a fleet: its members, which of them this is, the rule, the times, the key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY_VARIABLE = "TENURE_PEERS_KEY"
 KEY_MIN = 16
 NO_KEY = Secret(b"no key")
 TTLS_OF_HEARTBEATS = 3
-"""A lease must outlast so many heartbeats, or an election takes longer than what is won by it."""
+"""Heartbeats that a lease must outlast, or an election takes longer than the term that it gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Options:
     """The query of a ``peers://`` URL."""
 
     me: str = ""
-    """Which of the members this is: its address, or its host or port if only one has it. Without: only look on."""
+    """Which of the members this is: its address, or its host or port if only one has it. Without: a client."""
     listen: str = ""
-    """Where to listen, if not where the others reach us: a host, or a host and a port."""
+    """Where to listen, if not at this member's address: a host, or a host and a port."""
     strategy: Literal["lowest", "bully", "ring"] = "lowest"
     quorum: Literal["majority", "none"] | None = None
     ttl_max: float = 15.0
@@ -43,17 +43,17 @@ class Options:
     patience: float | None = None
     key_file: str = ""
     insecure: bool = False
-    """Do without a key, though the members are not all on this machine."""
+    """Allow members on several machines without a key."""
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
     dns: int = 0
-    """The URL names one host, and DNS tells so many addresses for it: those are the members."""
+    """The URL names one host, for which DNS has this many addresses: those are the members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A URL, understood."""
+    """A parsed and checked URL."""
 
     written: str
     addresses: tuple[str, ...]
@@ -62,7 +62,7 @@ class Settings:
 
     @classmethod
     def of(cls, url: Url) -> Settings:
-        """Understand *url*.
+        """Parse *url*.
 
         Raises:
             ConfigError: It names no members, or an option is unknown or doesn't fit.
@@ -91,12 +91,12 @@ class Settings:
 
     @property
     def has_key(self) -> bool:
-        """Whether members are told from strangers."""
+        """Whether a key keeps strangers out."""
         return self.key != NO_KEY
 
     @property
     def traits(self) -> LeaseTraits:
-        """What such a fleet can do."""
+        """What this fleet can do."""
         ttl_max = self.options.ttl_max
         heartbeat = self.options.heartbeat or ttl_max / 15
         return LeaseTraits(
@@ -109,11 +109,11 @@ class Settings:
         )
 
     async def fleet(self) -> Fleet:
-        """Return the fleet; with ``dns``, after having asked who its members are.
+        """Return the fleet; with ``dns``, after asking DNS for its members.
 
         Raises:
-            Unavailable: DNS does not tell as many addresses as there are members.
-            ConfigError: We are none of them.
+            Unavailable: DNS has fewer or more addresses than there are members.
+            ConfigError: This is none of them.
         """
         if not self.options.dns:
             return self._fleet(self.addresses, self._me(self.addresses))
@@ -130,7 +130,7 @@ class Settings:
         return self._fleet(members, self._me_of_these(members) if self.options.me == "auto" else self._me(members))
 
     def transport(self, fleet: Fleet) -> TcpTransport:
-        """Return the way to the members of *fleet*."""
+        """Return the transport to the members of *fleet*."""
         return TcpTransport(
             fleet,
             Secret.of(self.key.key, fleet.terms),
@@ -141,7 +141,7 @@ class Settings:
         )
 
     def _listen(self, fleet: Fleet) -> str | None:
-        """Return where to listen instead of at our own address; its port is ours if none is given."""
+        """Return where to listen instead of at this member's address; its port is this member's if none is given."""
         given = self.options.listen
         if not given or fleet.me is None:
             return None
@@ -191,7 +191,7 @@ class Settings:
             context.load_cert_chain(cert, key or None)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the files for TLS can't be used: {error}") from error
-        context.verify_mode = ssl.CERT_REQUIRED  # both sides show who they are
+        context.verify_mode = ssl.CERT_REQUIRED  # both sides show a certificate
         return context
 
 
@@ -219,17 +219,17 @@ def _has_port(written: str) -> bool:
 
 
 def _trouble(written: str) -> str:
-    """Say what keeps *written* from being ``host:port``; nothing if it is."""
+    """Return why *written* is not ``host:port``; an empty text if it is."""
     host, _, port = written.rpartition(":")
     if not host:
         return "a host and a port are needed"
     if any(each.isspace() for each in written):
         return "it has a space"
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        return "an IPv6 address must stand in brackets"
+        return "an IPv6 address must be in brackets"
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
         return f"its port must be a number from 1 to 65535, not {port!r}"
-    return "" if _is_name(host) else "its host is no name that DNS could know"
+    return "" if _is_name(host) else "its host is no valid DNS name"
 
 
 def _is_name(host: str) -> bool:
@@ -268,8 +268,8 @@ def _key(options: Options, addresses: tuple[str, ...]) -> Secret:
         hosts.append(address(options.listen)[0] if _has_port(options.listen) else options.listen.strip("[]"))
     if not options.insecure and not all(_is_loopback(each) for each in hosts):
         raise ConfigError(
-            "members on several machines need a shared key, or whoever reaches their ports could vote: "
-            "openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
+            "members on several machines need a shared key, or any host that reaches their ports could vote; make one "
+            "with: openssl rand -hex 32 > peers.key, and add key_file=peers.key (or set "
             f"{KEY_VARIABLE}); insecure=true does without"
         )
     return NO_KEY

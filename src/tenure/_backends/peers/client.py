@@ -34,15 +34,15 @@ from tenure.errors import ConfigError, Unavailable
 COMPARE = "compare key, member list, quorum and ttl_max of all members"
 
 CLOCK_MIN = 946_684_800_000
-"""The year 2000, in ms: a wall clock that stands earlier was never set."""
+"""The year 2000, in ms: an earlier wall clock was never set."""
 
 
 class Member:
     """One member at work; where the fleet has no ``me``, a client, which only asks the members.
 
     Args:
-        find_fleet: Tells who the members are; asked once.
-        make_transport: Makes the way to them, once they are known.
+        find_fleet: Returns the fleet; called once.
+        make_transport: Makes the transport to its members.
         clock: Measures promises.
     """
 
@@ -71,7 +71,7 @@ class Member:
         """Start the member, if it isn't running.
 
         Raises:
-            Unavailable: Its address is taken, or the members' names can't be resolved; the next call tries again.
+            Unavailable: Its address is taken, or the members' names can't be resolved. The next call tries again.
         """
         async with self._opening:
             if self._closed:
@@ -88,7 +88,7 @@ class Member:
             floor = int(time.time() * 1000)
             if floor < CLOCK_MIN and fleet.me is not None:
                 await transport.close()
-                raise ConfigError("the wall clock stands before the year 2000; set it: tokens begin there")
+                raise ConfigError("the wall clock is before the year 2000; set it, because tokens begin at its time")
             nonce, now = secrets.randbits(50), self._clock.now()
             self._fleet, self._transport = fleet, transport
             self._machine = Machine(fleet, random.Random(), floor=floor, nonce=nonce, now=now)
@@ -139,11 +139,11 @@ class Member:
         return answer
 
     def _refusals(self) -> str:
-        """Say who refuses to hear us, and what to do about it."""
+        """Return which members refuse this one, and what to do about it."""
         if self._transport is None or self._fleet is None or not self._transport.counts.refused:
             return ""
         refused = ", ".join(self._fleet.members[member] for member in sorted(self._transport.counts.refused))
-        return f"; {refused} refused us: {COMPARE}"
+        return f"; {refused} refused this member: {COMPARE}"
 
     def _deliver(self, sender: int, message: Message) -> None:
         self.feed(Received(sender, message))
@@ -153,7 +153,7 @@ class Member:
         self.feed(Tick())
 
     def feed(self, event: Input) -> None:
-        """Give *event* to the machine, do what it says, and wake it when it wants."""
+        """Give *event* to the machine, perform its effects, and set the timer for ``wake_at``."""
         if self._closed or self._machine is None or self._transport is None:
             return
         for effect in self._machine.handle(event, self._clock.now()):
@@ -187,7 +187,7 @@ class Member:
         return self._clock.now()
 
     async def close(self) -> None:
-        """Vote no more, and answer nobody. A second time does nothing."""
+        """Stop voting and answering. A second call does nothing."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -10,21 +10,21 @@ from tenure._backends.peers.transport import CROWDED
 from tenure._opened import Fact
 
 AHEAD_MAX = 60.0
-"""Seconds by which tokens may be ahead of the wall clock before that is worth a warning."""
+"""Seconds that tokens may be ahead of the wall clock without a warning."""
 
 
 async def diagnose(member: Member) -> Sequence[Fact]:
-    """Tell which members are alive, as seen from here."""
+    """Return the members that are alive, as seen from here, and the fleet's rules."""
     asked = await member.or_client()
     fleet, machine, transport = asked.running()
     now = asked.now
-    me = "looks on" if fleet.me is None else fleet.members[fleet.me]
+    me = "none: a client" if fleet.me is None else fleet.members[fleet.me]
     alive = [fleet.members[member] for member in machine.liveness.alive(now)]
     facts = [Fact("members", ", ".join(fleet.members)), Fact("me", me)]
     if fleet.me is not None:
         facts.append(Fact("alive", ", ".join(alive)))
     facts.append(Fact("strategy", fleet.strategy))
-    rule = f"{fleet.needed} of {fleet.size} must vouch"
+    rule = f"{fleet.needed} of {fleet.size} votes"
     if fleet.quorum == "none":
         facts.append(Fact("quorum", "none", "a partition may give two leaders; use quorum=majority if that matters"))
     else:
@@ -38,9 +38,9 @@ async def diagnose(member: Member) -> Sequence[Fact]:
 
 
 def _clock_fact(newest: int) -> Fact:
-    """Tell how far tokens are ahead of our wall clock, above which they would go on if nobody remembered them."""
+    """Return how far tokens are ahead of the wall clock: they would restart from it if no member remembered them."""
     ahead = newest / 1000 - time.time()
     if ahead < AHEAD_MAX:
         return Fact("tokens", "not ahead of the clock")
-    advice = "set the clocks of all members: by a clock that is behind, tokens might not rise after restarts"
+    advice = "set the clocks of all members: with a clock that is behind, tokens might not rise after restarts"
     return Fact("tokens", f"{ahead:.0f} s ahead of the clock", advice)

@@ -1,4 +1,4 @@
-"""A fleet: who its members are, by which rule they elect, and the times they keep. Plain values, checked when built."""
+"""A fleet: its members, the rule by which they elect, and their times. Plain values, checked when built."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Strategy = Literal["lowest", "bully", "ring"]
 Quorum = Literal["majority", "none"]
 
 MEMBERS_MAX = 64
-"""Every member talks to every other, so that a fleet's traffic grows with the square of its size."""
+"""Every member talks to every other, so a fleet's traffic grows with the square of its size."""
 
 SUSPECT_AFTER = 3.5
-"""A member that was silent for so many heartbeats is taken for dead: three lost ones in a row, and some delay."""
+"""Heartbeats of silence after which a member counts as dead: three lost ones in a row, and some delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Fleet:
 
     Args:
         members: The address of each member; its place in the list is its rank.
-        me: Our own place; None for somebody who only looks on.
-        strategy: Who of those that want to lead is to claim the name.
-        quorum: ``"majority"``: who leads has the promises of more than half of all members. ``"none"``: who leads has
-            asked those it could reach, and a partition may give two leaders. Unset, a majority, with three members or
+        me: The place of this member; None for a client, which is no member and only asks.
+        strategy: Which of the members that want a name claims it.
+        quorum: ``"majority"``: a leader has the votes of more than half of all members. ``"none"``: a leader has asked
+            those that it could reach, and a partition may give two leaders. Unset: a majority, with three members or
             more.
-        ttl_max: The longest lease. A member that has just started has forgotten its promises, and keeps silent so long.
-        heartbeat: How often each member tells the others that it lives.
-        patience: The longest that a message and its handling should take; half of what is waited for an answer.
+        ttl_max: The longest lease. A restarted member has lost its promises, and does not vote for so long.
+        heartbeat: How often each member tells the others that it is alive.
+        patience: The longest that a message and its handling should take; the wait for an answer is twice that.
 
     Raises:
         ConfigError: The settings contradict one another; the message says which would do.
@@ -88,37 +88,37 @@ class Fleet:
 
     @property
     def needed(self) -> int:
-        """How many must vouch for a leader."""
+        """How many votes a leader needs."""
         return self.majority if self.quorum == "majority" else 1
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Everybody but us."""
+        """All members but this one."""
         return tuple(member for member in range(self.size) if member != self.me)
 
     @property
     def suspect_after(self) -> float:
-        """How long a member may be silent before it is taken for dead."""
+        """How long a member may be silent before it counts as dead."""
         return SUSPECT_AFTER * self.heartbeat
 
     @property
     def answer_within(self) -> float:
-        """How long an answer is waited for: there and back."""
+        """How long to wait for an answer: there and back."""
         return 2 * self.patience
 
     @property
     def question_lasts(self) -> float:
-        """How long a question may take that has to ask the others, asked again and again."""
+        """How long a question to the other members may take, with all its repetitions."""
         return max(2 * self.heartbeat, 2 * self.answer_within)
 
     @property
     def election_lasts(self) -> float:
-        """How long an election may take that meets a dead or slow member at every turn: who stands, stands so long."""
+        """How long an election may take that meets a dead or slow member at every step; a campaign lasts so long."""
         return max(2 * self.heartbeat, (self.size + 4) * self.answer_within)
 
     @property
     def terms(self) -> str:
-        """What all must agree on, as text: members that differ in it must not count each other's votes."""
+        """What all members must agree on, as text: members that differ in it must not count each other's votes."""
         return f"{','.join(self.members)} quorum={self.quorum} ttl_max={self.ttl_max!r}"
 
 

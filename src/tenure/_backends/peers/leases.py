@@ -41,7 +41,7 @@ TRAITS = LeaseTraits(
     hints=True,
     survives_restart=False,
 )
-"""With the times as they are if nothing is said; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
+"""With the default times; ``ttl_max`` and ``heartbeat`` in the URL change the limits."""
 
 
 class PeersLeases:
@@ -57,13 +57,13 @@ class PeersLeases:
         self._member = member
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
-        """Stand for *name*; a holder that asks again gets the same grant, extended."""
+        """Campaign for *name*; a holder that asks again gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, self.traits)
         if (size := metadata_size(metadata)) > METADATA_MAX:
             raise ConfigError(f"metadata must take at most {METADATA_MAX} bytes as JSON, and takes {size}")
-        told = FrozenDict(metadata)
+        copy = FrozenDict(metadata)
         await self._member.open()
         fleet, _, _ = self._member.running()
         if fleet.me is None:
@@ -71,10 +71,10 @@ class PeersLeases:
                 f"to lead, this must be one of the members {', '.join(fleet.members)}, and the URL does not say which; "
                 f"add me= with its address, such as me={fleet.members[0]}"
             )
-        return _expect(await self._member.ask(lambda ask: Acquire(ask, name, holder, ttl, told)), Granted, HeldBy)
+        return _expect(await self._member.ask(lambda ask: Acquire(ask, name, holder, ttl, copy)), Granted, HeldBy)
 
     async def renew(self, grants: Sequence[Grant], ttl: float) -> Sequence[Granted | Lost | NoAnswer]:
-        """Ask all members to vouch for these claims for *ttl* seconds more."""
+        """Ask all members to renew their votes for these claims for *ttl* seconds."""
         require_ttl(ttl, self.traits)
         await self._member.open()
         return list(await asyncio.gather(*(self._renew(grant, ttl) for grant in grants)))
@@ -82,16 +82,16 @@ class PeersLeases:
     async def _renew(self, grant: Grant, ttl: float) -> Granted | Lost | NoAnswer:
         try:
             return _expect(await self._member.ask(lambda ask: Renew(ask, grant, ttl)), Granted, Lost)
-        except Unavailable as error:  # too few vouched for this name; of others they may
+        except Unavailable as error:  # too few votes for this name; the others may have enough
             return NoAnswer(str(error))
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Let all members know that the name is free."""
+        """Tell all members that the name is free."""
         await self._member.open()
         return _expect(await self._member.ask(lambda ask: Release(ask, grant)), Released, Lost)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Ask the members whom they vouch for."""
+        """Ask the members which claim has their vote."""
         require_name(name)
         asked = await self._member.or_client()
         return await _inspect(asked, name)
@@ -108,31 +108,31 @@ class PeersLeases:
         return _expect(await asked.ask(lambda ask: AskToResign(ask, name)), bool, bool)
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when a vote for *name* changed here, or, for who only looks on, when another leads."""
+        """Yield when a vote for *name* changed here; in a client, when the leader changed."""
         require_name(name)
         return _Hints(self._member, name)
 
 
 class _Hints(AsyncIterator[None]):
-    """Yield when something may have changed for a name; a wait that was cancelled can be taken up again."""
+    """Yield when something may have changed for a name; after a cancelled wait, the next one goes on."""
 
     def __init__(self, member: Member, name: str) -> None:
         self._member = member
         self._name = name
-        self._rings = member.listen(name)
-        self._seen: HeldBy | Vacant | None = None
+        self._notified = member.listen(name)
+        self._last: HeldBy | Vacant | None = None
 
     async def __anext__(self) -> None:
         asked = await self._member.or_client()
         fleet, _, _ = asked.running()
         if fleet.me is not None:
-            return await anext(self._rings)
-        while True:  # nobody tells an onlooker, so it looks
+            return await anext(self._notified)
+        while True:  # members send a client no hints, so it polls
             await asyncio.sleep(fleet.heartbeat)
             with suppress(Unavailable):
                 found = await _inspect(asked, self._name)
-                before, self._seen = self._seen, found
-                if before is None or _who(found) != _who(before):
+                before, self._last = self._last, found
+                if before is None or _leader(found) != _leader(before):
                     return None
 
 
@@ -140,7 +140,7 @@ async def _inspect(asked: Member, name: str) -> HeldBy | Vacant:
     return _expect(await asked.ask(lambda ask: Inspect(ask, name)), HeldBy, Vacant)
 
 
-def _who(found: HeldBy | Vacant) -> tuple[str, int]:
+def _leader(found: HeldBy | Vacant) -> tuple[str, int]:
     return (found.holder, found.token) if isinstance(found, HeldBy) else ("", found.token)
 
 

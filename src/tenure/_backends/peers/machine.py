@@ -111,7 +111,7 @@ class Machine(Startup):
             raise ConfigError(f"the wall clock ({floor} ms) is out of all bounds; set it")
         super().__init__(fleet, rng, floor=floor, nonce=nonce, now=now)
         self._elections: dict[str, ElectionStrategy] = {}
-        self._held_back: dict[str, list[tuple[int, RingElection]]] = {}  # while a dead leader has our vote
+        self._held_back: dict[str, list[tuple[int, RingElection]]] = {}  # while a dead leader has the vote
         if fleet.me is not None:
             self._timers.set(self.liveness.beat_at, "heartbeat")
             if not self.voter.awake:

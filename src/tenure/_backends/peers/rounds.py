@@ -106,7 +106,7 @@ class ClaimRound(Round):
         if self.fleet.quorum == "majority":
             everybody = not self.holds and not self.missing.intersection(awaited)
             return everybody or self.poll.is_hopeless(self.fleet.needed)
-        if self.holds:  # a newer leader than we was met
+        if self.holds:  # refused by its own vote, for a newer leader
             return self.fleet.me in self.poll.no
         return bool(self.poll.no)
 

@@ -1,4 +1,4 @@
-"""Frames and their seal: what a stream of bytes between two members looks like. No I/O: bytes in, messages out.
+"""Frames and their seal: the byte stream between two members. No I/O: bytes in, messages out.
 
 ::
 
@@ -7,14 +7,15 @@
 
 House rules:
 
-- Every frame is sealed by HMAC-SHA256 under a key of its own connection and direction, which both derive from the
-  shared key, the two nonces and the fleet's terms. So a frame recorded on one connection, or in the other direction, is
-  no frame here; members that differ about the fleet's terms can't talk; and no clock is needed.
-- Within a connection, the counter rises by exactly one. TCP keeps the order, so that any other counter is a replay, or
-  a gap that somebody made: the window is one frame wide.
-- The first frame names who speaks to whom. A member that was reached under another's address finds out there.
-- What is forged, replayed, oversized or malformed is counted, dropped, and changes nothing. A length that is out of
-  bounds ends the connection, for where the next frame begins is not known any more; so does too much rubbish.
+- Every frame is sealed by HMAC-SHA256 under a key of its own connection and direction, which both sides derive from the
+  shared key, the two nonces and the fleet's terms. So a frame recorded on another connection, or in the other
+  direction, is invalid; members that differ about the fleet's terms can't talk; and no clock is needed.
+- Within a connection, the counter rises by exactly one. TCP keeps the order, so any other counter is a replay, or a gap
+  that an attacker made: the window is one frame wide.
+- The first frame names its sender and the member it is meant for, so a member that is reached under another's address
+  finds out.
+- A forged, replayed, oversized or malformed frame is counted and dropped, and changes nothing. A length that is out of
+  bounds ends the connection, because the beginning of the next frame is unknown; so do too many bad frames.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tenure._backends.peers.wire import FRAME_MAX, Malformed
 MAGIC = b"tenure\x00\x01"
 NONCE = 16
 GREETING = len(MAGIC) + NONCE
-RUBBISH_MAX = 16
-"""So many bad frames on one connection end it."""
+BAD_FRAMES_MAX = 16
+"""Bad frames after which a connection is closed."""
 
 _HEAD = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
@@ -41,12 +42,12 @@ _KEY = struct.Struct(">H")
 
 
 class Broken(Exception):
-    """Say that a connection can't be used any further."""
+    """A connection can't be used any further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The shared key, bound to what the members must agree on; never shown."""
+    """The shared key, bound to the fleet's terms; never shown."""
 
     key: bytes
 
@@ -59,63 +60,63 @@ class Secret:
         return "Secret(***)"
 
     def channel(self, mine: bytes, theirs: bytes, *, dialled: bool) -> Channel:
-        """Return the channel of one connection, given both nonces and who dialled."""
+        """Return the channel of one connection, given both nonces and whether this side dialled."""
         both = mine + theirs if dialled else theirs + mine
         there, back = (hmac.digest(self.key, way + both, hashlib.sha256) for way in (b">", b"<"))
         return Channel(*((there, back) if dialled else (back, there)))
 
 
 class Channel:
-    """One connection after the greetings: seals what goes out, opens what comes in."""
+    """One connection after the greetings: seals outgoing frames, opens incoming ones."""
 
     def __init__(self, out_key: bytes, in_key: bytes) -> None:
         self._out_key = out_key
         self._in_key = in_key
         self._sent = 0
         self._received = 0
-        self._rubbish = 0
+        self._bad_frames = 0
 
     def seal(self, body: bytes) -> bytes:
         """Return the frame that carries *body*."""
-        told = _COUNTER.pack(self._sent) + body
+        signed = _COUNTER.pack(self._sent) + body
         self._sent += 1
-        mac = hmac.digest(self._out_key, told, hashlib.sha256)
-        return _HEAD.pack(_MAC + len(told)) + mac + told
+        mac = hmac.digest(self._out_key, signed, hashlib.sha256)
+        return _HEAD.pack(_MAC + len(signed)) + mac + signed
 
     def open(self, frame: bytes, counts: Counts) -> bytes | None:
         """Return the body of *frame* (without its length), or None for one that is dropped.
 
         Raises:
-            Broken: There has been too much rubbish.
+            Broken: There were too many bad frames.
         """
-        told = frame[_MAC:]
-        if not hmac.compare_digest(hmac.digest(self._in_key, told, hashlib.sha256), frame[:_MAC]):
+        signed = frame[_MAC:]
+        if not hmac.compare_digest(hmac.digest(self._in_key, signed, hashlib.sha256), frame[:_MAC]):
             self.drop("forged", counts)
             return None
-        (counter,) = _COUNTER.unpack_from(told)
+        (counter,) = _COUNTER.unpack_from(signed)
         if counter != self._received:
             self.drop("replayed", counts)
             return None
         self._received += 1
-        return told[_COUNTER.size :]
+        return signed[_COUNTER.size :]
 
     def drop(self, why: str, counts: Counts) -> None:
-        """Count what is not handled, and give up when it is too much.
+        """Count a frame that is dropped.
 
         Raises:
-            Broken: There has been too much of it.
+            Broken: There were too many.
         """
         counts.drop(why)
-        self._rubbish += 1
-        if self._rubbish >= RUBBISH_MAX:
+        self._bad_frames += 1
+        if self._bad_frames >= BAD_FRAMES_MAX:
             raise Broken("too many bad frames")
 
 
 def length_of(head: bytes, counts: Counts) -> int:
-    """Return how many bytes follow the four of *head*.
+    """Return how many bytes follow the length in *head*.
 
     Raises:
-        Broken: More than a frame may have, or fewer than one has.
+        Broken: More than a frame may have, or fewer than it must have.
     """
     (length,) = _HEAD.unpack(head)
     if length > FRAME_MAX - _HEAD.size:
@@ -128,7 +129,7 @@ def length_of(head: bytes, counts: Counts) -> int:
 
 
 def greeting(nonce: bytes) -> bytes:
-    """Return what each side says first."""
+    """Return the first bytes that each side sends."""
     return MAGIC + nonce
 
 
@@ -136,32 +137,32 @@ def nonce_of(said: bytes, counts: Counts) -> bytes:
     """Return the nonce of a greeting.
 
     Raises:
-        Broken: It is none of ours.
+        Broken: It is no greeting of this protocol.
     """
     if not said.startswith(MAGIC):
         counts.drop("stranger")
-        raise Broken("whoever is there does not speak our language")
+        raise Broken("the other side does not speak this protocol")
     return said[len(MAGIC) :]
 
 
 def introduction(me: int | None, to: int) -> bytes:
-    """Return the body of the first frame: who speaks to whom."""
+    """Return the body of the first frame: its sender, and the member it is meant for."""
     return _KEY.pack(0xFFFF if me is None else me) + _KEY.pack(to)
 
 
 def introduced(body: bytes, me: int, size: int) -> int | None:
-    """Return which member speaks to us, None for one who only looks on.
+    """Return which member sent an introduction, None for a client.
 
     Raises:
-        Malformed: It means somebody else, or is nobody of the fleet.
+        Malformed: It is meant for another member, or its sender is no member of the fleet.
     """
     if len(body) != 2 * _KEY.size:
         raise Malformed("not an introduction")
-    who, to = _KEY.unpack(body[:2])[0], _KEY.unpack(body[2:])[0]
-    if to != me or who == me:
+    sender, to = _KEY.unpack(body[:2])[0], _KEY.unpack(body[2:])[0]
+    if to != me or sender == me:
         raise Malformed("meant for another member")
-    if who == 0xFFFF:
+    if sender == 0xFFFF:
         return None
-    if who >= size:
-        raise Malformed("no member")
-    return int(who)
+    if sender >= size:
+        raise Malformed("not a member")
+    return int(sender)

@@ -1,12 +1,13 @@
-"""The way to the other members over TCP: one connection from each member to each other, dialled again when it breaks.
+"""The transport over TCP: one connection from each member to each other, dialled again when it breaks.
 
 House rules:
 
-- ``send`` never waits. What can't be sent soon is dropped: a member asks again, and what is stale helps nobody.
-- A member sends on the connections that it has dialled. Who only looks on gets its answers on its own connection.
-- Everything is bounded: frames by length, a link's outbox by bytes and age, strangers by number and time, onlookers by
-  number. Of too many, the oldest goes: whoever is in the way must not be able to keep a member out.
-- What the network does is no error here; it is what the protocol is made for. It is counted and mended.
+- ``send`` never waits. A message that can't be sent soon is dropped: the member asks again, and a stale message helps
+  nobody.
+- A member sends on the connections that it has dialled. A client gets its answers on its own connection.
+- Everything is bounded: frames by length, an outbox by bytes and age, strangers by number and time, clients by number.
+  Of too many connections, the oldest is closed, so that no flood can keep a member out.
+- Network failures are no errors here; the protocol is made for them. They are counted and repaired.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ OUTBOX_MAX = 1_048_576
 STRANGERS_MAX = 64
 """Connections at one time that have not introduced themselves."""
 
-ONLOOKERS_MAX = 64
-"""Connections at one time of those that only look on."""
+CLIENTS_MAX = 64
+"""Connections of clients at one time."""
 
 GREET_WITHIN = 3.0
-"""Seconds for a connection to stand, greetings and introduction included."""
+"""Seconds for a connection to be set up, greetings and introduction included."""
 
 ACCEPT_WITHIN = 0.5
-"""Seconds after which a member that has not hung up is taken to accept us."""
+"""Seconds after which a member that has not closed the connection has accepted it."""
 
 TURNS_TO_ANSWER = 4
-"""Turns of the loop until a connection that it has accepted is given to us, or, if we are closed, is closed as well."""
+"""Turns of the loop until a connection that it has accepted reaches ``_answer``, which closes it after ``close``."""
 
 DIAL_EVERY_MAX = 2.0
-"""Seconds between attempts to reach a member that can't be reached, at most."""
+"""Seconds, at most, between attempts to reach a member that can't be reached."""
 
 
 class Outbox:
-    """What is to be sent to one member, as long as it is worth sending."""
+    """The messages to one member that wait to be sent, until they are stale."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, keeps: float) -> None:
         self._loop = loop
@@ -74,7 +75,7 @@ class Outbox:
         self._news = asyncio.Event()
 
     def put(self, body: bytes) -> None:
-        """Take *body* in; drop the oldest if it is too much."""
+        """Add *body*; drop the oldest if there are too many bytes."""
         self._waiting.append((self._loop.time(), body))
         self._bytes += len(body)
         while self._bytes > OUTBOX_MAX:
@@ -82,7 +83,7 @@ class Outbox:
         self._news.set()
 
     async def get(self) -> list[bytes]:
-        """Wait for something to send, and return all that is not stale."""
+        """Wait for something to send, and return everything that is not stale."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -98,11 +99,11 @@ class TcpTransport:
     """A :class:`tenure._backends.peers.transport.Transport` over TCP.
 
     Args:
-        fleet: Who there is, and who we are.
+        fleet: The fleet, and this member's place in it.
         secret: The key that seals every frame.
         dice: Source of jitter.
         server_tls, client_tls: Contexts to listen and to dial with; None for TCP in clear.
-        listen: Where to listen if not at our own address: ``host:port``.
+        listen: Where to listen if not at this member's own address: ``host:port``.
         listener: A socket that listens already; otherwise one is made.
     """
 
@@ -130,14 +131,14 @@ class TcpTransport:
         self._outboxes: dict[int, Outbox] = {}
         self._reachable: dict[int, asyncio.Event] = {}
         self._strangers: dict[asyncio.Task[None], None] = {}
-        self._watching: dict[asyncio.Task[None], None] = {}
-        self._onlookers = 0
+        self._clients: dict[asyncio.Task[None], None] = {}
+        self._clients_served = 0
         self._closed = False
         self._silence_max = max(30.0, 4 * fleet.suspect_after)
         self._deliver: Deliver = lambda sender, message: None
 
     async def open(self, deliver: Deliver) -> None:
-        """Listen, if we are a member, and begin to dial all others."""
+        """Listen, if this is a member, and begin to dial all others."""
         self._deliver = deliver
         if self._fleet.me is not None:
             await self._listen(self._fleet.me)
@@ -145,7 +146,7 @@ class TcpTransport:
         for other in self._fleet.others:
             self._outboxes[other] = Outbox(loop, max(1.0, self._fleet.question_lasts))
             self._reachable[other] = asyncio.Event()
-            self._spawn(self._dial_for_ever(other))
+            self._spawn(self._keep_dialling(other))
 
     def send(self, to: int, message: Message) -> None:
         """Put *message* into the outbox of *to*; without one, it is lost."""
@@ -171,7 +172,7 @@ class TcpTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # --- who calls us ---
+    # --- incoming connections ---
 
     async def _listen(self, me: int) -> None:
         at = self._listen_at or self._fleet.members[me]
@@ -186,7 +187,7 @@ class TcpTransport:
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server_tls is not None:
             transport = cast("asyncio.Transport", writer.transport)
-            transport.pause_reading()  # what comes first is for the handshake, which begins a moment later
+            transport.pause_reading()  # the first bytes are for the handshake, which begins a moment later
         if self._closed:
             writer.transport.abort()
             return
@@ -199,27 +200,27 @@ class TcpTransport:
         self._admit(task, self._strangers, STRANGERS_MAX)
         try:
             async with asyncio.timeout(GREET_WITHIN):
-                if self._server_tls is not None:  # here and not before: who makes no handshake is counted, too
+                if self._server_tls is not None:  # only here, so that a stranger without a handshake counts too
                     await writer.start_tls(self._server_tls)
                 channel = await self._greet(reader, writer, dialled=False)
-                who = await self._introduced(reader, channel)
+                sender = await self._introduced(reader, channel)
             self._strangers.pop(task, None)
-            if who is None:
-                self._admit(task, self._watching, ONLOOKERS_MAX)
-                await self._serve_onlooker(reader, writer, channel)
+            if sender is None:
+                self._admit(task, self._clients, CLIENTS_MAX)
+                await self._serve_client(reader, writer, channel)
             else:
-                self._reachable[who].set()  # it is there: no need to wait with dialling it
-                await self._read(reader, channel, who, self._silence_max)
+                self._reachable[sender].set()  # it is alive: dial it at once
+                await self._read(reader, channel, sender, self._silence_max)
         except (OSError, EOFError, Broken, TimeoutError, asyncio.CancelledError) as error:
-            # Whoever it was comes again. Nobody waits for this task, so it can end here when it is cancelled, too:
-            # because it was crowded out, or because we are closed.
+            # The other side connects again. Nobody waits for this task, so it can also end here when it is cancelled:
+            # because it was crowded out, or because the transport is closed.
             _forget_frames(error)
         finally:
             self._strangers.pop(task, None)
-            self._watching.pop(task, None)
+            self._clients.pop(task, None)
 
     def _admit(self, task: asyncio.Task[None], those: dict[asyncio.Task[None], None], most: int) -> None:
-        """Count *task* among *those*; if there are too many, the one that has been there longest has to go."""
+        """Add *task* to *those*; if there are too many, end the oldest."""
         if len(those) >= most:
             oldest = next(iter(those))
             del those[oldest]
@@ -233,18 +234,16 @@ class TcpTransport:
         body = channel.open(await self._frame(reader), self.counts)
         try:
             if body is None:
-                raise Malformed("not sealed with our key")
+                raise Malformed("not sealed with this key")
             return introduced(body, me, self._fleet.size)
         except Malformed as error:
             if body is not None:
                 self.counts.drop("stranger")
             raise Broken(str(error)) from error
 
-    async def _serve_onlooker(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: Channel
-    ) -> None:
-        self._onlookers += 1
-        number = -self._onlookers
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: Channel) -> None:
+        self._clients_served += 1
+        number = -self._clients_served
         self._outboxes[number] = outbox = Outbox(asyncio.get_running_loop(), self._fleet.question_lasts)
         writing = asyncio.create_task(self._write(writer, channel, outbox))
         try:
@@ -254,13 +253,13 @@ class TcpTransport:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
-    # --- whom we call ---
+    # --- outgoing connections ---
 
-    async def _dial_for_ever(self, to: int) -> None:
+    async def _keep_dialling(self, to: int) -> None:
         pause = 0.05
         while True:
             begun = asyncio.get_running_loop().time()
-            with suppress(OSError, EOFError, Broken, TimeoutError):  # it is dead, not yet born, or cut off
+            with suppress(OSError, EOFError, Broken, TimeoutError):  # it is dead, not started yet, or cut off
                 await self._dial(to)
             if asyncio.get_running_loop().time() - begun > GREET_WITHIN:
                 pause = 0.05
@@ -300,8 +299,8 @@ class TcpTransport:
         writer.write(greeting(mine))
         theirs = nonce_of(await reader.readexactly(GREETING), self.counts)
         if theirs == mine:
-            _let_go_at_once(writer)
-            raise Broken("this is our own greeting")
+            _close_at_once(writer)
+            raise Broken("this member reached itself")
         return self._secret.channel(mine, theirs, dialled=dialled)
 
     async def _frame(self, reader: asyncio.StreamReader) -> bytes:
@@ -328,13 +327,13 @@ class TcpTransport:
         while True:
             for body in await outbox.get():
                 writer.write(channel.seal(body))
-            # Who takes nothing for so long is as good as gone; the connection is dialled anew.
+            # A side that reads nothing for so long counts as gone; the connection is dialled again.
             async with asyncio.timeout(max(GREET_WITHIN, self._fleet.suspect_after)):
                 await writer.drain()
 
 
 async def _stop_accepting(server: asyncio.Server) -> None:
-    """Let no more connections in, and wait for those that the loop has just accepted to be given to us.
+    """Accept no more connections, and wait until those that the loop has just accepted reach ``_answer``.
 
     A server that is closed before that leaves them open for ever.
     """
@@ -349,39 +348,39 @@ async def _stop_accepting(server: asyncio.Server) -> None:
 def _advice(error: OSError, listen: str | None) -> str:
     """Say what to do about an address that can't be listened on."""
     if error.errno == errno.EADDRINUSE:
-        return "another process does; if that is this member, leave me= out of the URL to look on"
+        return "another process does; if that is this member, leave me= out of the URL to connect as a client"
     if error.errno == errno.EACCES:
         return "this user may not; use a port above 1023"
     if listen is not None:
         return "it is no address of this machine now; listen=0.0.0.0 means all that it has"
     return (
-        "it is no address of this machine now; look whether me= says which member this is, or, if others reach it "
-        "through an address that it does not have itself, add listen=0.0.0.0"
+        "it is no address of this machine now; check that me= names this member, or, if others reach it through an "
+        "address that it does not have itself, add listen=0.0.0.0"
     )
 
 
 def address(member: str) -> tuple[str, int]:
-    """Take ``host:port`` apart; an IPv6 address stands in brackets."""
+    """Split ``host:port``; an IPv6 address is in brackets."""
     host, _, port = member.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Let go of all that was in use where *error* was raised.
+    """Drop the stack frames of *error*.
 
-    The frames and the error hold each other, and with them the 256 KiB of a TLS handshake that came to nothing. Of a
-    flood of those, none may be there until the garbage is collected.
+    The frames and the error reference each other, and with them the 256 KiB of a failed TLS handshake. In a flood of
+    those, none may stay until the garbage is collected.
     """
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
 
 
-def _let_go_at_once(writer: asyncio.StreamWriter) -> None:
-    """Give the port back without the usual minute's wait.
+def _close_at_once(writer: asyncio.StreamWriter) -> None:
+    """Release the port without the usual minute's wait.
 
-    Who dials a port of this machine that nobody listens on may be given this very port for its own end, and has then
-    reached itself. As long as it keeps the port, the member that it belongs to can't listen on it.
+    A process that dials a port of this machine on which nobody listens may be given this very port for its own end: it
+    reaches itself. As long as it keeps the port, the member that it belongs to can't listen on it.
     """
     link: socket.socket = writer.get_extra_info("socket")
     with suppress(OSError):
@@ -389,7 +388,7 @@ def _let_go_at_once(writer: asyncio.StreamWriter) -> None:
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Send at once, and notice soon that nobody is there any more."""
+    """Send at once, and notice soon when the other side is gone."""
     link: socket.socket = writer.get_extra_info("socket")
     with suppress(OSError):
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

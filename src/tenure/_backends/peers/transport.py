@@ -1,4 +1,4 @@
-"""The door to the other members: messages go out and come in; each may be lost, late or doubled; none is forged."""
+"""The port to the other members: messages go out and come in; each may be lost, late or doubled; none is forged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CROWDED = "crowded out"
 
 @dataclass(slots=True)
 class Counts:
-    """What came and went. A frame that was dropped has changed nothing but its number here."""
+    """Frames sent, received and dropped. A dropped frame changes nothing but its number here."""
 
     sent: int = 0
     received: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    """Frames that were not handled, by the reason: forged, replayed, malformed, oversized, stranger.
-    Under ``CROWDED``, connections that had to make room for newer ones."""
+    """Dropped frames by reason: forged, replayed, malformed, oversized, stranger.
+    Under ``CROWDED``, connections that were closed to make room for newer ones."""
     refused: set[int] = field(default_factory=set)
-    """Members that hung up on us as soon as we had said who we are: they have other keys or terms than we."""
+    """Members that closed the connection after this member's introduction: their keys or fleet's terms differ."""
 
     def drop(self, why: str) -> None:
         """Count a frame that was dropped."""
@@ -31,17 +31,17 @@ class Counts:
 
 
 class Transport(Protocol):
-    """A way to every other member."""
+    """Carries messages to every other member."""
 
     counts: Counts
 
     async def open(self, deliver: Deliver) -> None:
         """Begin to listen (a member does) and to connect; *deliver* is called with each message and its sender.
 
-        Who only looks on gets a negative number as a sender, by which it can be answered for as long as it is there.
+        A client gets a negative number as a sender, by which it can be answered for as long as it is connected.
 
         Raises:
-            Unavailable: The address can't be listened on now.
+            Unavailable: This member's address can't be listened on now.
         """
         ...
 
@@ -50,5 +50,5 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of every connection. A second time does nothing."""
+        """Close every connection. A second call does nothing."""
         ...
