@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -19,7 +14,8 @@ import pytest
 import tenure
 from tenure.testing import until
 from tests.process.looking import states_of
-from tests.process.queue_worker import LOCK, run
+from tests.process.queue_worker import LOCK
+from tests.process.yard import Yard, check, send
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(os.name != "posix", reason="needs signals")]
 
@@ -27,43 +23,6 @@ EVERY = 0.25  # seconds from kill to kill, at least
 BETWEEN = 50  # messages settled from kill to kill, at least: or a machine that is slow enough would never be done
 PORTIONS = 5
 PATIENCE = 100.0
-
-# New consumers come from a process that has imported everything: so they work at once, and not only when they die.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["__main__", "tests.process.queue_worker"])
-
-
-class Yard:
-    """A file, the processes that consume from it, and what they did."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = str(folder / "work.db")
-        self.url = f"sqlite:///{self.file}?synchronous=normal&busy=30"
-        self.processes: dict[ForkServerProcess, Connection] = {}
-        with closing(sqlite3.connect(self.file)) as connection:
-            connection.execute("CREATE TABLE effect (id TEXT, delivery INTEGER, pid INTEGER)")
-
-    def start(self, mode: str) -> tuple[ForkServerProcess, Connection]:
-        hears, tells = FORKS.Pipe(duplex=False)
-        process = FORKS.Process(target=run, args=(self.file, mode, tells))
-        process.start()
-        tells.close()
-        self.processes[process] = hears
-        return process, hears
-
-    def kill(self, process: ForkServerProcess) -> None:
-        process.kill()
-        process.join()
-        process.close()
-        self.processes.pop(process).close()
-
-    def close(self) -> None:
-        for process in list(self.processes):
-            self.kill(process)
-
-    def ask(self, question: str) -> list[tuple[object, ...]]:
-        with closing(sqlite3.connect(self.file, timeout=30)) as connection:
-            return connection.execute(question).fetchall()
 
 
 @pytest.fixture
@@ -101,11 +60,6 @@ async def work_off(yard: Yard, queue: tenure.Queue, mode: str, total: int) -> No
                 left_at_kill = math.inf
 
 
-async def send(queue: tenure.Queue, numbers: range) -> None:
-    for start in numbers[::1_000]:
-        await queue.send_batch([tenure.Outgoing(b"x", id=f"m{n}") for n in numbers if start <= n < start + 1_000])
-
-
 class _Later:
     """A condition that holds after so many seconds: what paces the kills, and decides nothing."""
 
@@ -114,13 +68,6 @@ class _Later:
 
     def __call__(self) -> bool:
         return time.monotonic() >= self._at
-
-
-def check(yard: Yard) -> None:
-    """See that the books are in order after all the deaths."""
-    assert yard.ask("PRAGMA integrity_check") == [("ok",)]
-    for table in ("message", "ready", "delayed", "expiry", "deferred", "hold", "death"):
-        assert yard.ask(f"SELECT count(*) FROM tenure_{table}") == [(0,)], table
 
 
 @pytest.mark.timeout(150)
