@@ -15,7 +15,7 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo quick test pythons lowest format lint types layers unit wheel dist coverage bench servers clean
+.PHONY: help demo quick test pythons lowest proof format lint types layers unit wheel dist coverage bench servers clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ pythons: | $(BIN)/python ## Run the quick tests on every Python of 3.11 to 3.14 
 
 lowest: $(VENV)/.dev servers ## Run the tests of all stores with the lowest versions that pyproject.toml allows
 	@$(BIN)/python scripts/pythons.py --lowest -- $(ARGS)
+
+proof: $(VENV)/.dev ## The long runs: simulate by the million, kill, soak; resumable (ARGS='--elections 1000000 --soak 3600')
+	@$(BIN)/python -m tests.proof $(ARGS)
 
 format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
 	@$(BIN)/ruff check --fix-only .

@@ -49,6 +49,10 @@ class Yard:
         with closing(sqlite3.connect(self.file, timeout=30)) as connection:
             return connection.execute(question).fetchall()
 
+    def tell(self, change: str) -> None:
+        with closing(sqlite3.connect(self.file, timeout=30)) as connection, connection:
+            connection.execute(change)
+
 
 async def send(queue: tenure.Queue, numbers: range) -> None:
     for start in numbers[::1_000]:
