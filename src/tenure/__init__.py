@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tenure._election.elector import Election as Election
     from tenure._election.term import Term as Term
     from tenure._lease import Leader as Leader
+    from tenure._queue.broker import QueueSettings as QueueSettings
     from tenure._queue.broker import QueueTraits as QueueTraits
     from tenure._queue.consumer import Consumer as Consumer
     from tenure._queue.dead_letters import DeadLetters as DeadLetters
@@ -68,7 +69,7 @@ _HOMES = {
     "tenure.events": ("Event",),
     "tenure._lease": ("Leader",),
     "tenure._timing": ("Timing",),
-    "tenure._queue.broker": ("QueueTraits",),
+    "tenure._queue.broker": ("QueueSettings", "QueueTraits"),
     "tenure._queue.consumer": ("Consumer",),
     "tenure._queue.dead_letters": ("DeadLetters",),
     "tenure._queue.received": ("Message", "Received"),
@@ -101,6 +102,7 @@ __all__ = [
     "Outgoing",
     "Queue",
     "QueueNotEmpty",
+    "QueueSettings",
     "QueueTraits",
     "Received",
     "Reject",

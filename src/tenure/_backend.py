@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakSet, WeakValueDictionary
@@ -23,7 +23,7 @@ from tenure._election.store import LeaseStore, LeaseTraits, require_ttl
 from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
 from tenure._opened import Fact, Opened
-from tenure._queue.broker import Broker, QueueSettings, QueueTraits, SettingChanges
+from tenure._queue.broker import Broker, QueueTraits, setting_changes, settings_with
 from tenure._queue.context import QueueContext
 from tenure._queue.hints import HintSubscriptions
 from tenure._queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_count, check_name
@@ -273,8 +273,10 @@ class Backend:
     ) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
-        What is given holds for everybody from its first use on, until somebody gives something else; what is not given
-        stays as it was, or is what stands in brackets below.
+        The settings given here are what this program expects. At the first use, those that nobody has declared are
+        declared so, for everybody; where one was declared otherwise, every use raises ``ConfigError``. Use
+        :meth:`tenure.Queue.declare` to change them. What is not given is neither checked nor written: it is what was
+        declared, or else what stands in brackets below.
 
         Args:
             name: 1 to 200 printable characters, without ``$``. All instances that use it compete.
@@ -286,26 +288,18 @@ class Backend:
                 that, a process that uses the queue removes it for good.
 
         Raises:
-            ConfigError: A setting can't work, or doesn't fit this backend.
+            ConfigError: A setting can't work, or doesn't fit this backend. (That one was declared otherwise is raised
+                by the first use.)
         """
         renewal_thread, _, opened = self._connected()
         broker: Broker | None = getattr(opened, "broker", None)
         if broker is None:
             raise ConfigError(f"{self.url} has no queues; use another backend for them")
-        options = {
-            "lock": lock,
-            "max_deliveries": max_deliveries,
-            "dedupe_window": dedupe_window,
-            "body_max": body_max,
-            "dead_retention": dead_retention,
-        }
-        given = cast(SettingChanges, {key: value for key, value in options.items() if value is not None})
-        usual: SettingChanges = {"body_max": min(QueueSettings().body_max, broker.traits.body_max)}
-        settings = replace(QueueSettings(**usual), **given)
-        settings.check(broker.traits)
+        expected = setting_changes(lock, max_deliveries, dedupe_window, body_max, dead_retention)
+        settings = settings_with(expected, broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         context = QueueContext(
-            check_name(name), broker, renewal_thread, self._clock, settings, holder, self._on_event, given
+            check_name(name), broker, renewal_thread, self._clock, settings, holder, self._on_event, expected
         )
         context.hints = self._hints
         queue = Queue(context, self._requests)

@@ -882,7 +882,7 @@ async def test_a_pause_that_comes_first_is_honoured(town: Town) -> None:
 async def test_a_consumer_goes_by_what_the_queue_was_declared_with(town: Town) -> None:
     await town.queue(lock=5.0).send(b"a")
     queue = Queue(
-        QueueContext("orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", given={})
+        QueueContext("orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", expected={})
     )
     left: list[float] = []
     began = town.clock.now()
@@ -946,7 +946,7 @@ async def test_whoever_receives_goes_by_the_lock_that_the_queue_was_declared_wit
     def stranger() -> Queue:
         return Queue(
             QueueContext(
-                "orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", given={}
+                "orders", town.road, RenewalThread.here(), town.clock, QueueSettings(lock=LOCK), "me", expected={}
             )
         )
 
@@ -2143,10 +2143,11 @@ def test_how_long_letters_have_been_dead_is_counted_back_from_now() -> None:
 
 @in_town
 async def test_dead_letters_are_kept_as_long_as_another_process_has_declared_since(town: Town) -> None:
-    mine, theirs = town.queue(dead_retention=60.0), town.queue(dead_retention=10_000.0)
+    mine, theirs = town.queue(dead_retention=60.0), town.queue()
     await mine.send(b"a")
     [message] = await mine.receive()
     await message.dead_letter("no use")
+    await theirs.declare(dead_retention=10_000.0)
     await theirs.send(b"b")
     await asyncio.sleep(100.0)
     assert (await mine.receive())[0].body == b"b"

@@ -77,6 +77,33 @@ def test_send_a_file_and_lines(url: str, capsys: Captured, tmp_path: Path) -> No
     assert [message.body for message in received(url)] == [b"one", b"two"]
 
 
+def test_declare_changes_the_settings_for_everybody(url: str, capsys: Captured) -> None:
+    code, out, _ = tell(capsys, "queue", "declare", "orders", "--lock", "5", "--dead-retention", "1h", "--json")
+    settings = {"lock": 5.0, "max_deliveries": 10, "dedupe_window": 600.0, "body_max": 1_048_576}
+    assert (code, json.loads(out)) == (0, {"queue": "orders", "settings": {**settings, "dead_retention": 3_600.0}})
+    code, out, _ = tell(capsys, "queue", "declare", "orders", "--dead-retention", "forever")
+    assert out.splitlines()[0].split("  ") != out.splitlines()[1].split("  ")
+    assert "forever" in out
+    assert json.loads(tell(capsys, "queue", "orders", "--json")[1])["settings"]["dead_retention"] is None
+    assert "1,048,576 bytes" in tell(capsys, "queue", "orders")[1]
+    with tenure.sync.connect(url) as backend, pytest.raises(tenure.ConfigError, match="lock is 5, not 30"):
+        backend.queue("orders", lock=30).receive()
+
+
+def test_work_that_expects_other_settings_is_refused(capsys: Captured) -> None:
+    tell(capsys, "queue", "declare", "orders", "--lock", "5")
+    code, _, err = tell(capsys, "work", "orders", "--lock", "30", "--until-empty", "--", "true")
+    assert code == 78
+    assert "lock is 5, not 30" in err
+    assert "tenure queue declare orders --lock 30" in err
+
+
+def test_declare_wants_something_to_change(capsys: Captured) -> None:
+    code, _, err = tell(capsys, "queue", "declare", "orders")
+    assert code == 2
+    assert "say what to change, for example --lock 30" in err
+
+
 def test_send_later(capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x", "--delay", "1h")
     tell(capsys, "send", "orders", "x", "--at", "2100-01-01T00:00:00+00:00")

@@ -105,7 +105,8 @@ async def test_a_consumer_that_was_stopped_past_its_lock_can_settle_nothing(yard
         await until(hears.poll, within=PATIENCE, what="the consumer to receive")
         assert hears.recv() == "received"
         await until(lambda: states_of(pid) <= {"T"}, within=PATIENCE, what="the consumer to be stopped")
-        ours = backend.queue("q", lock=2 * PATIENCE)
+        ours = backend.queue("q")
+        await ours.declare(lock=2 * PATIENCE)
         [message] = await ours.receive(wait=PATIENCE)  # its lock has ended, and ours has begun
         assert message.delivery_count == 2
         os.kill(pid, signal.SIGCONT)

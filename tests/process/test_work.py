@@ -416,7 +416,9 @@ def test_the_command_of_a_stopped_worker_is_gone_before_its_session_is_free(stag
         worker = stage.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=SHORT)
         stage.wait(stage.said)
         stage.stop(worker)
-        with backend.queue("orders", lock=float(LONG)).session("a", wait=PATIENCE) as session:
+        queue = backend.queue("orders")
+        queue.declare(lock=float(LONG))
+        with queue.session("a", wait=PATIENCE) as session:
             assert not any(map(is_alive, map(int, stage.said())))
             assert float(SHORT) < session.remaining() < float(LONG)
             [message] = session.receive()

@@ -66,7 +66,7 @@ def test_in_virtual_time_it_names_what_connects_there() -> None:
 
 
 def test_a_body_that_is_too_large_is_told_by_how_much_it_may_be_raised() -> None:
-    with pytest.raises(tenure.MessageRefused, match=r"raise that setting of the queue from Python: backend\.queue\("):
+    with pytest.raises(tenure.MessageRefused, match=r"raise that setting of the queue: await queue\.declare\(body_max"):
         checked([tenure.Outgoing(b"12")], 1, 2)
     with pytest.raises(tenure.MessageRefused, match=r"^message 1 of 2: body \(2 bytes\).* this store.* none") as caught:
         checked([tenure.Outgoing(b"1"), tenure.Outgoing(b"12")], 1, 1)

@@ -24,7 +24,7 @@ from tenure._backends.sqlite.claiming import CLAIM_MAX
 from tenure._backends.sqlite.client import Database
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES
-from tenure._backends.sqlite.operations import IDLE, QUEUES, Operations
+from tenure._backends.sqlite.operations import TABLES, Operations
 from tenure._backends.sqlite.queue import SqliteBroker, _give_back
 from tenure._backends.sqlite.transitions import DUE_MAX
 from tenure._backends.sqlite.wake import Wake
@@ -75,7 +75,7 @@ ORPHANS = {
         f"SELECT queue FROM tenure_{table} WHERE queue NOT IN (SELECT queue FROM tenure_queue)"
         for table in (
             *("message", "ready", "delayed", "expiry", "deferred", "hold", "session", "death", "dedupe", "inbox"),
-            *("idle", "dead_retention"),
+            *("idle", "dead_retention", "declared"),
         )
     ),
 }
@@ -96,10 +96,10 @@ class House:
         """Return a broker of a process that was started in *boot*."""
         options = options or Options(synchronous="normal", busy=30.0)
         times = FileClock(self.clock, lambda: self.wall, boot)
-        worker = Worker(lambda: Database(self.path, options, [QUEUES, IDLE], reads_only=True))
+        worker = Worker(lambda: Database(self.path, options, TABLES, reads_only=True))
         wake = Wake(self.path, worker)
         writer = Writer(
-            lambda: Database(self.path, options, [QUEUES, IDLE], syncs_apart=True),
+            lambda: Database(self.path, options, TABLES, syncs_apart=True),
             times,
             lambda name: wake.notify(name),
         )
@@ -542,7 +542,7 @@ async def test_a_queue_that_was_deleted_by_force_leaves_no_row(house: House) -> 
     await receive(broker, dead_letters_of("q"), limit=1)
     await broker.receive_deferred("q", [some[0].sequence], 10.0)
     await broker.delete_when_idle("q", 90.0)
-    tables = ["deferred", "expiry", "death", "hold", "session", "dedupe", "inbox", "idle", "dead_retention"]
+    tables = ["deferred", "expiry", "death", "hold", "session", "dedupe", "inbox", "idle", "dead_retention", "declared"]
     assert {table for table in tables if house.count(f"tenure_{table}") == 0} == set()
     assert isinstance(await broker.delete("q"), NotEmpty)
     assert isinstance(await broker.delete("q", force=True), Deleted)

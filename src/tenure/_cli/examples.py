@@ -76,6 +76,12 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
             ("Count those of one queue every ten seconds.",
              "tenure queue orders --watch --every 10s"),
         ),
+        "queue declare": (
+            ("Hold a message for a minute, and try it five times.",
+             "tenure queue declare orders --lock 1m --max-deliveries 5"),
+            ("Keep dead letters for a month.",
+             "tenure queue declare orders --dead-retention 30d"),
+        ),
         "queue peek": (
             ("Show the ten oldest messages; nothing is locked.",
              "tenure queue peek orders --limit 10"),

@@ -14,6 +14,7 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import Branching, complete, connect_existing, duration, json_option, never_used, on_option
 from tenure._cli.output import ALARM, Cell, say_json, say_table, seconds
 from tenure._cli.queue_commands import delete, peek, purge
+from tenure._cli.queue_declare import declare, say_settings, settings_record
 from tenure._cli.retrying import wait_option
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ EVERY, EVERY_LEAST = 2.0, 0.01
 """Seconds between two counts: by default, and at least."""
 
 
-@click.command("queue", cls=Branching, branches=(peek, purge, delete))
+@click.command("queue", cls=Branching, branches=(declare, peek, purge, delete))
 @click.argument("name", required=False, shell_complete=queue_names)
 @on_option
 @json_option
@@ -42,7 +43,7 @@ def command(
     count: int | None,
     wait: float | None,
 ) -> int:
-    """Count the messages of the queue NAME, or of every queue of the store.
+    """Count the messages of the queue NAME, and show its settings; or count those of every queue of the store.
 
     READY messages can be received now, LOCKED are with a consumer, DELAYED wait for their time, DEFERRED were set
     aside, DEAD are dead letters. OLDEST is the age of the oldest ready one.
@@ -69,11 +70,16 @@ async def _look(name: str | None, url: str, as_json: bool) -> None:
         found = await _stats(backend, name)
         if unused := await _unused(backend, name, found):
             raise Failure(Exit.VACANT, unused)
+        settings = await backend.queue(name).settings() if name is not None else None
     if as_json:
-        records = [{"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()]
-        say_json(records if name is None else records[0])
+        records: list[dict[str, object]] = [
+            {"queue": each, **dataclasses.asdict(stats)} for each, stats in found.items()
+        ]
+        say_json(records if settings is None else {**records[0], "settings": settings_record(settings)})
     elif found:
         say_table(COLUMNS, [(each, *numbers(stats)) for each, stats in found.items()], numbers=COLUMNS[1:])
+        if settings is not None:
+            say_settings(settings)
 
 
 async def _watch(

@@ -24,9 +24,9 @@ What every broker keeps to:
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, TypedDict
+from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
@@ -119,22 +119,6 @@ class QueueSettings:
         if self.dead_retention != math.inf:
             check_seconds("dead_retention", self.dead_retention, above=0.0, what="seconds, or math.inf")
 
-    def check(self, traits: QueueTraits) -> None:
-        """Refuse what the broker with *traits* can't keep.
-
-        Raises:
-            ConfigError: The message shows both values.
-        """
-        if not traits.lock_min <= self.lock <= traits.lock_max:
-            raise ConfigError(
-                f"lock ({self.lock:g} s) must be from {traits.lock_min:g} s to {traits.lock_max:g} s on this backend"
-            )
-        if self.body_max > traits.body_max:
-            raise ConfigError(
-                f"body_max ({self.body_max:,} bytes) must not be more than this backend takes "
-                f"({traits.body_max:,} bytes); try body_max={traits.body_max}"
-            )
-
 
 class SettingChanges(TypedDict, total=False):
     """Some of :class:`QueueSettings`, each with the value that it is to get."""
@@ -144,6 +128,64 @@ class SettingChanges(TypedDict, total=False):
     dedupe_window: float
     body_max: int
     dead_retention: float
+
+
+def setting_changes(
+    lock: float | None,
+    max_deliveries: int | None,
+    dedupe_window: float | None,
+    body_max: int | None,
+    dead_retention: float | None,
+) -> SettingChanges:
+    """Return those that are not None.
+
+    Raises:
+        ConfigError: One of them can't work.
+    """
+    options = {
+        "lock": lock,
+        "max_deliveries": max_deliveries,
+        "dedupe_window": dedupe_window,
+        "body_max": body_max,
+        "dead_retention": dead_retention,
+    }
+    given = cast(SettingChanges, {name: value for name, value in options.items() if value is not None})
+    QueueSettings(**given)
+    return given
+
+
+def settings_with(changes: SettingChanges, traits: QueueTraits) -> QueueSettings:
+    """Return the usual settings of a queue on a store with *traits*, with these *changes*.
+
+    Raises:
+        ConfigError: One of them can't work, or doesn't fit the store.
+    """
+    usual: SettingChanges = {"body_max": min(QueueSettings().body_max, traits.body_max)}
+    settings = replace(QueueSettings(**usual), **changes)
+    _check(settings, traits)
+    return settings
+
+
+def _check(settings: QueueSettings, traits: QueueTraits) -> None:
+    """Refuse what the broker with *traits* can't keep.
+
+    Raises:
+        ConfigError: The message shows both values.
+    """
+    if not traits.lock_min <= settings.lock <= traits.lock_max:
+        raise ConfigError(
+            f"lock ({settings.lock:g} s) must be from {traits.lock_min:g} s to {traits.lock_max:g} s on this backend"
+        )
+    if settings.body_max > traits.body_max:
+        raise ConfigError(
+            f"body_max ({settings.body_max:,} bytes) must not be more than this backend takes "
+            f"({traits.body_max:,} bytes); try body_max={traits.body_max}"
+        )
+
+
+def undeclared(changes: SettingChanges, declared: Container[str]) -> SettingChanges:
+    """Return those of *changes* whose settings are not *declared*."""
+    return cast(SettingChanges, {name: value for name, value in changes.items() if name not in declared})
 
 
 class Claim(NamedTuple):
@@ -244,12 +286,17 @@ class Broker(Protocol):
         """What this broker can do."""
         ...
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, and no others; return the settings that hold then.
 
-        A setting holds for every process until it is declared otherwise; before, its value is the one in
-        ``QueueSettings()``. Two processes that declare different settings at the same time both get theirs. Settings
-        count when a verb looks at them: a lower ``max_deliveries`` also meets messages sent before.
+        With *only_undeclared*, a setting that was declared before keeps its value: the caller compares. That is one
+        atomic step: of two processes with different wishes, one gets its wish, and the other reads it. (A store that
+        can't do that says so in its documentation.)
+
+        A setting is declared by being named here, also with the value that it has. It holds for every process until it
+        is declared otherwise; before, its value is the one in ``QueueSettings()``. Two processes that declare
+        different settings at the same time both get theirs. Settings count when a verb looks at them: a lower
+        ``max_deliveries`` also applies to messages sent before. A queue that is deleted has no declared settings.
         """
         ...
 

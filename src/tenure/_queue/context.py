@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import shlex
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._telemetry.hook import call_hook
 from tenure._telemetry.log import is_logged, log_event
-from tenure.errors import LockLost, TenureError, Unavailable
+from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
 from tenure.events import Event, MessageDied
 
 T = TypeVar("T")
@@ -73,8 +74,8 @@ class QueueContext:
     settings: QueueSettings
     holder: str
     on_event: Callable[[Event], None] | None = None
-    given: SettingChanges | None = None
-    """What is to hold for everybody from the first use on; None once it does."""
+    expected: SettingChanges | None = None
+    """The settings that the queue is to have, checked when it is first used; None once they are."""
     rng: random.Random = field(default_factory=random.Random)
     purge_at: float = 0.0
     """When to look again for dead letters whose time is over."""
@@ -87,18 +88,29 @@ class QueueContext:
     """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
 
     async def ready(self) -> None:
-        """Make known what was given, and learn what others gave before; once."""
-        given = self.given
-        if given is None:
+        """Learn once which settings hold; declare those expected that nobody has declared.
+
+        Raises:
+            ConfigError: One of them was declared otherwise.
+        """
+        expected = self.expected
+        if expected is None:
             if self.settings.dead_retention != math.inf:
                 self.look_after()
             return
-        holds = await self.broker.settings(self.name)
-        if any(getattr(holds, name) != value for name, value in given.items()):
-            holds = await self.broker.declare(self.name, given)  # only these: others may be declared elsewhere just now
-        self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
-        self.given = None
+        if expected:
+            holds = await self.broker.declare(self.name, expected, only_undeclared=True)
+            check_expected(self.name, expected, holds)
+        else:
+            holds = await self.broker.settings(self.name)
+        self.go_by(holds)
+        self.expected = None
         self.look_after()
+
+    def go_by(self, holds: QueueSettings) -> QueueSettings:
+        """Take note of the settings that hold, and return them as they hold on this store."""
+        self.settings = replace(holds, body_max=min(holds.body_max, self.broker.traits.body_max))
+        return self.settings
 
     def look_after(self) -> None:
         """See to it, now and then and off everybody's way, that dead letters whose time is over are removed."""
@@ -327,6 +339,24 @@ class QueueContext:
         finally:
             if subscription is not None:
                 subscription.leave()
+
+
+def check_expected(queue: str, expected: SettingChanges, holds: QueueSettings) -> None:
+    """Refuse a *queue* whose settings are not those *expected*.
+
+    Raises:
+        ConfigError: The message names each that differs, with both values, and what to do.
+    """
+    wrong = {name: value for name, value in expected.items() if getattr(holds, name) != value}
+    if wrong:
+        found = "; ".join(f"{name} is {getattr(holds, name):.15g}, not {value:.15g}" for name, value in wrong.items())
+        wanted = ", ".join(f"{name}={value:.15g}" for name, value in wrong.items())
+        options = " ".join(f"--{name.replace('_', '-')} {value:.15g}" for name, value in wrong.items())
+        raise ConfigError(
+            f"the settings of the queue {queue!r} are not those expected here: {found}. To go by what holds, leave "
+            f"{' and '.join(wrong)} out; to change it for everybody: await queue.declare({wanted}), or "
+            f"tenure queue declare {shlex.quote(queue)} {options}"
+        )
 
 
 def report(what: str, error: BaseException) -> None:

@@ -239,7 +239,7 @@ def _too_large(size: int, body_max: int, most: int) -> str:
         return f"body ({size:,} bytes) must not be larger than {body_max:,} bytes on this store; send a reference to it"
     return (
         f"body ({size:,} bytes) must not be larger than body_max ({body_max:,} bytes); send a reference to it, or "
-        "raise that setting of the queue from Python: backend.queue(name, body_max=…)"
+        "raise that setting of the queue: await queue.declare(body_max=…)"
     )
 
 

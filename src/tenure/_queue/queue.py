@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from tenure._checks import check_seconds
-from tenure._queue.broker import Claim, LiveSelection, QueueTraits
+from tenure._queue.broker import Claim, LiveSelection, QueueSettings, QueueTraits, setting_changes, settings_with
 from tenure._queue.consumer import Consumer
 from tenure._queue.context import QueueContext
 from tenure._queue.dead_letters import DeadLetters
@@ -60,7 +60,7 @@ class Queue:
         self.name = context.name
         self.dead_letters = DeadLetters(context)
         self._context = context
-        self._given = context.given  # what is to be declared again if the queue is deleted
+        self._expected = context.expected  # what is to be declared again if the queue is deleted
         self._producer = Producer(context)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
         self._at_work: list[AtWork] = []
@@ -69,6 +69,45 @@ class Queue:
     def traits(self) -> QueueTraits:
         """What queues on this store can do: each is native, emulated or impossible."""
         return self._context.broker.traits
+
+    # --- settings ---
+
+    async def declare(
+        self,
+        *,
+        lock: float | None = None,
+        max_deliveries: int | None = None,
+        dedupe_window: float | None = None,
+        body_max: int | None = None,
+        dead_retention: float | None = None,
+    ) -> QueueSettings:
+        """Make the queue unless there is one, change the settings that are given, and return those that hold then.
+
+        They hold for every process, until they are declared otherwise; those that are not given stay as they are.
+        ``max_deliveries`` and ``dedupe_window`` count at once, also for messages sent before; ``lock`` and
+        ``body_max`` from when a process next gets the queue from ``backend.queue``, or asks for :meth:`settings`, and
+        a consumer takes its ``lock`` when it begins.
+
+        Args:
+            lock, max_deliveries, dedupe_window, body_max, dead_retention: See :meth:`tenure.Backend.queue`.
+
+        Raises:
+            ConfigError: A setting can't work, or doesn't fit this backend.
+            Unavailable: There was no answer: they may be declared or not.
+        """
+        context = self._context
+        changes = setting_changes(lock, max_deliveries, dedupe_window, body_max, dead_retention)
+        settings_with(changes, context.broker.traits)
+        holds = await context.broker.declare(self.name, changes)
+        if self._expected:
+            self._expected = {**self._expected, **changes}
+        if context.expected:
+            context.expected = {**context.expected, **changes}
+        return context.go_by(holds)
+
+    async def settings(self) -> QueueSettings:
+        """Return the settings that hold, and go by them from now on."""
+        return self._context.go_by(await self._context.broker.settings(self.name))
 
     # --- sending ---
 
@@ -406,7 +445,7 @@ class Queue:
     async def delete(self, *, force: bool = False) -> Stats:
         """Delete the queue with its settings, its sessions' states and the ids remembered for it; return what it held.
 
-        It comes into being anew when it is next used: then, what was given to ``backend.queue`` here holds again.
+        It comes into being anew when it is next used: then, what ``backend.queue`` expects here is declared again.
 
         Args:
             force: Whether to delete it with the messages and dead letters in it. Locks on them lapse.
@@ -421,7 +460,7 @@ class Queue:
                 f"could not delete {self.name!r}: it holds {in_words(answer.stats)}; consume, redrive or purge "
                 "them, or delete it by force"
             )
-        self._context.given = self._given
+        self._context.expected = self._expected
         return answer.stats
 
     async def close(self) -> None:

@@ -42,6 +42,8 @@ class Queue:
     def __repr__(self) -> str:
         return repr(self._behind)
 
+    declare = blocking(tenure._queue.queue.Queue.declare)
+    settings = blocking(tenure._queue.queue.Queue.settings)
     send = blocking(tenure._queue.queue.Queue.send)
     send_batch = blocking(tenure._queue.queue.Queue.send_batch)
     peek_deferred = blocking(tenure._queue.queue.Queue.peek_deferred)

@@ -59,6 +59,7 @@ from tenure._queue.broker import (
     QueueTraits,
     Selection,
     SettingChanges,
+    undeclared,
 )
 from tenure._queue.message import (
     DEAD_SUFFIX,
@@ -219,13 +220,15 @@ class AzureBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in its metadata; return the settings that hold then.
 
         Azure has no condition for that: it replaces all of the metadata. So we look again a moment later whether what
-        was written still stands, and write it again if another process has replaced it.
+        was written still stands, and write it again if another process has replaced it. Only for a queue that does
+        not exist yet, the first of several wins for sure.
         """
-        return await self._account.ask(partial(_declare, queue=queue, changes=changes))
+        ask = partial(_declare, queue=queue, changes=changes, only_undeclared=only_undeclared)
+        return await self._account.ask(ask)
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""
@@ -999,12 +1002,16 @@ async def _settings(connections: LoopConnections, queue: str) -> QueueSettings:
     return QueueSettings(**_declared({} if isinstance(answer, Refused) else answer.metadata or {}))
 
 
-async def _declare(connections: LoopConnections, queue: str, changes: SettingChanges) -> QueueSettings:
+async def _declare(
+    connections: LoopConnections, queue: str, changes: SettingChanges, only_undeclared: bool
+) -> QueueSettings:
     client = _client(connections, queue)
     while True:  # the limit is the question's time
         answer = await unless_refused(client.get_queue_properties(), *_MISSING)
         known = None if isinstance(answer, Refused) else answer.metadata or {}
         declared = _declared(known or {})
+        if only_undeclared:  # also what another process has declared since we looked before
+            changes = undeclared(changes, declared)
         if known is not None and all(declared.get(name) == value for name, value in changes.items()):
             return QueueSettings(**declared)
         declared.update(changes)

@@ -201,6 +201,7 @@ class StoredQueue:
     def __init__(self, name: str) -> None:
         self.name = name
         self.settings: QueueSettings = QueueSettings()
+        self.declared: set[str] = set()  # the names of the settings that were declared
         self.live: Subqueue = Subqueue(name)
         self.dead: Subqueue = Subqueue(dead_letters_of(name))
         self.sequence = 0

@@ -33,6 +33,7 @@ from tenure._queue.broker import (
     QueueTraits,
     Selection,
     SettingChanges,
+    undeclared,
 )
 from tenure._queue.message import (
     DEAD_SUFFIX,
@@ -85,11 +86,14 @@ class MemoryBroker(Transitions):
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
-        """Write *changes* into the settings of *queue*; return the settings that result."""
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+        """Write *changes* into the settings of *queue*; return the settings that hold then."""
         with self._memory.lock:
             stored = self._queue(queue)
+            if only_undeclared:
+                changes = undeclared(changes, stored.declared)
             stored.settings = replace(stored.settings, **changes)
+            stored.declared.update(changes)
             return stored.settings
 
     async def settings(self, queue: str) -> QueueSettings:

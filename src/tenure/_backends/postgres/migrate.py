@@ -30,7 +30,7 @@ from tenure._queue.message import (
 from tenure._url import Url
 from tenure.errors import ConfigError
 
-STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql"}
+STEPS = {1: "schema_1.sql", 2: "schema_2.sql", 3: "schema_3.sql", 4: "schema_4.sql", 5: "schema_5.sql"}
 """What makes each version out of the one before it."""
 
 TABLES = {4: "schema_4_tables.sql"}

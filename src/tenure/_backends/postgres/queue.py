@@ -32,6 +32,7 @@ from tenure._queue.broker import (
     QueueTraits,
     Selection,
     SettingChanges,
+    undeclared,
 )
 from tenure._queue.message import (
     COMPLETE,
@@ -97,16 +98,22 @@ class PostgresBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        if not changes:
-            return await self.settings(queue)
+        if only_undeclared and changes:  # most often there is nothing to write
+            rows = await self._client.ask(
+                f"SELECT {_SETTINGS}, ARRAY(SELECT d.setting FROM {self._schema}.declared AS d WHERE d.queue = q.id) "
+                f"FROM {self._schema}.queue AS q WHERE name = $1",
+                queue,
+            )
+            if rows and not undeclared(changes, rows[0][-1]):
+                return QueueSettings(*tuple(rows[0])[:-1])
         new = QueueSettings(**changes)
-        written = ", ".join(f"{name} = excluded.{name}" for name in sorted(changes))
-        [row] = await self._client.ask(
-            f"INSERT INTO {self._schema}.queue (name, {_SETTINGS}) VALUES ($1, $2, $3, $4, $5, $6) "
-            f"ON CONFLICT (name) DO UPDATE SET {written}, deleted_at = NULL RETURNING {_SETTINGS}",
+        [row] = await self._functions.rows(
+            "declare_settings",
             queue,
+            list(changes),
+            only_undeclared,
             float(new.lock),
             new.max_deliveries,
             float(new.dedupe_window),

@@ -24,7 +24,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tenure._backends.redis.claims import Claims
 from tenure._backends.redis.client import Client, other_layout, patience
@@ -43,7 +43,16 @@ from tenure._backends.redis.queue_scripts import QueueScripts
 from tenure._backends.redis.scripts import LAYOUT, NOTE, NOTE_GROWING, Answer, Argument
 from tenure._backends.redis.wake import Wake
 from tenure._lease import NoAnswer
-from tenure._queue.broker import Claim, LiveSelection, NoSession, QueueSettings, QueueTraits, Selection, SettingChanges
+from tenure._queue.broker import (
+    Claim,
+    LiveSelection,
+    NoSession,
+    QueueSettings,
+    QueueTraits,
+    Selection,
+    SettingChanges,
+    undeclared,
+)
 from tenure._queue.message import (
     DEAD_SUFFIX,
     ID_MARK,
@@ -115,9 +124,13 @@ class RedisBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        values: list[Argument] = []
+        if only_undeclared and changes:  # most often there is nothing to write
+            declared = await self._declared(queue)
+            if not undeclared(changes, declared):
+                return QueueSettings(**declared)
+        values: list[Argument] = [int(only_undeclared)]
         for name, value in changes.items():
             values += (name, repr(value))
         await self._scripts.run_listed(
@@ -127,6 +140,10 @@ class RedisBroker:
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return the settings that hold for *queue*."""
+        return QueueSettings(**await self._declared(queue))
+
+    async def _declared(self, queue: str) -> SettingChanges:
+        """Return the settings of *queue* that were declared."""
         kept: dict[bytes, bytes] = await self._client.command("HGETALL", f"{self._scripts.base(queue)}settings")
         layout = kept.get(b"layout", b"1").decode(errors="replace")
         if layout != str(LAYOUT):
@@ -136,7 +153,7 @@ class RedisBroker:
             text = kept.get(field.name.encode())
             if text is not None:
                 known[field.name] = float(text) if field.type == "float" else int(text)
-        return QueueSettings(**known)
+        return cast(SettingChanges, known)
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""

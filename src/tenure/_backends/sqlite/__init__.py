@@ -14,7 +14,7 @@ from tenure._backends.sqlite.diagnosis import diagnose
 from tenure._backends.sqlite.fence import Fence
 from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.leases import LEASES, TRAITS, SqliteLeases
-from tenure._backends.sqlite.operations import IDLE, QUEUES
+from tenure._backends.sqlite.operations import TABLES
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, SqliteBroker, topic_of
 from tenure._backends.sqlite.transaction import Within, transact
 from tenure._backends.sqlite.wake import Wake
@@ -60,11 +60,11 @@ class SqliteBackend:
         self.leases = SqliteLeases(self._worker, self._wake, clock)
         times = FileClock(clock)
         self._writer = Writer(
-            lambda: Database(path, options, [QUEUES, IDLE], syncs_apart=True, used=used),
+            lambda: Database(path, options, TABLES, syncs_apart=True, used=used),
             times,
             lambda queue: self._wake.notify(topic_of(queue)),
         )
-        self._reader = Worker(lambda: Database(path, options, [QUEUES, IDLE], reads_only=True, used=used))
+        self._reader = Worker(lambda: Database(path, options, TABLES, reads_only=True, used=used))
         self.broker = SqliteBroker(self._writer, self._reader, self._wake, times)
 
     async def describe(self) -> Sequence[Fact]:

@@ -12,6 +12,9 @@ from tenure._backends.sqlite.settling import Settling
 
 QUEUES = TableSet("queues", version=1, script="queue_schema.sql")
 IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
+DECLARED = TableSet("declared settings", version=1, script="declared_schema.sql")
+TABLES = [QUEUES, IDLE, DECLARED]
+"""What a file has that holds queues."""
 
 
 class Operations(Claiming, Settling, Removal):

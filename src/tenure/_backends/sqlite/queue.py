@@ -36,6 +36,7 @@ from tenure._queue.broker import (
     QueueTraits,
     Selection,
     SettingChanges,
+    undeclared,
 )
 from tenure._queue.message import (
     DEAD_SUFFIX,
@@ -89,9 +90,15 @@ class SqliteBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges) -> QueueSettings:
+    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
-        return await self._writer.submit(lambda operations: operations.declare(queue, changes))
+        if only_undeclared and changes:  # most often there is nothing to write
+            declared, settings = await self._read(lambda reader: (reader.declared(queue), reader.settings(queue)))
+            if not undeclared(changes, declared):
+                return settings
+        return await self._writer.submit(
+            lambda operations: operations.declare(queue, changes, only_undeclared=only_undeclared)
+        )
 
     async def settings(self, queue: str) -> QueueSettings:
         """Tell which settings hold for *queue*."""

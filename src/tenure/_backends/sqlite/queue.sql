@@ -26,6 +26,12 @@ SELECT lock, max_deliveries, dedupe_window, body_max, coalesce(seconds, 9e999)
 FROM tenure_queue LEFT JOIN tenure_dead_retention USING (queue)
 WHERE name = ?;
 
+-- name: declared
+SELECT setting FROM tenure_declared JOIN tenure_queue USING (queue) WHERE name = ?;
+
+-- name: note_declared
+INSERT OR IGNORE INTO tenure_declared (queue, setting) VALUES (?, ?);
+
 -- name: declare
 UPDATE tenure_queue SET lock = ?, max_deliveries = ?, dedupe_window = ?, body_max = ? WHERE name = ?;
 
@@ -353,6 +359,9 @@ DELETE FROM tenure_idle WHERE queue = ?;
 
 -- name: clear_retention
 DELETE FROM tenure_dead_retention WHERE queue = ?;
+
+-- name: clear_declared
+DELETE FROM tenure_declared WHERE queue = ?;
 
 -- name: set_retention
 INSERT INTO tenure_dead_retention (queue, seconds) VALUES (?, ?)

@@ -127,6 +127,10 @@ class QueueReader:
         row = self._run(_SQL["settings"], (name,)).fetchone()
         return QueueSettings(*row) if row else QueueSettings()
 
+    def declared(self, name: str) -> set[str]:
+        """Return the names of the settings of a queue that were declared."""
+        return {setting for (setting,) in self._run(_SQL["declared"], (name,))}
+
     def idle(self) -> list[str]:
         """List the queues that may be deleted if they are empty."""
         return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,))]

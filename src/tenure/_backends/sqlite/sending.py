@@ -12,7 +12,7 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
-from tenure._queue.broker import QueueSettings, SettingChanges
+from tenure._queue.broker import QueueSettings, SettingChanges, undeclared
 from tenure._queue.message import (
     DEAD_SUFFIX,
     NO_HEADERS,
@@ -42,9 +42,12 @@ class Sending(Transitions):
             assert not queue.is_dead
         return queue
 
-    def declare(self, name: str, changes: SettingChanges) -> QueueSettings:
+    def declare(self, name: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of a queue; return the settings that hold then."""
         queue = self.open(name)
+        if only_undeclared:
+            changes = undeclared(changes, self.declared(name))
+        self._run_many(_SQL["note_declared"], [(queue.number, setting) for setting in changes])
         settings = replace(self.settings(name), **changes)
         self._run(_SQL["declare"], (*columns_of(settings), name))
         if "dead_retention" in changes:

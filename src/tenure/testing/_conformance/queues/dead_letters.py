@@ -128,7 +128,7 @@ class DeadLetterTests(QueueSuite):
         await broker.send(name, [Outgoing(b"a"), Outgoing(b"b"), Outgoing(b"c", id="order$1")])
         await settle(broker, await receive(broker, name, harness, limit=3), DeadLetter("because"))
         letters = Queue(
-            QueueContext(name, broker, RenewalThread.here(), SystemClock(), QueueSettings(), "", given={})
+            QueueContext(name, broker, RenewalThread.here(), SystemClock(), QueueSettings(), "", expected={})
         ).dead_letters
         for letter in await letters.peek():
             assert [one.body for one in await letters.peek(ids=[letter.id])] == [letter.body]
@@ -147,12 +147,12 @@ class DeadLetterTests(QueueSuite):
         await other.declare(name, {"dead_retention": harness.lock * 0.8})
         assert (await broker.settings(name)).dead_retention == harness.lock * 0.8
         renewal_thread = cast(RenewalThread, None)  # nothing here is renewed
-        context = QueueContext(name, broker, renewal_thread, SystemClock(), QueueSettings(), "", given={})
+        context = QueueContext(name, broker, renewal_thread, SystemClock(), QueueSettings(), "", expected={})
         await context.ready()
         await context.rest()
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [b"new"]
         assert (await broker.declare(name, {"dead_retention": math.inf})).dead_retention == math.inf
-        context = QueueContext(name, broker, renewal_thread, SystemClock(), QueueSettings(), "", given={})
+        context = QueueContext(name, broker, renewal_thread, SystemClock(), QueueSettings(), "", expected={})
         await harness.pass_time(harness.lock)
         await context.ready()
         await context.rest()

@@ -99,7 +99,9 @@ class ExpiryTests(QueueSuite):
         await send(broker, name, b"0", b"1", b"2")
         settings = QueueSettings(lock=harness.lock)
         queue = Queue(
-            QueueContext(name, broker, RenewalThread.here(), SystemClock(), settings, "", given={"lock": harness.lock})
+            QueueContext(
+                name, broker, RenewalThread.here(), SystemClock(), settings, "", expected={"lock": harness.lock}
+            )
         )
         handled: list[bytes] = []
 

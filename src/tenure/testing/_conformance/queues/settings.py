@@ -20,6 +20,7 @@ from tenure._queue.message import (
 )
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure.errors import ConfigError
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,
@@ -48,7 +49,7 @@ class SettingTests(QueueSuite):
     ) -> None:
         clients = [await harness.open() for _ in range(4)]
         if not is_new:
-            await clients[0].declare(name, {"lock": harness.lock})
+            await send(clients[0], name, b"a")
         given: list[SettingChanges] = [
             {"lock": harness.lock * 2},
             {"max_deliveries": 7},
@@ -59,13 +60,67 @@ class SettingTests(QueueSuite):
         renewal_thread = cast(RenewalThread, None)  # nothing here is renewed
         contexts = [
             QueueContext(
-                name, barrier.around(client), renewal_thread, SystemClock(), QueueSettings(), "", given=changes
+                name, barrier.around(client), renewal_thread, SystemClock(), QueueSettings(), "", expected=changes
             )
             for client, changes in zip(clients, given, strict=True)
         ]
         await asyncio.gather(*(context.ready() for context in contexts))
         wanted = QueueSettings(lock=harness.lock * 2, max_deliveries=7, dedupe_window=5.0, body_max=10)
         assert await clients[0].settings(name) == wanted
+
+    async def test_only_what_nobody_has_declared_is_declared(self, harness: QueueHarness, name: str) -> None:
+        broker, other = await harness.open(), await harness.open()
+        await send(broker, name, b"a")  # to use a queue declares nothing
+        wished: SettingChanges = {"max_deliveries": 7, "dedupe_window": 5.0}
+        holds = QueueSettings(max_deliveries=7, dedupe_window=5.0)
+        assert await broker.declare(name, wished, only_undeclared=True) == holds
+        assert await other.declare(name, wished, only_undeclared=True) == holds
+        both: SettingChanges = {"max_deliveries": 8, "body_max": 10}
+        holds = replace(holds, body_max=10)
+        assert await other.declare(name, both, only_undeclared=True) == holds  # max_deliveries was declared
+        assert await broker.settings(name) == holds
+        assert await other.declare(name, {"max_deliveries": 8}) == replace(holds, max_deliveries=8)
+
+    async def test_the_usual_value_can_be_declared(self, harness: QueueHarness, name: str) -> None:
+        broker, usual = await harness.open(), QueueSettings()
+        await broker.declare(name, {"max_deliveries": usual.max_deliveries})
+        assert await broker.declare(name, {"max_deliveries": 7}, only_undeclared=True) == usual
+        assert await broker.declare(f"{name}-2", {"lock": usual.lock}, only_undeclared=True) == usual
+        assert await broker.declare(f"{name}-2", {"lock": usual.lock * 2}, only_undeclared=True) == usual
+
+    async def test_of_two_that_race_one_wins(self, harness: QueueHarness, name: str) -> None:
+        clients = [await harness.open() for _ in range(4)]
+        for number in range(3):
+            wishes = [
+                client.declare(f"{name}-{number}", {"max_deliveries": most}, only_undeclared=True)
+                for most, client in enumerate(clients, 3)
+            ]
+            found = {one.max_deliveries for one in await asyncio.gather(*wishes)}
+            assert len(found) == 1
+            assert found == {(await clients[0].settings(f"{name}-{number}")).max_deliveries}
+
+    async def test_of_two_that_expect_different_settings_one_is_refused(self, harness: QueueHarness, name: str) -> None:
+        clients = [await harness.open() for _ in range(2)]
+        renewal_thread = cast(RenewalThread, None)  # nothing here is renewed
+        contexts = [
+            QueueContext(
+                name, client, renewal_thread, SystemClock(), QueueSettings(), "", expected={"max_deliveries": most}
+            )
+            for most, client in enumerate(clients, 3)
+        ]
+        ends = await asyncio.gather(*(context.ready() for context in contexts), return_exceptions=True)
+        [refused] = [one for one in ends if one is not None]
+        assert isinstance(refused, ConfigError)
+        assert name in str(refused)
+        assert "max_deliveries is" in str(refused)
+
+    async def test_a_deleted_queue_has_no_declared_settings(self, harness: QueueHarness, name: str) -> None:
+        broker, usual = await harness.open(), QueueSettings()
+        await broker.declare(name, {"max_deliveries": 7, "dead_retention": 5.0})
+        await broker.delete(name, force=True)
+        assert await broker.settings(name) == usual
+        holds = await broker.declare(name, {"max_deliveries": 8}, only_undeclared=True)
+        assert holds == replace(usual, max_deliveries=8)
 
     async def test_a_lower_limit_applies_to_old_messages(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)

@@ -41,6 +41,42 @@ BEGIN
 END
 $$;
 
+-- Write some settings of a queue, or those among them that were never declared; return the settings that hold then.
+CREATE OR REPLACE FUNCTION {schema}.declare_settings(
+    p_queue text, p_settings text[], p_only_undeclared boolean, p_lock double precision, p_max_deliveries integer,
+    p_dedupe_window double precision, p_body_max bigint, p_dead_retention double precision
+) RETURNS TABLE (
+    lock double precision, max_deliveries integer, dedupe_window double precision, body_max bigint,
+    dead_retention double precision
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue integer := {schema}._queue(p_queue);
+    v_written text[];
+BEGIN
+    -- Of several that declare at the same time, one goes on, and the others find what it has declared.
+    PERFORM FROM {schema}.queue AS q WHERE q.id = v_queue FOR NO KEY UPDATE;
+    WITH noted AS (
+        INSERT INTO {schema}.declared (queue, setting) SELECT v_queue, s.name FROM unnest(p_settings) AS s (name)
+        ON CONFLICT DO NOTHING RETURNING setting
+    )
+    SELECT coalesce(array_agg(n.setting), '{}') INTO v_written FROM noted AS n;
+    IF NOT p_only_undeclared THEN
+        v_written := p_settings;
+    END IF;
+    RETURN QUERY
+    UPDATE {schema}.queue AS q
+    SET lock = CASE WHEN 'lock' = ANY (v_written) THEN p_lock ELSE q.lock END,
+        max_deliveries = CASE WHEN 'max_deliveries' = ANY (v_written) THEN p_max_deliveries ELSE q.max_deliveries END,
+        dedupe_window = CASE WHEN 'dedupe_window' = ANY (v_written) THEN p_dedupe_window ELSE q.dedupe_window END,
+        body_max = CASE WHEN 'body_max' = ANY (v_written) THEN p_body_max ELSE q.body_max END,
+        dead_retention = CASE WHEN 'dead_retention' = ANY (v_written) THEN p_dead_retention ELSE q.dead_retention END
+    WHERE q.id = v_queue
+    RETURNING q.lock, q.max_deliveries, q.dedupe_window, q.body_max, q.dead_retention;
+END
+$$;
+
 -- List the queues. One that was deleted is one again if a message was sent to it meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.names() RETURNS SETOF text
 LANGUAGE sql {plans} AS $$
@@ -94,6 +130,7 @@ BEGIN
         DELETE FROM {schema}.session AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.sent AS s WHERE s.queue = v_queue;
         DELETE FROM {schema}.inbox AS i WHERE i.queue = v_queue;
+        DELETE FROM {schema}.declared AS d WHERE d.queue = v_queue;
         UPDATE {schema}.queue
         SET lock = {lock}, max_deliveries = {max_deliveries}, dedupe_window = {dedupe_window}, body_max = {body_max},
             dead_retention = 'infinity', idle_at = NULL, deleted_at = {schema}.clock()
@@ -135,6 +172,7 @@ BEGIN
     IF v_gone IS NOT NULL THEN
         DELETE FROM {schema}.tally WHERE queue = ANY (v_gone);
         DELETE FROM {schema}.mark WHERE queue = ANY (v_gone);
+        DELETE FROM {schema}.declared WHERE queue = ANY (v_gone);
     END IF;
     RETURN QUERY SELECT q.name::text FROM {schema}.queue AS q WHERE q.idle_at <= v_now ORDER BY q.idle_at LIMIT 100;
 END

@@ -1,8 +1,9 @@
 -- The settings, the inbox and the end of a queue.
 
--- name: declare (names and values)
-if #ARGV > 0 then
-    redis.call('HSET', KEYS[1] .. 'settings', unpack(ARGV))
+-- name: declare (whether only what was never declared; names and values)
+local write = ARGV[1] == '1' and 'HSETNX' or 'HSET'
+for i = 2, #ARGV, 2 do
+    redis.call(write, KEYS[1] .. 'settings', ARGV[i], ARGV[i + 1])
 end
 
 -- name: handled (ids)
