@@ -47,6 +47,8 @@ def test_the_runs_are_of_many_kinds(reports: list[QueueReport]) -> None:
     assert len({report.setting for report in reports}) > len(reports) / 2
     assert len({report.digest for report in reports}) == len(reports)
     assert sum(report.deliveries for report in reports) > 1.2 * MESSAGES, "hardly anything went wrong"
+    with_sessions = [report for report in reports if report.sessions]
+    assert 0.2 < len(with_sessions) / len(reports) < 0.6
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -79,7 +81,8 @@ def test_every_fault_and_every_nature_is_drawn() -> None:
         fault for fault in (*FAULTS, *STORE_FAULTS, *USER_FAULTS) if f"fault   {fault.replace('_', ' ')}" not in log
     ]
     assert not [nature for nature in (*NATURES, *USER_NATURES) if f".{nature}/" not in log]
-    for verb in ("Complete:", "Abandon:", "GiveBack:", "DeadLetter:", "renewed", "lapsed", "max_hold", "killed by"):
+    verbs = ("Complete:", "Abandon:", "GiveBack:", "DeadLetter:", "renewed", "lapsed", "max_hold", "killed by")
+    for verb in (*verbs, "accept #", "release #", "write state #"):
         assert verb in log
 
 

@@ -49,7 +49,7 @@ def command(ctx: click.Context, queues: bool, seed: int | None, trace: bool, see
             as_json: bool) -> int:  # fmt: skip
     """Simulate elections: candidates, clocks, network, store and faults, all drawn from a seed, judged from outside.
 
-    With --queues: producers, consumers, their handlers and a broker.
+    With --queues: producers, consumers, their handlers and a broker; in some runs, sessions.
 
     The same seed is the same run, everywhere. At the first seed that breaks a promise, it shows how, prints the one
     line that replays it, and ends with 1.
@@ -90,11 +90,12 @@ def _show_one(report: Outcome, as_json: bool) -> int:
 
 def _search(reports: Iterator[Outcome], seeds: range | None, amount: int | None, unit: str, as_json: bool) -> int:
     """Go through *reports* up to the first that is not ok."""
-    began, runs, done, virtual = time.monotonic(), 0, 0, 0.0
+    began, runs, done, virtual, sessions = time.monotonic(), 0, 0, 0.0, 0
     broken = None
     with _progress(amount or len(seeds or ()), unit if amount else "seeds") as bar:
         for report in reports:
             runs, done, virtual = runs + 1, done + report.amount, virtual + report.seconds
+            sessions += getattr(report, "sessions", 0)
             bar.advance(report.amount if amount else 1)
             if not report.ok:
                 broken = report
@@ -102,10 +103,12 @@ def _search(reports: Iterator[Outcome], seeds: range | None, amount: int | None,
     took = time.monotonic() - began
     if as_json:
         found = dataclasses.asdict(broken) | {"replay": broken.replay} if broken else None
-        say_json({"seeds": runs, unit: done, "virtual": virtual, "seconds": took, "broken": found})
+        counted = {"sessions": sessions} if unit == "messages" else {}
+        say_json({"seeds": runs, unit: done, **counted, "virtual": virtual, "seconds": took, "broken": found})
     else:
         verdict = f"\n{broken}\nreplay: {broken.replay}" if broken else " every promise was kept"
-        say(f"{done} {unit} in {runs} seeds, {virtual / 3600:.1f} virtual hours in {took:.1f} s:{verdict}")
+        in_sessions = f" and {sessions} sessions" if sessions else ""
+        say(f"{done} {unit}{in_sessions} in {runs} seeds, {virtual / 3600:.1f} virtual hours in {took:.1f} s:{verdict}")
     return Exit.BROKEN if broken else Exit.DONE
 
 

@@ -133,6 +133,8 @@ class QueueReport(Outcome):
     messages: int
     """How many were sent and acknowledged."""
     deliveries: int
+    sessions: int
+    """Of how many sessions messages were handed out."""
 
     @property
     def amount(self) -> int:
@@ -142,4 +144,5 @@ class QueueReport(Outcome):
     @property
     def counted(self) -> str:
         """How many messages there were, in words."""
-        return f"{self.messages} messages, delivered {self.deliveries} times"
+        sessions = f", in {self.sessions} sessions" if self.sessions else ""
+        return f"{self.messages} messages, delivered {self.deliveries} times{sessions}"

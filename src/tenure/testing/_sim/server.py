@@ -68,6 +68,10 @@ class Server:
 
     # --- questions ---
 
+    def may_repeat(self, message: Any) -> bool:
+        """Return whether *message* may be carried out twice now."""
+        return not self.network.healed
+
     def receive(self, client: Asker, ask: int, message: Any) -> None:
         """Take in *message*, which is question number *ask* of *client*, and send the answer on its way."""
         if self._world.now < self._frozen_until:
@@ -80,7 +84,7 @@ class Server:
                 client.unanswered(ask)
             return
         self._answer(client, ask, self.perform(client.process, message))
-        if not self.network.healed and self._world.rng.random() < self.network.conditions.duplicate:
+        if self.may_repeat(message) and self._world.rng.random() < self.network.conditions.duplicate:
             # A driver that retries by itself, or a proxy, may ask twice; nobody waits for the second answer.
             self._world.after(self.network.far_delay(), self.perform, client.process, message)
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from tenure._backends.memory.client import Memory
+from tenure._backends.memory.messages import Session
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Settle
-from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock
+from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock
 from tenure.testing._sim.queues.protocols import Run
+from tenure.testing._sim.queues.requests import Send
 from tenure.testing._sim.world import SkewedClock, World
 
 QUEUE = "q"
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Keep these messages."""
-
-    ask: int
-    messages: Sequence[Outgoing]
 
 
 class BrokerClock:
@@ -75,6 +68,10 @@ class SimulatedBroker(MemoryBroker):
         cut = [self.is_cut(one) for one in held]
         answers = iter(at_once(self.renew([one for one, is_cut in zip(held, cut, strict=True) if not is_cut], lock)))
         return [NoAnswer("a row is locked") if is_cut else next(answers) for is_cut in cut]
+
+    def sessions(self) -> Collection[Session]:
+        """Return the sessions of the queue."""
+        return self._queue(QUEUE).live.sessions.values()
 
     def heal(self) -> None:
         """Be in order again."""

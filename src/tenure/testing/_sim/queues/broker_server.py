@@ -8,9 +8,10 @@ from typing import Any
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, SettingChanges
 from tenure._queue.effects import Receive, Renew, Settle
-from tenure._queue.message import DeadMessage, Stats
-from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, Send, SimulatedBroker, at_once
+from tenure._queue.message import DeadMessage, SessionLock, Stats
+from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, SimulatedBroker, at_once
 from tenure.testing._sim.queues.protocols import BrokerServerRun
+from tenure.testing._sim.queues.requests import Accept, ReceiveSession, Release, Send, SessionRequest, WriteState
 from tenure.testing._sim.queues.trace import describe
 from tenure.testing._sim.server import Asker, Server
 from tenure.testing._sim.world import SkewedClock
@@ -24,6 +25,7 @@ class BrokerServer(Server):
         super().__init__(run.world, run.network, NoAnswer)
         self._run = run
         self._oracle = run.oracle
+        self._sessions = run.session_oracle
         self._lock = plan.timing.ttl
         self._hinted: set[int] = set()
         self._waits_until = 0.0
@@ -64,6 +66,13 @@ class BrokerServer(Server):
                 waits, lambda: self._answer(client, ask, self._carry_out(client.process, message, begun_at))
             )
 
+    def may_repeat(self, message: Any) -> bool:
+        """Return whether *message* may be carried out twice now: a claim in a session never is.
+
+        The second one would lock a message that nobody knows of, under a lock that goes on: later ones overtake it.
+        """
+        return super().may_repeat(message) and not isinstance(message, ReceiveSession)
+
     def perform(self, process: Any, message: Any) -> Any:
         """Let the broker do what *message* asks for."""
         return self._carry_out(process, message, self.clock.now())
@@ -90,10 +99,33 @@ class BrokerServer(Server):
             case Renew(held=held):
                 answer = self.broker.renew_others(held, self._lock)
                 self._oracle.renewed(held, answer, self._lock, now)
+                self._sessions.renewed(held, answer, self._lock, now)
                 self._run.checkers.locked(process, held)
+                self._run.session_checkers.locked(process, held)
             case Send(messages=messages):
                 answer = at_once(self.broker.send(QUEUE, messages))
                 self._oracle.kept(messages, answer, now)
+            case _:
+                return self._done_in_session(process, message, now)
+        return answer
+
+    def _done_in_session(self, process: Any, message: SessionRequest, now: float) -> Any:
+        answer: Any
+        match message:
+            case Accept():
+                answer = at_once(self.broker.accept(QUEUE, None, self._lock))
+                self._sessions.accepted(answer, self._lock, now)
+                if isinstance(answer, SessionLock):
+                    self._run.session_checkers.locked(process, [answer])
+            case ReceiveSession(held=held, limit=limit):
+                answer = at_once(self.broker.receive_session(held, limit))
+                self._sessions.claimed(held, answer, now)
+            case Release(held=held):
+                answer = at_once(self.broker.release(held))
+                self._sessions.released(held, answer, now)
+            case WriteState(held=held, state=state):
+                answer = at_once(self.broker.write_state(held, state))
+                self._sessions.state_written(held, state, answer, now)
         return answer
 
     # --- hints ---
@@ -120,6 +152,15 @@ class BrokerServer(Server):
     def stats(self) -> Stats:
         """Count what is there."""
         return at_once(self.broker.stats(QUEUE))
+
+    def most_in_session(self) -> int:
+        """Return how many messages the session with the most messages has."""
+        return max((session.size for session in self.broker.sessions()), default=0)
+
+    def state_of(self, session: str) -> bytes | None:
+        """Return the state of a session that is free."""
+        held = at_once(self.broker.accept(QUEUE, session, self._lock))
+        return held.state if isinstance(held, SessionLock) else None
 
     def dead(self) -> Sequence[DeadMessage]:
         """Return the dead letters."""

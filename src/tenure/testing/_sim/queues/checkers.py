@@ -37,7 +37,6 @@ from tenure._queue.lock_group import JUDGED, LockGroup
 from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
 from tenure._queue.pump import TRANSITIONS, State
 from tenure.testing._sim.client import Pending
-from tenure.testing._sim.process import Process
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.plan import Plan
@@ -128,12 +127,12 @@ class Checkers(Findings):
                 self.violated("two sure", f"{consumer.name} is sure of {name}, and {other.name} is, too")
             self._believers[sequence] = [*others, (consumer, tracked)]
 
-    def locked(self, process: Process, held: Sequence[Any]) -> None:
-        """The broker has locked these for *process*: see what goes on when the locks end."""
-        ends = {self.oracle.locked_until(one) for one in held} if isinstance(process, Consumer) else ()
+    def locked(self, consumer: Any, held: Sequence[Any]) -> None:
+        """The broker has locked these for *consumer*: see what goes on when the locks end."""
+        ends = {self.oracle.locked_until(one) for one in held} if isinstance(consumer, Consumer) else ()
         for end in ends:
             if end > self.world.now:
-                self.world.at(end, self._lock_ends, process, held)
+                self.world.at(end, self._lock_ends, consumer, held)
 
     def _lock_ends(self, consumer: Consumer, held: Sequence[Delivery]) -> None:
         if not consumer.running or consumer.paused:
@@ -208,6 +207,8 @@ class Checkers(Findings):
         tracked = consumer.find(delivery)
         if tracked is not None and tracked.stage is Stage.RUNNING:
             tracked.stage, tracked.verdict = Stage.KEPT if is_kept else Stage.ENDED, verdict
+            if tracked.is_denied and not is_kept:  # nobody waits any more for what its handler asked the broker
+                tracked.stage = Stage.LOST
 
     def overran(self, consumer: Consumer, sequence: int) -> None:
         """Observers are told that the handler of message *sequence* runs on."""
@@ -267,12 +268,11 @@ class Checkers(Findings):
         """*consumer* is about to take in the answer to a renewal."""
         for one, answer in zip(held, answers, strict=True):
             tracked = consumer.find(one)
-            if not isinstance(answer, Lapsed) or tracked is None or tracked.is_asking:
+            if not isinstance(answer, Lapsed) or tracked is None:
                 continue
-            if tracked.stage in (Stage.RUNNING, Stage.KEPT):
-                tracked.stage = (
-                    Stage.LOST
-                )  # else its own verdict may have ended the lock, and the answer to that counts
+            tracked.is_denied = True
+            if not tracked.is_asking and tracked.stage in (Stage.RUNNING, Stage.KEPT):
+                tracked.stage = Stage.LOST  # else its own verdict may have ended the lock: the answer to that counts
 
     def rests(self, consumer: Consumer) -> None:
         """All is drained and answered, so *consumer* should have nothing left."""
@@ -282,10 +282,8 @@ class Checkers(Findings):
                 if tracked.stage is Stage.KEPT:
                     group = consumer.lock_groups.get(tracked.delivery.token)
                     is_over = group is None or not _is_in(group, tracked.delivery)
-                if (
-                    tracked.stage is Stage.WAITING or tracked.verdict is GIVE_BACK
-                ):  # given back for as long as it makes sense
-                    is_over = consumer.now() >= tracked.trusted - BLUR
+                elif tracked.stage is Stage.WAITING or (tracked.verdict is GIVE_BACK and not is_over):
+                    is_over = consumer.now() >= tracked.trusted - BLUR  # it is given back while that makes sense
                 if not is_over:
                     self.violated("left behind", f"{consumer.name} left {tracked.delivery.id} {tracked.stage.value}")
 

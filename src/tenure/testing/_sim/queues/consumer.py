@@ -6,7 +6,7 @@ block. A pause stops both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tenure._lease import NoAnswer
@@ -22,10 +22,12 @@ from tenure._queue.effects import (
     Hint,
     LocksEffect,
     LocksInput,
+    Pause,
     PumpEffect,
     PumpInput,
     Receive,
     Renew,
+    Resume,
     Returned,
     Serve,
     Settle,
@@ -40,7 +42,8 @@ from tenure.errors import LockLost
 from tenure.events import HandlerOverran
 from tenure.testing._misbehaving import odd_error
 from tenure.testing._sim.client import Client, Pending
-from tenure.testing._sim.process import Alarm, Process
+from tenure.testing._sim.process import Alarm
+from tenure.testing._sim.queues.consumer_process import ConsumerProcess
 from tenure.testing._sim.queues.handlers import Work, fails, kept_for, length
 from tenure.testing._sim.queues.plan import BLOCKS_MAX
 from tenure.testing._sim.queues.protocols import ConsumerRun
@@ -50,23 +53,15 @@ from tenure.testing._sim.queues.tracked import Stage, TrackedDelivery
 from tenure.testing._sim.world import SkewedClock
 
 
-class Consumer(Process):
+class Consumer(ConsumerProcess[Work]):
     """One process of one consumer. After a kill, its host gets another one, with a new name."""
 
     def __init__(self, run: ConsumerRun, number: int, name: str, clock: SkewedClock) -> None:
-        super().__init__(run.world, number, name, clock)
+        super().__init__(run.world, run.plan, number, name, clock)
         self.run = run
-        self.plan = run.plan
         self.checkers = run.checkers
-        self.ended = False
-        self.draining = False
-        self.works: dict[tuple[Token, int], Work] = {}
         self.tracked: dict[Token, dict[int, TrackedDelivery]] = {}
         self.lock_groups: dict[Token, LockGroup] = {}
-        self.error_hook = self.event_hook = ""
-        """What the error hook and the event hook do beside returning, at present."""
-        self._blocked_until = 0.0
-        self._on_loop: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._turning = False
         self._deciding = self._keeping = False  # which threads are in the middle of a step
         parts, settings = run.parts, self.plan.settings
@@ -83,54 +78,8 @@ class Consumer(Process):
         self._pump_alarm.set()
         self._locks_alarm.set()
 
-    @property
-    def running(self) -> bool:
-        """Whether it is alive and has not ended."""
-        return self.alive and not self.ended
-
-    @property
-    def blocked(self) -> bool:
-        """Whether its loop is blocked."""
-        return self.world.now < self._blocked_until
-
-    def overslept(self) -> bool:
-        """Return whether it has just come out of a pause in which it should have woken."""
-        return self._woke_late
-
     def _overslept(self) -> bool:
         return self.locks.wake_at < self.now()
-
-    def _died(self) -> None:
-        self._on_loop.clear()
-        self.works.clear()
-
-    # --- the caller's loop ---
-
-    def _loop_soon(self, call: Callable[..., object], *args: Any) -> None:
-        """Call *call* on the caller's loop: now, or when it is not blocked any more."""
-        self.do(self._loop, call, *args)
-
-    def _loop(self, call: Callable[..., object], *args: Any) -> None:
-        if self.ended:
-            return
-        if self.world.now < self._blocked_until:
-            self._on_loop.append((call, args))
-        else:
-            call(*args)
-
-    def block(self, seconds: float) -> None:
-        """Let user code block the caller's loop for *seconds*; the renewal thread's goes on."""
-        until = self.world.now + seconds
-        if until > self._blocked_until:
-            self._blocked_until = until
-            self.world.at(until, self.do, self._unblock)
-
-    def _unblock(self) -> None:
-        if self.world.now < self._blocked_until:
-            return
-        waiting, self._on_loop = self._on_loop, []
-        for call, args in waiting:
-            self._loop_soon(call, *args)
 
     # --- the pump's driver ---
 
@@ -138,6 +87,14 @@ class Consumer(Process):
         """Take in a hint of the broker."""
         self.checkers.hinted(self)
         self.feed(Hint())
+
+    def pause_claims(self) -> None:
+        """Claim nothing, and give back what waits, until :meth:`resume_claims`."""
+        self.feed(Pause())
+
+    def resume_claims(self) -> None:
+        """Claim again."""
+        self.feed(Resume())
 
     def feed(self, event: PumpInput) -> None:
         """Give *event* to the pump as soon as its loop is free."""
@@ -550,7 +507,30 @@ class Consumer(Process):
         if not self.run.closing:
             self._end()
 
-    def _end(self) -> None:
-        """The consumer has returned; its process may go on to something else."""
-        self.ended = True
-        self._died()
+    # --- what is looked at from outside ---
+
+    @property
+    def buffered(self) -> bool:
+        """Whether messages wait in its buffer."""
+        return self.pump.waiting > 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its pump has stopped, or it has ended with it or without."""
+        return self.pump.state is State.STOPPED or self.ended
+
+    def sequences(self) -> Iterable[int]:
+        """Return the sequences of the messages that it holds."""
+        return [sequence for held in self.tracked.values() for sequence in held]
+
+    def check_slots(self) -> None:
+        """See that every handler that has ended has left its slot."""
+        self.checkers.has_slots(self)
+
+    def check_rest(self) -> None:
+        """See that nothing is held: all is drained and answered."""
+        self.checkers.rests(self)
+
+    def check_stopped(self) -> None:
+        """Say that it has not stopped, though it was told to."""
+        self.checkers.not_stopped(self)

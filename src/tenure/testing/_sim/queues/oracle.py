@@ -2,6 +2,7 @@
 
 ==================  ===================================================================================================
 ``from nowhere``    a message was handed out that nobody sent, or with another body
+``session``         a message was handed out in a session that it was not sent to, or in none
 ``too early``       a message was handed out before its delay had ended
 ``double lock``     a message was handed out while it was locked
 ``redelivered``     a message was handed out after it was completed, or had died
@@ -29,6 +30,7 @@ from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
 from tenure._queue.message import (
     EXPIRED,
+    GIVE_BACK,
     MAX_DELIVERIES,
     Abandon,
     Complete,
@@ -40,6 +42,7 @@ from tenure._queue.message import (
     Lapsed,
     Outgoing,
     Renewed,
+    SessionLock,
     Settled,
     Settlement,
     Stats,
@@ -57,6 +60,9 @@ class SentMessage:
 
     label: str
     is_named: bool
+    session: str | None = None
+    batch: int = 0
+    """Messages of one batch were sent in one call, in their order."""
     acknowledged: bool = False
     sequences: set[int] = field(default_factory=set)
 
@@ -98,7 +104,7 @@ class Oracle:
     def __init__(self, clock: SkewedClock, max_deliveries: int) -> None:
         self.findings: Findings | None = None
         """Where violations go; set before the first verb."""
-        self._clock = clock
+        self.clock = clock
         self._max_deliveries = max_deliveries
         self._tokens: set[Token] = set()
         self._copies: dict[str, StoredCopy] = {}  # by id
@@ -106,7 +112,8 @@ class Oracle:
         self.entries: dict[int, Entry] = {}
         self.deliveries = 0
 
-    def _violated(self, kind: str, what: str) -> None:
+    def violated(self, kind: str, what: str) -> None:
+        """Note that a promise was broken."""
         assert self.findings is not None
         self.findings.violated(kind, what)
 
@@ -117,7 +124,7 @@ class Oracle:
         entry = self.entries.get(delivery.sequence)
         if entry is None or entry.token != delivery.token:
             return -math.inf
-        return self._clock.moment(entry.until)
+        return self.clock.moment(entry.until)
 
     @property
     def acknowledged(self) -> int:
@@ -140,15 +147,34 @@ class Oracle:
     def claimed(self, claim: Claim, lock: float, now: float) -> None:
         """The broker has locked and handed out what is in *claim*."""
         if claim.deliveries:
-            token = claim.deliveries[0].token
-            if token in self._tokens:
-                self._violated("token", f"{token} was given out again")
-            self._tokens.add(token)
+            self.new_token(claim.deliveries[0].token)
         for delivery in claim.deliveries:
-            entry = self._entry(delivery)
-            if entry is not None:
-                self._handed_out(entry, delivery, now)
-                entry.token, entry.until = delivery.token, now + lock
+            self.handed_out(delivery, now + lock, now)
+
+    def new_token(self, token: Token) -> None:
+        """The broker has given out *token*."""
+        if token in self._tokens:
+            self.violated("token", f"{token} was given out again")
+        self._tokens.add(token)
+
+    def handed_out(self, delivery: Delivery, until: float, now: float) -> Entry | None:
+        """The broker has handed out *delivery*, locked *until* then; return its entry, None if nobody sent it."""
+        entry = self._entry(delivery)
+        if entry is not None:
+            if delivery.session != entry.sent.session:
+                self.violated("session", f"{entry.sent.label} was sent to {entry.sent.session}, not {delivery.session}")
+            self._handed_out(entry, delivery, now)
+            entry.token, entry.until = delivery.token, until
+        return entry
+
+    def given_back(self, entry: Entry, now: float) -> None:
+        """The broker has taken a message back with its session, uncounted."""
+        entry.token = None
+        self._judged(entry, GIVE_BACK, now >= entry.expires_at, now)
+
+    def is_dead_by_time(self, entry: Entry, now: float) -> bool:
+        """Return whether *entry* is dead by its time to live, or as its last lock has ended."""
+        return now >= entry.expires_at or (entry.token is not None and entry.count >= self._max_deliveries)
 
     def _entry(self, one: Delivery | DeadMessage) -> Entry | None:
         """Return the entry of what was handed out or has died, made when it is first seen; None if nobody sent it."""
@@ -157,43 +183,43 @@ class Oracle:
             sent = copy.sent
             sent.sequences.add(one.sequence)
             if sent.is_named and len(sent.sequences) > 1:
-                self._violated("kept twice", f"{sent.label} is there as {sorted(sent.sequences)}")
+                self.violated("kept twice", f"{sent.label} is there as {sorted(sent.sequences)}")
             entry = Entry(one.sequence, sent, copy.expires_at, visible_at=copy.visible_at)
             self.entries[one.sequence] = entry
         if entry is None or one.body.decode() != entry.sent.label:
-            self._violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
+            self.violated("from nowhere", f"nobody sent {one.id!r} with {one.body!r}")
         return entry
 
     def _handed_out(self, entry: Entry, delivery: Delivery, now: float) -> None:
         self.deliveries += 1
         name = entry.sent.label
         if entry.end_state != OPEN:
-            self._violated("redelivered", f"{name} was handed out when it was {entry.end_state}")
+            self.violated("redelivered", f"{name} was handed out when it was {entry.end_state}")
         if entry.token is not None:
             if now < entry.until:
-                self._violated("double lock", f"{name} was handed out {entry.until - now:.3f} s before its lock ended")
+                self.violated("double lock", f"{name} was handed out {entry.until - now:.3f} s before its lock ended")
             entry.tries.append("expired")
         if now < entry.visible_at:
-            self._violated("too early", f"{name} was handed out {entry.visible_at - now:.3f} s before its time")
+            self.violated("too early", f"{name} was handed out {entry.visible_at - now:.3f} s before its time")
         entry.count += 1
         if delivery.delivery_count != entry.count:
-            self._violated("count", f"{name} says delivery {delivery.delivery_count}, it is number {entry.count}")
+            self.violated("count", f"{name} says delivery {delivery.delivery_count}, it is number {entry.count}")
         if entry.count > self._max_deliveries:
-            self._violated("tries", f"{name} was handed out {entry.count} times, {self._max_deliveries} are allowed")
+            self.violated("tries", f"{name} was handed out {entry.count} times, {self._max_deliveries} are allowed")
 
     def renewed(
         self, held: Sequence[Any], answers: Sequence[Renewed | Lapsed | NoAnswer], lock: float, now: float
     ) -> None:
         """The broker has answered a renewal."""
         for one, answer in zip(held, answers, strict=True):
-            if isinstance(answer, NoAnswer):  # this one could not be asked about
+            if isinstance(answer, NoAnswer) or isinstance(one, SessionLock):  # could not be asked about, or a session
                 continue
             entry = self._locked(one, not isinstance(answer, Lapsed), "renewed", now)
             if entry is not None:
                 assert isinstance(answer, Renewed)
                 if answer.locked_until < entry.until - BLUR:
                     sooner = entry.until - answer.locked_until
-                    self._violated("shortened", f"the lock of {entry.sent.label} ends {sooner:.3f} s sooner")
+                    self.violated("shortened", f"the lock of {entry.sent.label} ends {sooner:.3f} s sooner")
                 entry.until = now + lock
 
     def settled(self, settlements: Sequence[Settlement], answers: Sequence[Settled | Lapsed], now: float) -> None:
@@ -204,7 +230,7 @@ class Oracle:
             if said_yes and entry is None:
                 entry = self.entries.get(delivery.sequence)
                 if entry is not None and entry.end_state != OPEN:
-                    self._violated("settled twice", f"{entry.sent.label} was {entry.end_state} already")
+                    self.violated("settled twice", f"{entry.sent.label} was {entry.end_state} already")
             elif entry is not None:
                 assert isinstance(answer, Settled)
                 entry.token = None
@@ -216,7 +242,7 @@ class Oracle:
         is_good = entry is not None and entry.token == delivery.token and now < entry.until
         if is_good != said_yes:
             kind = "stale verb" if said_yes else "false no"
-            self._violated(kind, f"{delivery.id} (token {delivery.token}) was {'' if said_yes else 'not '}{verb}")
+            self.violated(kind, f"{delivery.id} (token {delivery.token}) was {'' if said_yes else 'not '}{verb}")
         return entry if is_good and said_yes else None
 
     def _judged(self, entry: Entry, verdict: object, died: bool, now: float) -> None:
@@ -238,7 +264,7 @@ class Oracle:
                 dies = entry.count >= self._max_deliveries
         gone_by = now >= entry.expires_at and isinstance(verdict, (Abandon, GiveBack))
         if died != (dies or gone_by):
-            self._violated("tries", f"{entry.sent.label} {'died' if died else 'lives on'} after {entry.count} tries")
+            self.violated("tries", f"{entry.sent.label} {'died' if died else 'lives on'} after {entry.count} tries")
         if dies or gone_by:
             entry.end_state = DEAD
 
@@ -248,17 +274,17 @@ class Oracle:
         """Compare the drained queue with the model: every message has come to one end, and every end has its reason."""
         dead_ones = {message.sequence: message for message in dead}
         if stats.dead != len(dead):
-            self._violated("dead letter", f"{stats.dead} are counted, {len(dead)} are there")
+            self.violated("dead letter", f"{stats.dead} are counted, {len(dead)} are there")
         for message in dead:
             self._dead_message(message, now)
         for entry in self.entries.values():
             if entry.end_state == COMPLETED and entry.sequence in dead_ones:
-                self._violated("settled twice", f"{entry.sent.label} is completed and among the dead")
+                self.violated("settled twice", f"{entry.sent.label} is completed and among the dead")
             elif entry.end_state != COMPLETED and entry.sequence not in dead_ones:
-                self._violated("lost", f"{entry.sent.label} was {entry.end_state} and is nowhere")
+                self.violated("lost", f"{entry.sent.label} was {entry.end_state} and is nowhere")
         for sent in self.sent.values():
             if sent.acknowledged and not sent.sequences:
-                self._violated("lost", f"{sent.label} was acknowledged and never seen again")
+                self.violated("lost", f"{sent.label} was acknowledged and never seen again")
 
     def _dead_message(self, message: DeadMessage, now: float) -> None:
         entry = self._entry(message)
@@ -276,12 +302,12 @@ class Oracle:
                 end = entry.end
                 is_right = end is not None and (end.reason, end.description) == (reason, message.description)
         if not is_right or not message.reason:
-            self._violated(
+            self.violated(
                 "dead letter" if entry.count != self._max_deliveries + 1 else "tries",
                 f"{label} died of {message.reason!r} after {entry.count} deliveries",
             )
         if message.delivery_count != entry.count or [attempt.outcome for attempt in message.history] != entry.tries:
             outcomes = [attempt.outcome for attempt in message.history]
-            self._violated("dead letter", f"{label} has {message.delivery_count} tries {outcomes}, not {entry.tries}")
+            self.violated("dead letter", f"{label} has {message.delivery_count} tries {outcomes}, not {entry.tries}")
         if message.error != entry.error:
-            self._violated("dead letter", f"{label} does not tell what failed last")
+            self.violated("dead letter", f"{label} does not tell what failed last")

@@ -8,6 +8,7 @@ from tenure._queue.locks import Locks
 from tenure._queue.pump import Pump
 from tenure.testing._sim.queues.broker import SimulatedBroker
 from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.session_consumer import SessionConsumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +19,4 @@ class Parts:
     locks: type[Locks] = Locks
     broker: type[SimulatedBroker] = SimulatedBroker
     consumer: type[Consumer] = Consumer
+    session_consumer: type[SessionConsumer] = SessionConsumer

@@ -86,6 +86,26 @@ HEALED_WORK = 0.02
 """Once the faults are over, a handler takes this share of a lock at most."""
 
 
+SESSIONS = 0.4
+"""The share of the runs that have sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """The sessions of a run, and the consumers of sessions beside the others. Times are in true seconds."""
+
+    names: int
+    share: float
+    """The share of messages that are of a session."""
+    consumers: int
+    concurrency: int
+    """How many sessions a consumer holds at a time."""
+    writes: float
+    """How often a handler stores the state of its session."""
+    rates: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The setting of one run. Rates and offsets are those of the hosts' clocks; times are in true seconds."""
@@ -115,6 +135,7 @@ class Plan:
     faults: tuple[str, ...]
     fault_every: float
     seconds: float
+    sessions: SessionPlan | None = None
 
     @property
     def timing(self) -> Timing:
@@ -122,15 +143,16 @@ class Plan:
         return self.settings.timing
 
     def __str__(self) -> str:
-        settings = self.settings
+        settings, sessions = self.settings, self.sessions
         return (
             f"{self.producers} producers, {self.consumers} consumers of {settings.concurrency}, lock "
             f"{settings.timing.ttl:g} s, {self.max_deliveries} deliveries, {'hints' if settings.hints else 'no hints'}"
+            + (f", {sessions.names} sessions for {sessions.consumers} consumers" if sessions else "")
         )
 
 
-def draw(rng: random.Random, others: random.Random, users: random.Random) -> Plan:
-    """Draw the setting of a run, with *others* the faults of its store, and with *users* those of user code."""
+def draw(rng: random.Random, others: random.Random, users: random.Random, sessions: random.Random) -> Plan:
+    """Draw the setting of a run: with *others* the faults of its store, with *users* those of user code."""
     timing = rng.choice(TIMINGS)
     lock = timing.ttl
     consumers = rng.randint(2, 6)
@@ -168,6 +190,20 @@ def draw(rng: random.Random, others: random.Random, users: random.Random) -> Pla
         ),
         fault_every=lock * rng.choice((0.15, 0.3, 0.8)),
         seconds=8.0 * lock,
+        sessions=_sessions(sessions, slowest, fastest) if sessions.random() < SESSIONS else None,
+    )
+
+
+def _sessions(rng: random.Random, slowest: float, fastest: float) -> SessionPlan:
+    consumers = rng.randint(1, 3)
+    return SessionPlan(
+        names=rng.choice((1, 3, 12)),
+        share=rng.choice((0.3, 0.7, 1.0)),
+        consumers=consumers,
+        concurrency=rng.choice((1, 2, 4)),
+        writes=rng.choice((0.0, 0.3, 1.0)),
+        rates=tuple(rate(rng, slowest, fastest) for _ in range(consumers)),
+        offsets=tuple(rng.uniform(-1000.0, 1000.0) for _ in range(consumers)),
     )
 
 
@@ -187,7 +223,7 @@ def _settings(rng: random.Random, timing: Timing) -> PumpSettings:
     )
 
 
-def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int) -> float:
+def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int, in_session: int = 0) -> float:
     """Return within how many seconds after the last fault every acknowledged message is completed or dead.
 
     The sum of what may have to happen one after the other, each at its worst:
@@ -200,6 +236,7 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     4. A delay ends.
     5. The tries that the unluckiest message has left, all of them after the first: each time the consumers look,
        handle all that is before it, and it waits its turn to be tried again.
+    6. In the session with the most messages, all tries of each, one after the other.
 
     Clocks may be slower than true time by a tenth, and by ``drift`` against each other, so all of it takes longer.
 
@@ -207,6 +244,7 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
         latency: The longest that a message takes once the faults are over.
         messages: How many are not settled yet.
         consumers: How many are there to do it.
+        in_session: How many of the messages are of one session, at most.
     """
     settings, timing = plan.settings, plan.timing
     lock = timing.ttl
@@ -215,6 +253,7 @@ def settled_within(plan: Plan, *, latency: float, messages: int, consumers: int)
     handling = HEALED_WORK * lock + 4.0 * latency
     turn = 1.2 * settings.poll_every + handling * (1.0 + messages / (consumers * settings.concurrency))
     tries = plan.max_deliveries * (turn + plan.retry.maximum)
+    one_by_one = in_session * plan.max_deliveries * (1.2 * settings.poll_every + 3 * handling + plan.retry.maximum)
     if "error_hook_lasts" in plan.faults:
         busy += HOOK_MAX
-    return (busy + lock + asks_again + DELAY_MAX * lock + tries) / (1.0 - timing.drift) / 0.9
+    return (busy + lock + asks_again + DELAY_MAX * lock + tries + one_by_one) / (1.0 - timing.drift) / 0.9

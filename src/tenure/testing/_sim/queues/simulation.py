@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
-from tenure._queue.effects import Resume
 from tenure._queue.hooks import HOOK_MAX
-from tenure._queue.pump import State
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
 from tenure.testing._sim.queues.broker_server import BrokerServer
 from tenure.testing._sim.queues.checkers import Checkers
-from tenure.testing._sim.queues.consumer import Consumer
+from tenure.testing._sim.queues.consumer_process import ConsumerProcess
 from tenure.testing._sim.queues.faults import QueueNemesis
 from tenure.testing._sim.queues.oracle import Oracle
 from tenure.testing._sim.queues.parts import Parts
 from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_within
 from tenure.testing._sim.queues.producer import Producer
+from tenure.testing._sim.queues.session_checkers import SessionCheckers
+from tenure.testing._sim.queues.session_oracle import SessionOracle
 from tenure.testing._sim.report import QueueReport
 from tenure.testing._sim.world import SkewedClock, World
 
@@ -27,6 +29,9 @@ STORE_SEEDS = 320_000_000
 
 USER_SEEDS = 603_270_000
 """The same, for the misbehaviour of user code."""
+
+SESSION_SEEDS = 63_000_189
+"""The same, for sessions."""
 
 
 class Simulation:
@@ -45,30 +50,42 @@ class Simulation:
         self.mutant = mutant
         self.parts = parts or Parts()
         self.world = World(seed, trace=trace)
-        self.plan: Plan = draw(self.world.rng, random.Random(STORE_SEEDS + seed), random.Random(USER_SEEDS + seed))
+        self.plan: Plan = draw(
+            self.world.rng,
+            random.Random(STORE_SEEDS + seed),
+            random.Random(USER_SEEDS + seed),
+            random.Random(SESSION_SEEDS + seed),
+        )
         clock = SkewedClock(self.plan.broker_rate, self.world.rng.uniform(0.0, 1000.0))
         self.network = StoreNetwork(self.world, self.plan.conditions, self.plan.timing)
         self.oracle = Oracle(clock, self.plan.max_deliveries)
         self.checkers = Checkers(self.world, self.plan, self.oracle)
         self.oracle.findings = self.checkers
+        self.session_oracle = SessionOracle(self.oracle)
+        self.session_checkers = SessionCheckers(self.checkers, self.plan, self.session_oracle)
         self.server = BrokerServer(self, clock, self.parts.broker)
         self.nemesis = QueueNemesis(self)
         self.healed = False
         self.closing = False
         self.ignores_max = IGNORES_MAX * self.plan.timing.ttl
         self._starts = 0
-        pairs = zip(self.plan.rates, self.plan.offsets, strict=True)
+        hosts = (self.plan, self.plan.sessions) if self.plan.sessions else (self.plan,)
+        pairs = [pair for one in hosts for pair in zip(one.rates, one.offsets, strict=True)]
         self._clocks = [SkewedClock(rate, offset) for rate, offset in pairs]
-        self.consumers: list[Consumer] = [self._start(number) for number in range(self.plan.consumers)]
+        self.consumers: list[ConsumerProcess[Any]] = [self._start(number) for number in range(len(pairs))]
         true = SkewedClock(1.0, 0.0)
         numbers = range(self.plan.producers)
         self.producers = [Producer(self, 100 + number, f"p{number}", true) for number in numbers]
 
     # --- starts ---
 
-    def _start(self, number: int) -> Consumer:
+    def _start(self, number: int) -> ConsumerProcess[Any]:
+        """Start a consumer of messages on the first hosts, one of sessions on the others."""
         self._starts += 1
-        return self.parts.consumer(self, number, f"{'abcdefg'[number]}{self._starts}", self._clocks[number])
+        name, clock = f"{'abcdefghi'[number]}{self._starts}", self._clocks[number]
+        if number < self.plan.consumers:
+            return self.parts.consumer(self, number, name, clock)
+        return self.parts.session_consumer(self, number, name, clock)
 
     def restart(self, number: int) -> None:
         """Start a new process on the host *number*, if none runs there."""
@@ -79,7 +96,7 @@ class Simulation:
         """Start the process again, after a while."""
         self.world.after(self.world.rng.random() * self.plan.timing.ttl, self._replace, self.consumers[number])
 
-    def _replace(self, consumer: Consumer) -> None:
+    def _replace(self, consumer: ConsumerProcess[Any]) -> None:
         if self.consumers[consumer.number] is not consumer or self.healed:
             return
         if consumer.running:
@@ -88,7 +105,7 @@ class Simulation:
         consumer.die("gone")
         self.restart(consumer.number)
 
-    def hung(self, consumer: Consumer, seconds: float) -> None:
+    def hung(self, consumer: ConsumerProcess[Any], seconds: float) -> None:
         """Let the nemesis use that *consumer* hangs for *seconds*."""
         self.nemesis.hung(consumer, seconds)
 
@@ -107,6 +124,7 @@ class Simulation:
         self._stop()
         now = self.server.clock.now()
         self.oracle.audit(self.server.stats(), self.server.dead(), now)
+        self.session_oracle.audit(self.server.state_of, now)
         return QueueReport.of(
             self.checkers,
             mutant=self.mutant,
@@ -115,6 +133,7 @@ class Simulation:
             bound=bound,
             messages=self.oracle.acknowledged,
             deliveries=self.oracle.deliveries,
+            sessions=len(self.session_oracle.sessions),
         )
 
     def _heal(self) -> None:
@@ -128,20 +147,21 @@ class Simulation:
                 consumer.die("killed at the last moment")
             consumer.error_hook = consumer.event_hook = ""
             consumer.resume()
-            consumer.feed(Resume())
+            consumer.resume_claims()
             if not consumer.running and self.world.rng.random() < 0.5:
                 self.restart(number)
-        if not self._at_work():
-            self.consumers[0].die("gone")
-            self.restart(0)
+        kinds = [self.consumers[: self.plan.consumers], self.consumers[self.plan.consumers :]]
+        for first in [kind[0] for kind in kinds if kind and not self._at_work(kind)]:
+            first.die("gone")
+            self.restart(first.number)
         for producer in self.producers:
             producer.send(LAST_BATCH)
         self.world.run(max(self.world.now, self.network.latest))
         if self.world.traced:
             self.world.log("fault", "no more")
 
-    def _at_work(self) -> int:
-        return sum(consumer.running and not consumer.draining for consumer in self.consumers)
+    def _at_work(self, consumers: Sequence[ConsumerProcess[Any]]) -> int:
+        return sum(consumer.running and not consumer.draining for consumer in consumers)
 
     def _bound(self) -> float:
         stats = self.server.stats()
@@ -149,7 +169,8 @@ class Simulation:
             self.plan,
             latency=SPREAD_MAX * self.network.usual,
             messages=stats.ready + stats.locked + stats.delayed + LAST_BATCH * self.plan.producers,
-            consumers=max(1, self._at_work()),
+            consumers=max(1, self._at_work(self.consumers[: self.plan.consumers])),
+            in_session=self.server.most_in_session() + (LAST_BATCH * self.plan.producers if self.plan.sessions else 0),
         )
 
     def _is_drained(self) -> bool:
@@ -174,11 +195,11 @@ class Simulation:
         self.world.run(self.world.now + 1.3 * longest)
         for consumer in self.consumers:
             if consumer.running:
-                self.checkers.has_slots(consumer)
+                consumer.check_slots()
         if self._is_drained():
             for consumer in self.consumers:
                 if consumer.running:
-                    self.checkers.rests(consumer)
+                    consumer.check_rest()
 
     def _stop(self) -> None:
         """Drain all, and wait until all is silent."""
@@ -189,8 +210,8 @@ class Simulation:
         longest = self.ignores_max + self.plan.grace + timing.ttl + 3.0 * timing.retry_every + self.plan.patience
         self.world.run_until(self._is_silent, step=timing.retry_every, end=self.world.now + 1.3 * longest)
         for consumer in self.consumers:
-            if consumer.alive and consumer.pump.state is not State.STOPPED and not consumer.ended:
-                self.checkers.not_stopped(consumer)
+            if consumer.alive and not consumer.stopped:
+                consumer.check_stopped()
 
     def _is_silent(self) -> bool:
         return not any(consumer.running for consumer in self.consumers)

@@ -7,7 +7,8 @@ from typing import Any
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
 from tenure._queue.effects import CancelHandler, Ended, LocksEffect, PumpEffect, Receive, Renew, Settle
-from tenure.testing._sim.queues.broker import Send
+from tenure._queue.message import SessionLock
+from tenure.testing._sim.queues.requests import Accept, ReceiveSession, Release, Send, WriteState
 
 
 def describe(what: Any) -> str:
@@ -22,6 +23,16 @@ def describe(what: Any) -> str:
             return f"renew #{ask} {' '.join(map(label, held))}"
         case Send(ask, messages):
             return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
+        case Accept(ask):
+            return f"accept #{ask}"
+        case ReceiveSession(ask, held):
+            return f"receive #{ask} of {label(held)}"
+        case Release(ask, held):
+            return f"release #{ask} {label(held)}"
+        case WriteState(ask, held, state):
+            return f"write state #{ask} {state!r} of {label(held)}"
+        case SessionLock():
+            return label(what)
         case Claim(deliveries, due_in):
             return f"{' '.join(map(label, deliveries)) or 'nothing'}" + (f", due {due_in:.3f}" if due_in else "")
         case NoAnswer(why):
@@ -33,6 +44,8 @@ def describe(what: Any) -> str:
 
 def label(delivery: Any) -> str:
     """Return what a delivery is called in the log: its body, which delivery it is, and its token."""
+    if isinstance(delivery, SessionLock):
+        return f"{delivery.session}@{delivery.token}"
     return f"{delivery.body.decode()}/{delivery.delivery_count}@{delivery.token}"
 
 

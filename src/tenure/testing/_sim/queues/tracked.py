@@ -32,6 +32,8 @@ class TrackedDelivery:
     """Whether its handler has asked the broker to complete it, so that nobody knows what became of its lock."""
     is_asking: bool = False
     """Whether the broker has still to say what became of that."""
+    is_denied: bool = False
+    """Whether a renewal said no."""
     trusted: float = -math.inf
     """Until when its lock may be believed, by the consumer's clock: as the answers so far allow."""
     cancelled_until: float | None = None

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from tenure.testing._sim.planted import Mutant
-from tenure.testing._sim.queues.mutants import broker, locks, pump, user_code
+from tenure.testing._sim.queues.mutants import broker, locks, pump, sessions, user_code
 from tenure.testing._sim.queues.parts import Parts
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
-    {**locks.MUTANTS, **pump.MUTANTS, **broker.MUTANTS, **user_code.MUTANTS}
+    {**locks.MUTANTS, **pump.MUTANTS, **broker.MUTANTS, **user_code.MUTANTS, **sessions.MUTANTS}
 )
 """Bugs that must be found, by name."""
 

@@ -29,8 +29,9 @@ from tenure._queue.message import (
     SessionLock,
 )
 from tenure.testing._sim.planted import Mutant
-from tenure.testing._sim.queues.broker import QUEUE, Send, SimulatedBroker
+from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts
+from tenure.testing._sim.queues.requests import Send
 
 
 class _SettlesById(SimulatedBroker):

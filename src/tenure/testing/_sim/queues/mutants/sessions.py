@@ -1,0 +1,284 @@
+"""Planted bugs in sessions: in the broker, and in the consumer that works on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tenure._backends.memory.messages import LockGroup, MessageState, Session, StoredMessage, Subqueue
+from tenure._queue.broker import NoSession
+from tenure._queue.message import (
+    Abandon,
+    Delivery,
+    GiveBack,
+    Lapsed,
+    SessionLock,
+    Settled,
+    Verdict,
+)
+from tenure.testing._sim.client import Pending
+from tenure.testing._sim.planted import Mutant
+from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
+from tenure.testing._sim.queues.handlers import Work
+from tenure.testing._sim.queues.parts import Parts
+from tenure.testing._sim.queues.requests import Release
+from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer, Slot
+
+# --- in the broker: owners -------------------------------------------------------------------------------------------
+
+
+class _EndsSessionsEarly(SimulatedBroker):
+    """Gives a session away a quarter of a lock before its lock ends."""
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        return await super().accept(queue, session, 0.75 * lock)
+
+
+class _SessionNeverEnds(SimulatedBroker):
+    """Waits for the release of a session, also when its owner is dead."""
+
+    def _apply_due(self, subqueue: Subqueue, what: StoredMessage | Session | LockGroup, now: float) -> None:
+        if not isinstance(what, Session):
+            super()._apply_due(subqueue, what, now)
+
+
+class _TakesOldOwners(SimulatedBroker):
+    """Compares no token of a session: an old owner may renew it, receive from it and release it."""
+
+    def _session(self, held: SessionLock, now: float) -> Session | None:
+        subqueue = self._subqueue(held.queue, now)
+        session = subqueue.sessions.get(held.session) if subqueue else None
+        return session if session is not None and session.token else None
+
+
+class _OldOwnerSettles(SimulatedBroker):
+    """Takes a verdict on a message of a session under any token, also when it is back in the queue."""
+
+    def _locked(self, delivery: Delivery, now: float) -> tuple[Subqueue, StoredMessage] | None:
+        subqueue = self._subqueue(delivery.queue, now)
+        message = subqueue.messages.get(delivery.sequence) if subqueue else None
+        if subqueue is not None and message is not None and message.session is not None:
+            return (subqueue, message) if message.state is not MessageState.DELAYED else None
+        return super()._locked(delivery, now)
+
+
+class _HandsOutOfSessions(SimulatedBroker):
+    """Hands out messages of sessions to those who ask for none."""
+
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        if message.sequence % 7 == 0 and not subqueue.is_dead:
+            message.session = None
+        super()._schedule(subqueue, message, visible_at, now)
+
+
+# --- in the broker: order --------------------------------------------------------------------------------------------
+
+
+class _OvertakesAbandoned(SimulatedBroker):
+    """Hands out what is behind a message that was abandoned with a delay."""
+
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        super()._schedule(subqueue, message, visible_at, now)
+        if message.session is not None and message.sequence in message.session.retrying:
+            message.session.retrying.remove(message.sequence)
+            subqueue.list_if_free(message.session)
+
+
+class _OvertakesCrashed(SimulatedBroker):
+    """Lets a message rest whose owner has crashed, and hands out what is behind it."""
+
+    def _lock_expired(self, subqueue: Subqueue, message: StoredMessage, now: float) -> None:
+        self._rests = 0.2 * self._run.plan.timing.ttl if message.session is not None else 0.0
+        super()._lock_expired(subqueue, message, now)
+        self._rests = 0.0
+        if message.session is not None and message.sequence in message.session.retrying:
+            message.session.retrying.remove(message.sequence)
+            subqueue.list_if_free(message.session)
+
+    _rests = 0.0
+
+    def _schedule(self, subqueue: Subqueue, message: StoredMessage, visible_at: float, now: float) -> None:
+        super()._schedule(subqueue, message, visible_at + self._rests, now)
+
+
+# --- in the broker: what a session keeps -----------------------------------------------------------------------------
+
+
+class _OldOwnerWrites(SimulatedBroker):
+    """Stores the state of a session for anybody who has had it."""
+
+    async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
+        answer = await super().write_state(held, state)
+        session = self._queue(QUEUE).live.sessions.get(held.session)
+        if isinstance(answer, Lapsed) and session is not None:
+            session.state = state
+            return Settled()
+        return answer
+
+
+class _ForgetsState(SimulatedBroker):
+    """Forgets the state of a session when it is released."""
+
+    def _unlock_session(self, subqueue: Subqueue, session: Session) -> None:
+        session.state = None
+        super()._unlock_session(subqueue, session)
+
+
+class _ReleaseCounts(SimulatedBroker):
+    """Counts what goes back with its session as delivered."""
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        self._releases = True
+        answer = await super().release(held)
+        self._releases = False
+        return answer
+
+    _releases = False
+
+    def _put_back(self, subqueue: Subqueue, message: StoredMessage, verdict: Abandon | GiveBack, now: float) -> bool:
+        message.delivery_count += self._releases
+        return super()._put_back(subqueue, message, verdict, now)
+
+
+class _ReleaseLoses(SimulatedBroker):
+    """Leaves with its old owner what was not settled when a session is released."""
+
+    async def release(self, held: SessionLock) -> Settled | Lapsed:
+        session = self._queue(QUEUE).live.sessions.get(held.session)
+        if session is not None and session.token == held.token:
+            session.locked.clear()
+        return await super().release(held)
+
+
+# --- in the consumer -------------------------------------------------------------------------------------------------
+
+
+class _CountsSessionFromAnswer(SessionConsumer):
+    def _believed_until(self, asked: Pending, now: float) -> float:
+        return super()._believed_until(asked._replace(at=now), now)
+
+
+class _BeginsWhenOver(SessionConsumer):
+    """Begins with a message without a look at the clock, when it wakes from a pause."""
+
+    def _is_over(self, session: HeldSession) -> bool:
+        return False
+
+
+class _IgnoresLostSession(SessionConsumer):
+    """Goes on when its session is over."""
+
+    def _lose(self, slot: Slot, session: HeldSession, why: str) -> None:
+        pass
+
+
+class _JudgesInLostSession(SessionConsumer):
+    """Passes the verdict of a handler whose session is known to be lost."""
+
+    def _finish(self, slot: Slot, work: Work, error: BaseException | None = None) -> None:
+        session = slot.session
+        was_lost = session is not None and session.is_lost
+        if session is not None:
+            session.is_lost = False
+        super()._finish(slot, work, error)
+        if session is not None and was_lost:
+            session.is_lost = True
+            if slot.session is session:
+                self.checkers.passes(self, session, work.delivery)
+
+
+class _ReceivesBeforeSettled(SessionConsumer):
+    """Receives the next message when a verdict is passed, and not when it is answered."""
+
+    def _settle(self, slot: Slot, session: HeldSession, delivery: Delivery, verdict: Verdict) -> None:
+        super()._settle(slot, session, delivery, verdict)
+        self._receive(slot)
+
+    def _settled(self, slot: Slot, session: HeldSession, delivery: Delivery, verdict: Verdict, answer: object) -> None:
+        pass
+
+
+class _GoesOnUnanswered(SessionConsumer):
+    """Receives again when a receive got no answer, and keeps the session."""
+
+    def _unanswered(self, slot: Slot) -> None:
+        self._pause(slot, self.plan.timing.retry_every / 4, self._receive)
+
+
+class _ReleasesWhileRunning(SessionConsumer):
+    """Releases the session of a handler that runs on."""
+
+    def _leave(self, slot: Slot, work: Work) -> None:
+        session = slot.session
+        super()._leave(slot, work)
+        if session is not None and session.is_left:
+            self.checkers.releases(self, session, work)
+            self._asked += 1
+            self._then[self._asked] = lambda _, answer: None
+            self._client.ask(self._asked, Release(self._asked, session.held))
+
+
+class _KeepsEmptySessions(SessionConsumer):
+    """Keeps a session in which nothing waits."""
+
+    def _release(self, slot: Slot) -> None:
+        if self.draining:
+            super()._release(slot)
+        else:
+            self._pause(slot, self.plan.settings.poll_every, self._receive)
+
+
+def _broker(about: str, broker: type[SimulatedBroker], shows: str) -> Mutant[Parts]:
+    return Mutant(about, Parts(broker=broker), shows)
+
+
+def _consumer(about: str, consumer: type[SessionConsumer], shows: str) -> Mutant[Parts]:
+    return Mutant(about, Parts(session_consumer=consumer), shows)
+
+
+MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
+    {
+        "ends-sessions-early": _broker(
+            "a session is given away before its lock ends", _EndsSessionsEarly, "two owners"
+        ),
+        "session-never-ends": _broker("the session of a dead owner never comes back", _SessionNeverEnds, "not drained"),
+        "takes-old-owners": _broker("a session needs no token", _TakesOldOwners, "stale verb"),
+        "old-owner-settles": _broker("an old owner settles in a session", _OldOwnerSettles, "stale verb"),
+        "hands-out-of-sessions": _broker(
+            "a message of a session is handed out by itself", _HandsOutOfSessions, "session"
+        ),
+        "overtakes-abandoned": _broker(
+            "an abandoned message does not hold up those behind it", _OvertakesAbandoned, "order"
+        ),
+        "overtakes-crashed": _broker(
+            "a message of a crashed owner does not hold up those behind it", _OvertakesCrashed, "order"
+        ),
+        "old-owner-writes": _broker("an old owner stores the state of a session", _OldOwnerWrites, "stale verb"),
+        "forgets-state": _broker("the state of a session is lost when it is released", _ForgetsState, "state"),
+        "release-counts": _broker("a release counts as a delivery", _ReleaseCounts, "count"),
+        "release-loses": _broker("a release loses what is not settled", _ReleaseLoses, "not drained"),
+        "session-counts-from-answer": _consumer(
+            "a session is counted from when the answer came", _CountsSessionFromAnswer, "outlives lock"
+        ),
+        "begins-when-over": _consumer(
+            "a handler begins in a session that is over, after a pause", _BeginsWhenOver, "unsure start"
+        ),
+        "ignores-lost-session": _consumer(
+            "a consumer works on in a lost session", _IgnoresLostSession, "not cancelled"
+        ),
+        "judges-in-lost-session": _consumer(
+            "the result of a lost session is passed on", _JudgesInLostSession, "late result"
+        ),
+        "receives-before-settled": _consumer(
+            "the next message is received before the one before is settled", _ReceivesBeforeSettled, "overlap"
+        ),
+        "goes-on-unanswered": _consumer(
+            "a session is kept though nobody knows what was handed out", _GoesOnUnanswered, "overlap"
+        ),
+        "releases-while-running": _consumer(
+            "a session is released while its handler runs", _ReleasesWhileRunning, "late release"
+        ),
+        "keeps-empty-sessions": _consumer("an empty session is kept", _KeepsEmptySessions, "left behind"),
+    }
+)
+"""Bugs that must be found, by name."""

@@ -1,0 +1,174 @@
+"""What must hold of consumers of sessions in every run, seen from outside; the broker is checked in the oracles.
+
+=================  ====================================================================================================
+``two owners``     two consumers believed at one true moment that they hold the lock of one session
+``outlives lock``  a consumer believed in a session that the broker had given away, or would sooner
+``trust``          a belief is longer than the question allows that it came from
+``unsure start``   a handler began when its session was not sure
+``overlap``        a handler began before the message before its own was settled, or while another ran in its session
+``not cancelled``  a session was over, and the handler that ran in it had not been told to stop
+``grace``          a handler was told to stop with less than ``grace`` left, though its process was awake
+``late result``    a verdict was passed in a session that was known to be lost
+``late release``   a session was released while its handler ran
+``left behind``    a consumer held a session, although nothing waited in it any more
+``machine``        a machine raised
+``not stopped``    a consumer that was told to drain had still not, long after its last answer was due
+=================  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tenure._queue.effects import LocksInput
+from tenure._queue.message import Delivery, Renewed, SessionLock
+from tenure.testing._sim.client import Pending
+from tenure.testing._sim.queues.handlers import Work
+from tenure.testing._sim.queues.plan import Plan
+from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer
+from tenure.testing._sim.queues.session_oracle import SessionOracle
+from tenure.testing._sim.report import Findings
+from tenure.testing._sim.world import BLUR
+
+
+class SessionCheckers:
+    """Watch the consumers of sessions in one run.
+
+    Args:
+        findings: Where violations go.
+        plan: The setting of the run.
+        oracle: Knows until when the broker has locked a session.
+    """
+
+    def __init__(self, findings: Findings, plan: Plan, oracle: SessionOracle) -> None:
+        self.world = findings.world
+        self.timing = plan.timing
+        self.oracle = oracle
+        self._violated = findings.violated
+        self._believers: dict[str, list[tuple[SessionConsumer, HeldSession]]] = {}
+
+    # --- belief ---
+
+    def believes(self, consumer: SessionConsumer, session: HeldSession) -> float:
+        """Return up to which true moment *consumer* believes in the lock of *session*."""
+        group = session.group
+        if not consumer.running or session.is_lost or consumer.lock_groups.get(group.token) is not group:
+            return -math.inf
+        until = group.sure_until
+        return consumer.clock.moment(until if session.cancelled_until is None else min(until, session.cancelled_until))
+
+    def accepted(self, consumer: SessionConsumer, session: HeldSession) -> None:
+        """*consumer* has taken in the lock of a session."""
+        self._sure(consumer, session)
+
+    def renewed(self, consumer: SessionConsumer, asked: Pending, answers: Sequence[object]) -> None:
+        """*consumer* has taken in the *answers* to a renewal; none if there was no answer."""
+        for one, answer in zip(asked.question.held, answers, strict=bool(answers)):
+            for slot in consumer.slots:
+                session = slot.session
+                if session is not None and session.held is one:
+                    if isinstance(answer, Renewed):
+                        session.trusted = max(session.trusted, asked.at + self.timing.window)
+                    self._sure(consumer, session)
+
+    def _sure(self, consumer: SessionConsumer, session: HeldSession) -> None:
+        now, until, name = self.world.now, self.believes(consumer, session), session.held.session
+        if until <= now + BLUR:
+            return
+        over = until - consumer.clock.moment(session.trusted)
+        if over > BLUR:
+            self._violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
+        locked = self.oracle.locked_until(session.held)
+        if locked < until - BLUR:
+            self._violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
+        known = self._believers.get(name, ())
+        others = [(one, held) for one, held in known if held is not session and self.believes(one, held) > now + BLUR]
+        for other, _ in others:
+            self._violated("two owners", f"{consumer.name} is sure of {name}, and {other.name} is, too")
+        self._believers[name] = [*others, (consumer, session)]
+
+    def locked(self, consumer: SessionConsumer, held: Sequence[Any]) -> None:
+        """The broker has locked these for *consumer*: look again when the locks end."""
+        for one in held:
+            end = self.oracle.locked_until(one) if isinstance(one, SessionLock) else -math.inf
+            if end > self.world.now:
+                self.world.at(end, self._lock_ends, consumer, one)
+
+    def _lock_ends(self, consumer: SessionConsumer, held: SessionLock) -> None:
+        if (
+            not consumer.running
+            or consumer.paused
+            or consumer.blocked
+            or self.oracle.locked_until(held) > self.world.now + BLUR
+        ):
+            return
+        for slot in consumer.slots:
+            session, work = slot.session, slot.work
+            if session is None or session.held is not held or work is None:
+                continue
+            if work.why is None:
+                self._violated("not cancelled", f"{held.session} is over, and {consumer.name} works on in it")
+
+    # --- handlers ---
+
+    def began(self, consumer: SessionConsumer, session: HeldSession, delivery: Delivery) -> None:
+        """A handler has begun with *delivery*."""
+        if self.believes(consumer, session) <= self.world.now - BLUR:
+            self._violated("unsure start", f"{consumer.name} began with {delivery.id} when its session was not sure")
+        for entry in self.oracle.earlier(delivery):
+            if entry.token == delivery.token:
+                what = f"{consumer.name} began with {delivery.id} before {entry.sent.label} was settled"
+                self._violated("overlap", what)
+        for work in consumer.works.values():
+            if work.delivery.session == delivery.session and work.delivery is not delivery and work.why is None:
+                self._violated("overlap", f"{consumer.name} handles {work.delivery.id} beside {delivery.id}")
+
+    def told_to_stop(self, consumer: SessionConsumer, session: HeldSession, why: str) -> None:
+        """The handler in *session* is told to stop, if one runs."""
+        until = session.group.sure_until
+        left = until - consumer.now()
+        is_running = any(slot.session is session and slot.work is not None for slot in consumer.slots)
+        if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
+            self._violated("grace", f"{consumer.name} gave the handler in {session.held.session} {left:.3f} s to stop")
+        if session.cancelled_until is None:
+            session.cancelled_until = until
+
+    def kept(self, consumer: SessionConsumer) -> None:
+        """The locks of *consumer* have done what there was to do."""
+        now = consumer.now()
+        for slot in consumer.slots:
+            session, work = slot.session, slot.work
+            if session is None or work is None or session.cancelled_until is not None or work.why is not None:
+                continue
+            left = session.group.sure_until - now
+            if left < self.timing.grace - BLUR:
+                self._violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
+
+    def passes(self, consumer: SessionConsumer, session: HeldSession, delivery: Delivery) -> None:
+        """*consumer* passes a verdict, for the first time or again."""
+        if session.is_lost:
+            self._violated("late result", f"{consumer.name} judges {delivery.id}, whose session it knows lost")
+
+    def releases(self, consumer: SessionConsumer, session: HeldSession, work: Work | None) -> None:
+        """*consumer* releases a session."""
+        if work is not None:
+            self._violated("late release", f"{consumer.name} releases {session.held.session} while its handler runs")
+
+    # --- rest ---
+
+    def raised(self, consumer: SessionConsumer, event: LocksInput, error: Exception) -> None:
+        """A machine has raised."""
+        self._violated("machine", f"{consumer.name} raised {error!r} on {event}")
+
+    def rests(self, consumer: SessionConsumer) -> None:
+        """All is drained and answered, so *consumer* should hold no session."""
+        for slot in consumer.slots:
+            if slot.session is not None and not slot.session.is_left:
+                self._violated("left behind", f"{consumer.name} holds {slot.session.held.session}, which is empty")
+
+    def not_stopped(self, consumer: SessionConsumer) -> None:
+        """*consumer* was told to drain, has had its time, and still waits."""
+        held = sum(slot.session is not None for slot in consumer.slots)
+        self._violated("not stopped", f"{consumer.name} holds {held} sessions")
