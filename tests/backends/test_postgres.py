@@ -207,6 +207,23 @@ async def test_functions_of_another_tenure_are_written_anew(server: Postgres) ->
     assert str(await postgres.migrate(url)) == f"the schema 'patched' has version {VERSION} already"
 
 
+async def test_functions_of_earlier_releases_go_and_their_clients_go_on(server: Postgres) -> None:
+    url = f"{server.url}?schema=former"
+    await postgres.migrate(url)
+    async with native(server.url) as connection:
+        await connection.execute(
+            "CREATE FUNCTION former._bury(former.message, text, text) RETURNS void LANGUAGE sql AS '';"
+            "CREATE FUNCTION former._pass_time(integer, double precision) RETURNS void LANGUAGE sql AS '';"
+            "UPDATE former.migration SET functions = 'of an earlier release'"
+        )
+        assert "wrote its functions anew" in str(await postgres.migrate(url))
+        left = "SELECT count(*) FROM pg_proc WHERE proname = ANY ($1) AND pronamespace = 'former'::regnamespace"
+        assert await connection.fetchval(left, ["_bury", "_pass_time"]) == 0
+        async with connection.transaction():
+            await connection.execute("SELECT former._note_deaths('[[1, null, 1, \"expired\"]]')")
+            assert await connection.fetchval("SELECT former._told()") == '[[1, null, 1, "expired"]]'
+
+
 async def test_to_write_functions_anew_waits_for_no_transaction_that_has_sent(server: Postgres) -> None:
     url = f"{server.url}?schema=unhurried"
     await postgres.migrate(url)

@@ -928,7 +928,7 @@ async def test_to_give_a_claim_back_costs_no_more_beside_many_that_are_locked(ur
             asked_at = time.monotonic()
             assert len(await connection.fetch("SELECT FROM tenure.receive($1, 10, $2, 7)", queue, LOCK)) == 10
             asked = "SELECT tenure.give_back($1, '{7, 8}', $2, $3)"
-            ages = [time.monotonic() - asked_at] * 2
+            ages = [time.monotonic() - asked_at + 2.0] * 2  # until it is carried out, on a busy machine
             costs.append(await cost(connection, asked, queue, ages, [LOCK] * 2))
             assert (await broker.stats(queue)).ready == 20
         assert costs[1] < 1.5 * costs[0] + 50, costs

@@ -49,6 +49,7 @@ FUNCTIONS = (
     "dead_letters",
     "stats",
     "tidy",
+    "former",
 )
 """The files of ``sql/functions`` in the order in which they are installed: a function in SQL needs those that it calls.
 

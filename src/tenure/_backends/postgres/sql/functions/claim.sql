@@ -1,6 +1,6 @@
 -- Claims of messages, and the return of claims whose answer was lost.
 
--- Return how many of these bodies one claim takes: it ends with the one that brings it to {claim_bytes} bytes.
+-- Return how many of these bodies one claim takes: the last one is the one that brings it to {claim_bytes} bytes.
 CREATE OR REPLACE FUNCTION {schema}._fitting(p_sizes integer[]) RETURNS integer
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -16,13 +16,13 @@ BEGIN
 END
 $$;
 
--- Claim messages. The rows come in no order: to sort them here would cost more than it does the client. Behind them may
--- come a row without number: its locked_until is the seconds until something is due, its headers are the deaths that were
--- found. A claim ends with the body that brings it to {claim_bytes} bytes: then there may be more at once, which the client
--- sees by the bodies.
+-- Claim messages. The rows come in no order: to sort them here would cost more than it costs the client. A row without
+-- number may come last: its locked_until is the seconds until something is due, its headers are the deaths that were found.
+-- A claim ends with the body that brings it to {claim_bytes} bytes: then more may be claimable at once, which the client
+-- concludes from the bodies.
 --
--- Each statement and each expression of a function is paid for anew in each transaction: so there are few on the way of
--- one message.
+-- Each transaction pays anew for each statement and each expression of a function, so there are few on the path of one
+-- message.
 CREATE OR REPLACE FUNCTION {schema}.receive(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -42,16 +42,16 @@ DECLARE
     v_keys double precision[];
     v_found integer;
 BEGIN
-    -- Before the marks are read: so this is one of the writers that raise_marks() waits for, or sees what is proposed.
+    -- Before the marks are read, so that this is one of the writers that raise_marks() waits for, or sees the proposal.
     LOCK TABLE ONLY {schema}.message IN ROW EXCLUSIVE MODE;
     SELECT q.id,
-           -- While none was raised: all from the beginning on.
+           -- As long as no mark was raised: from the beginning.
            least(coalesce(m.keys[1], 0), 9e18::double precision)::bigint,
            coalesce(m.keys[12], 0),
            least(m.keys[11], m.keys[13], 'Infinity'),
            m.keys IS NULL OR m.kind = 2 AND m.keys[2:10] = '{others}',
            (m.keys IS NULL OR m.kind <> 1 AND m.keys[12] <= v_now + p_lock)
-               AND current_setting('transaction_isolation') = 'read committed',  -- else it doesn't see what is proposed
+               AND current_setting('transaction_isolation') = 'read committed',  -- otherwise it doesn't see proposals
            coalesce(m.keys, '{marks}')
     INTO v_queue, v_first, v_unlocks, v_due, v_is_plain, v_is_covered, v_keys
     FROM {schema}.queue AS q
@@ -70,8 +70,8 @@ BEGIN
         v_is_plain := NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys));
     END IF;
     IF NOT v_is_plain THEN
-        v_keys := {schema}._pass_time(v_queue, v_now, 10, {schema}._marks(v_queue));
-        headers := {schema}._told();
+        v_keys := {schema}._apply_due(v_queue, v_now, 10, {schema}._marks(v_queue));
+        headers := {schema}._noted_deaths();
         RETURN QUERY
         UPDATE {schema}.message AS m
         SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
@@ -108,7 +108,7 @@ BEGIN
                 SELECT m.ctid, octet_length(m.body) AS size
                 FROM {schema}.message AS m
                 WHERE m.queue = v_queue AND {schema}._lane(m.state, m.session, m.priority) = 0 AND m.seq + 0 >= v_first
-                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- there may be more than were buried just now
+                  AND (m.expires_at IS NULL OR m.expires_at > v_now)  -- more may have expired than were dead-lettered just now
                 ORDER BY m.seq + 0
                 LIMIT p_most
                 FOR UPDATE SKIP LOCKED
@@ -138,7 +138,7 @@ BEGIN
         INSERT INTO {schema}.tally (queue, ready, locked) VALUES (v_queue, -v_found, v_found);
     END IF;
     IF v_found = p_most AND v_is_covered AND headers IS NULL THEN
-        RETURN;  -- as nearly always where there is enough to do
+        RETURN;  -- as nearly always under load
     ELSIF v_found > 0 AND NOT v_is_covered THEN
         PERFORM {schema}._lower_due(v_queue, 1, v_now + p_lock);
     END IF;
@@ -172,7 +172,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._apply_due(v_queue, v_now, 10);
     RETURN QUERY
     UPDATE {schema}.message AS m
     SET state = 1, token = p_token, deliveries = m.deliveries + 1, due_at = v_now + p_lock
@@ -194,9 +194,9 @@ BEGIN
 END
 $$;
 
--- Give back, uncounted, what the claims with these tokens still hold; return the tokens of which something was found.
--- They were asked for p_ages seconds ago, for p_locks seconds: so only what is locked until about then is looked at, and
--- not all that is locked. (If the server's clock was set meanwhile, they are not found, and end by themselves.)
+-- Give back, uncounted, the messages that the claims with these tokens still hold; return the tokens that held any.
+-- They were requested p_ages seconds ago, for p_locks seconds: so only messages that are locked until about then are looked
+-- at, not all locked ones. (If the server's clock was set meanwhile, they are not found, and their locks run out.)
 CREATE OR REPLACE FUNCTION {schema}.give_back(
     p_queue text, p_tokens bigint[], p_ages double precision[], p_locks double precision[]
 ) RETURNS bigint[]
@@ -212,7 +212,7 @@ BEGIN
     FOR v_first IN
         SELECT a.token, first.due_at
         FROM unnest(p_tokens, p_ages, p_locks) AS a (token, age, lock)
-        CROSS JOIN LATERAL (  -- all that a claim holds is locked until the same moment
+        CROSS JOIN LATERAL (  -- all messages of a claim are locked until the same moment
             SELECT m.due_at FROM {schema}.message AS m
             WHERE m.queue = v_queue AND m.state = 1::smallint AND m.token = a.token AND m.due_at > v_now
               AND m.due_at >= v_now - a.age * 1.01 - 0.1 + a.lock AND m.due_at <= v_now + a.lock + 0.1
@@ -226,7 +226,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         LOOP
             v_found := v_found || v_message.token;
-            PERFORM {schema}._take_back(v_message, v_now);
+            PERFORM {schema}._undo_claim(v_message, v_now);
         END LOOP;
     END LOOP;
     RETURN v_found;

@@ -1,6 +1,6 @@
 -- Dead letters: claims, verdicts, and steps over many of them.
 
--- Claim dead letters. Here, histories count for the size of a claim as bodies do.
+-- Claim dead letters. Their histories count for the size of a claim, too.
 CREATE OR REPLACE FUNCTION {schema}.receive_dead(
     p_queue text, p_most integer, p_lock double precision, p_token bigint
 ) RETURNS TABLE (
@@ -18,7 +18,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._apply_due(v_queue, v_now, 10);
     RETURN QUERY
     UPDATE {schema}.dead AS d
     SET token = p_token, due_at = v_now + p_lock
@@ -68,7 +68,7 @@ BEGIN
 END
 $$;
 
--- Pass verdicts on dead letters: they are removed, or stay.
+-- Apply verdicts to dead letters: they are removed, or stay.
 CREATE OR REPLACE FUNCTION {schema}.settle_dead(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_verdicts text[], p_delays double precision[],
     p_reasons text[], p_descriptions text[], p_errors text[], p_remembers double precision[]
@@ -92,11 +92,11 @@ BEGIN
         IF p_verdicts[i] = 'complete' THEN
             DELETE FROM {schema}.dead WHERE seq = v_letter.seq;
             INSERT INTO {schema}.tally (queue, dead) VALUES (v_queue, -1);
-            PERFORM {schema}._note(v_queue, coalesce(v_letter.id, p_queue || '{id_mark}' || v_letter.seq), v_now, p_remembers[i]);
+            PERFORM {schema}._remember_handled(v_queue, coalesce(v_letter.id, p_queue || '{id_mark}' || v_letter.seq), v_now, p_remembers[i]);
         ELSIF p_verdicts[i] = 'dead' THEN
             UPDATE {schema}.dead
             SET token = NULL, due_at = NULL, reason = p_reasons[i], description = p_descriptions[i], dead_at = v_now,
-                history = {schema}._remember(history, deliveries, v_now, 'rejected', p_errors[i]::jsonb)
+                history = {schema}._add_attempt(history, deliveries, v_now, 'rejected', p_errors[i]::jsonb)
             WHERE seq = v_letter.seq;
         ELSE
             UPDATE {schema}.dead SET token = NULL, due_at = v_now + nullif(p_delays[i], 0) WHERE seq = v_letter.seq;
@@ -107,7 +107,7 @@ BEGIN
 END
 $$;
 
--- Return the numbers of the dead letters that fit every condition given, up to so many, the oldest first.
+-- Return the numbers of the dead letters that fit every given condition, up to p_most, the oldest first.
 CREATE OR REPLACE FUNCTION {schema}._meant(
     p_queue integer, p_name text, p_numbers bigint[], p_ids text[], p_reason text, p_before double precision,
     p_after bigint, p_most integer, p_now double precision, p_locked boolean
@@ -123,7 +123,7 @@ BEGIN
       AND (p_numbers IS NULL OR d.seq = ANY (p_numbers))
       AND (
           p_ids IS NULL OR coalesce(d.id, p_name || '{id_mark}' || d.seq) = ANY (p_ids)
-          OR d.id IS NULL AND p_name || '$' || d.seq = ANY (p_ids)  -- as an older tenure calls it
+          OR d.id IS NULL AND p_name || '$' || d.seq = ANY (p_ids)  -- as earlier releases made it up
       )
       AND (p_reason IS NULL OR d.reason = p_reason)
       AND (p_before IS NULL OR d.dead_at < p_before)
@@ -152,9 +152,9 @@ BEGIN
         d.reply_to, d.correlation_id, d.reason, d.description, d.dead_at, d.history::text
     FROM {schema}._meant(
         v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, {schema}.clock(), true
-    ) AS meant (seq)
-    JOIN {schema}.dead AS d ON d.seq BETWEEN meant.seq AND meant.seq
-    ORDER BY meant.seq;
+    ) AS selected (seq)
+    JOIN {schema}.dead AS d ON d.seq BETWEEN selected.seq AND selected.seq
+    ORDER BY selected.seq;
 END
 $$;
 
@@ -181,8 +181,8 @@ BEGIN
         DELETE FROM {schema}.dead AS d
         USING {schema}._meant(
             v_queue, p_queue, p_numbers, p_ids, p_reason, p_before, p_after, p_most, v_now, false
-        ) AS meant (seq)
-        WHERE d.seq BETWEEN meant.seq AND meant.seq AND (d.token IS NULL OR d.due_at <= v_now)
+        ) AS selected (seq)
+        WHERE d.seq BETWEEN selected.seq AND selected.seq AND (d.token IS NULL OR d.due_at <= v_now)
         RETURNING d.*
     ), back AS (
         INSERT INTO {schema}.message (
@@ -200,7 +200,7 @@ BEGIN
     FROM gone;
     IF v_found > 0 THEN
         IF NOT p_purge THEN
-            PERFORM {schema}._lower(v_queue, {schema}._lows(v_priorities, v_numbers, NULL, NULL, NULL));
+            PERFORM {schema}._lower(v_queue, {schema}._low_keys(v_priorities, v_numbers, NULL, NULL, NULL));
         END IF;
         INSERT INTO {schema}.tally (queue, ready, dead)
         VALUES (v_queue, CASE WHEN p_purge THEN 0 ELSE v_found END, -v_found);

@@ -1,8 +1,8 @@
 -- Due times: locks and delays that have ended, messages that have expired.
 
--- Do what time has done: end locks and delays, and bury what has died. Rows that somebody is at are left to them. Return
--- the marks, which are given.
-CREATE OR REPLACE FUNCTION {schema}._pass_time(
+-- Apply what is due: end locks and delays, dead-letter exhausted and expired messages. Rows that other transactions have
+-- locked are skipped. p_keys are the marks; return them as they are afterwards.
+CREATE OR REPLACE FUNCTION {schema}._apply_due(
     p_queue integer, p_now double precision, p_rounds integer, p_keys double precision[]
 ) RETURNS double precision[]
 LANGUAGE plpgsql AS $$
@@ -20,7 +20,7 @@ BEGIN
         RETURN p_keys;
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- It doesn't see what was extended since it began.
+        -- It doesn't see locks that were extended since it began.
         v_ended := least(p_now, extract(epoch FROM transaction_timestamp()));
     END IF;
     SELECT max_deliveries INTO v_most FROM {schema}.queue WHERE id = p_queue;
@@ -29,7 +29,7 @@ BEGIN
             SELECT m.seq,
                    m.state,
                    m.session,
-                   m.state = 1 AND m.deliveries >= v_most AS is_tried,
+                   m.state = 1 AND m.deliveries >= v_most AS is_exhausted,
                    m.state = 1 AND m.deliveries >= v_most
                        OR NOT m.is_deferred AND coalesce(m.expires_at <= p_now, false) AS dies,
                    CASE WHEN m.state = 1 THEN {schema}._extended(m.seq, m.token, p_now) END AS until
@@ -47,28 +47,28 @@ BEGIN
         ), held AS (
             UPDATE {schema}.message AS m SET due_at = due.until FROM due
             WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NOT NULL
-        ), doomed AS (
+        ), dying AS (
             DELETE FROM {schema}.message AS m USING due
             WHERE m.seq BETWEEN due.seq AND due.seq AND due.until IS NULL AND due.dies
-            RETURNING m.*, due.is_tried
-        ), buried AS (
+            RETURNING m.*, due.is_exhausted
+        ), dead_lettered AS (
             INSERT INTO {schema}.dead (
                 seq, queue, enqueued_at, dead_at, deliveries, priority, id, session, reply_to, correlation_id, headers,
                 reason, description, history, body
             )
             SELECT seq, queue, enqueued_at, p_now, deliveries, priority, id, session, reply_to, correlation_id, headers,
-                   CASE WHEN is_tried THEN '{reason_exhausted}' ELSE '{reason_expired}' END,
-                   CASE WHEN is_tried THEN {schema}._tried(deliveries) ELSE {schema}._expired() END,
-                   CASE WHEN state = 1 THEN {schema}._remember(history, deliveries, p_now, 'expired', NULL) ELSE history END,
+                   CASE WHEN is_exhausted THEN '{reason_exhausted}' ELSE '{reason_expired}' END,
+                   CASE WHEN is_exhausted THEN {schema}._exhausted(deliveries) ELSE {schema}._expired() END,
+                   CASE WHEN state = 1 THEN {schema}._add_attempt(history, deliveries, p_now, 'expired', NULL) ELSE history END,
                    body
-            FROM doomed
+            FROM dying
         ), returned AS (
             UPDATE {schema}.message AS m
             SET state = CASE WHEN m.is_deferred THEN 3 ELSE 0 END,
                 token = NULL,
                 due_at = CASE WHEN m.is_deferred THEN NULL ELSE m.expires_at END,
                 history = CASE
-                    WHEN m.state = 1 THEN {schema}._remember(m.history, m.deliveries, p_now, 'expired', NULL)
+                    WHEN m.state = 1 THEN {schema}._add_attempt(m.history, m.deliveries, p_now, 'expired', NULL)
                     ELSE m.history
                 END
             FROM due
@@ -99,17 +99,17 @@ BEGIN
         )
         SELECT (SELECT count(*) FROM due), (SELECT min(until) FROM due), r.priorities, r.numbers, r.expires, (
                    SELECT jsonb_agg(jsonb_build_array(
-                       seq, id, deliveries, CASE WHEN is_tried THEN '{reason_exhausted}' ELSE '{reason_expired}' END
+                       seq, id, deliveries, CASE WHEN is_exhausted THEN '{reason_exhausted}' ELSE '{reason_expired}' END
                    ))
-                   FROM doomed
+                   FROM dying
                )
         INTO v_found, v_unlocks, v_priorities, v_numbers, v_expires, v_died
         FROM ready AS r;
         IF v_died IS NOT NULL THEN
-            PERFORM {schema}._tell(v_died);
+            PERFORM {schema}._note_deaths(v_died);
         END IF;
         IF v_found > 0 THEN
-            PERFORM {schema}._lower(p_queue, {schema}._lows(v_priorities, v_numbers, v_expires, v_unlocks, NULL));
+            PERFORM {schema}._lower(p_queue, {schema}._low_keys(v_priorities, v_numbers, v_expires, v_unlocks, NULL));
         END IF;
         EXIT WHEN v_found < 1000;
     END LOOP;
@@ -117,11 +117,11 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}._pass_time(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
-LANGUAGE sql AS $$ SELECT {schema}._pass_time(p_queue, p_now, p_rounds, {schema}._marks(p_queue)) $$;
+CREATE OR REPLACE FUNCTION {schema}._apply_due(p_queue integer, p_now double precision, p_rounds integer) RETURNS void
+LANGUAGE sql AS $$ SELECT {schema}._apply_due(p_queue, p_now, p_rounds, {schema}._marks(p_queue)) $$;
 
--- Do what time has done, a bounded part of it; tell whether there is more to do. A question that did it all would be ended
--- by the server when its time is over, and have done nothing.
+-- Apply a bounded part of what is due; return whether there may be more. A statement that applied all of it could reach
+-- the server's time limit, and would then have done nothing.
 CREATE OR REPLACE FUNCTION {schema}.catch_up(p_queue text) RETURNS boolean
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -130,7 +130,7 @@ DECLARE
     v_keys double precision[];
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
-    v_keys := {schema}._pass_time(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
+    v_keys := {schema}._apply_due(v_queue, v_now, {rounds}, {schema}._marks(v_queue));
     IF NOT EXISTS (SELECT FROM {schema}._overdue(v_queue, v_now, v_keys)) THEN
         RETURN false;
     END IF;
@@ -138,16 +138,16 @@ BEGIN
     WHERE m.queue = v_queue AND m.due_at <= v_now AND m.state <= 2
     ORDER BY m.due_at
     LIMIT 1
-    FOR UPDATE SKIP LOCKED;  -- what others are at is theirs
+    FOR UPDATE SKIP LOCKED;  -- rows that others have locked are left to them
     RETURN FOUND;
 END
 $$;
 
--- Return the states in which time has changed something that is not done yet.
+-- Return the states in which something is due.
 CREATE OR REPLACE FUNCTION {schema}._overdue(
     p_queue integer, p_now double precision, p_keys double precision[]
 ) RETURNS SETOF smallint
-LANGUAGE sql STABLE AS $$  -- so that the planner writes its text into the query that asks
+LANGUAGE sql STABLE AS $$  -- so that the planner inlines it
     SELECT s.state
     FROM (VALUES (1::smallint, p_keys[12]), (2::smallint, p_keys[13]), (0::smallint, p_keys[11])) AS s (state, key)
     CROSS JOIN LATERAL (
@@ -158,9 +158,8 @@ LANGUAGE sql STABLE AS $$  -- so that the planner writes its text into the query
     WHERE s.key <= p_now
 $$;
 
--- Return in how many seconds time alone will change something about a queue's messages, or NULL if it won't. What is
--- overdue was left to another transaction, whose end nobody is told of (or there was too much of it): then it is time to
--- look again soon.
+-- Return in how many seconds the next message comes due, or NULL if none will. An overdue one was left to another
+-- transaction, whose end is not notified (or too many were overdue): then it is time to look again soon.
 CREATE OR REPLACE FUNCTION {schema}._due_in(
     p_queue integer, p_now double precision, p_keys double precision[]
 ) RETURNS double precision

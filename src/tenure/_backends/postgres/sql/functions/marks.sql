@@ -1,24 +1,24 @@
 -- Marks: where a queue's questions begin.
 
--- Under an open snapshot, what was consumed stays in the indexes, and who looks for the first live entry walks all of it.
--- So questions begin at a mark, below which nothing is live. There are 14 for each queue: the first ready message by
+-- Under an open snapshot, consumed messages stay in the indexes, and a search for the first live entry walks past them
+-- all. So searches begin at a mark, below which nothing is live. There are 14 for each queue: the first ready message by
 -- priority (1 to 10), the first due_at by state (11 to 13), the first row of the tally (14).
 --
 -- Marks are raised in three steps, each a transaction: propose(), writers(), and raise_marks() when those writers have
 -- ended. The rules are:
 --
 -- 1. A statement that makes something live below a mark that is raised or proposed leaves a row with it (_lower), after it
---    has written. Messages with new numbers and no priority need none: what is proposed is a number that was given out
+--    has written. Messages with new numbers and no priority need none: a proposed mark is a number that was given out
 --    before. Infinity is a mark, too: nothing is live, and there is nothing to look for. A new queue begins with such.
 -- 2. A transaction that wrote before it could see the proposal is one of those writers. When they have ended,
 --    raise_marks() sees what they wrote, and raises no mark above it.
 
--- Return where to begin.
+-- Return the marks of a queue.
 CREATE OR REPLACE FUNCTION {schema}._marks(p_queue integer) RETURNS double precision[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- All of one snapshot: in a later one, marks may be raised, and what they were lowered by be gone. A cursor reads row
-    -- by row, and nothing behind those that were raised last.
+    -- All of one snapshot: in a later one, marks may be raised, and the rows that lowered them be gone. A cursor reads
+    -- row by row, and no further than to the marks that were raised last.
     c_marks CURSOR FOR SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC;
     v_kind smallint;
     v_keys double precision[];
@@ -48,8 +48,8 @@ BEGIN
 END
 $$;
 
--- Return the marks of what was made ready, given by priority and number, or due. NULL is nothing.
-CREATE OR REPLACE FUNCTION {schema}._lows(
+-- Return the marks that messages need which were made ready, by priority and number, or which are due. NULL is nothing.
+CREATE OR REPLACE FUNCTION {schema}._low_keys(
     p_priorities smallint[], p_numbers bigint[], p_expires double precision, p_unlocks double precision,
     p_appears double precision
 ) RETURNS double precision[]
@@ -65,14 +65,14 @@ LANGUAGE sql AS $$
     ) AS a
 $$;
 
--- Note that something is live at p_lows, if a mark is or may be raised above it. To be called when it was written.
+-- Note that something is live at p_lows, if a mark is or may be raised above it. To be called after it was written.
 CREATE OR REPLACE FUNCTION {schema}._lower(p_queue integer, p_lows double precision[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_raised bigint;
     v_newest bigint;
 BEGIN
-    IF current_setting('transaction_isolation') = 'read committed' THEN  -- else it doesn't see what is proposed
+    IF current_setting('transaction_isolation') = 'read committed' THEN  -- otherwise it doesn't see proposals
         SELECT m.n INTO v_raised
         FROM {schema}.mark AS m WHERE m.queue = p_queue AND m.kind = 2 ORDER BY m.n DESC LIMIT 1;
         SELECT max(m.n) INTO v_newest
@@ -102,7 +102,7 @@ DECLARE
     c_marks CURSOR FOR SELECT m.kind, m.keys FROM {schema}.mark AS m WHERE m.queue = p_queue ORDER BY m.n DESC;
     v_place integer := 11 + p_state;
     v_lows double precision[];
-    v_is_above boolean := p_state <> 1;  -- as long as none was raised
+    v_is_above boolean := p_state <> 1;  -- as long as no mark was raised
     v_is_covered boolean;
 BEGIN
     IF p_due IS NULL THEN
@@ -136,9 +136,9 @@ $$;
 
 -- Propose to raise the marks of a queue, of which messages up to p_number were received; return the proposal's number.
 --
--- That of locks is raised to no later than the next claims' locks end, so that these need leave no rows; unless
--- p_looks_ahead, it stays seconds behind. To find the first lock that holds, all that were settled are walked: it is worth
--- it where claims ask when to look again, and else it can wait until they are vacuumed.
+-- The mark of locks is raised no further than to the end of the next claims' locks, so that these need leave no rows;
+-- unless p_looks_ahead, it stays seconds behind. The search for the first lock that holds walks past all settled ones:
+-- that pays where claims ask for the next due time, and otherwise can wait until they are vacuumed.
 CREATE OR REPLACE FUNCTION {schema}.propose(p_queue text, p_number bigint, p_looks_ahead boolean) RETURNS bigint
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -168,8 +168,8 @@ LANGUAGE sql AS $$
       AND relation IN ('{schema}.message'::regclass, '{schema}.tally'::regclass)
 $$;
 
--- Raise the marks as proposed, but above nothing that is live; false while one of the writers goes on, NULL if another
--- proposal has taken this one's place.
+-- Raise the marks as proposed, but above nothing that is live; false while one of the writers is open, NULL if another
+-- proposal has replaced this one.
 CREATE OR REPLACE FUNCTION {schema}.raise_marks(p_queue text, p_proposal bigint, p_writers text[]) RETURNS boolean
 LANGUAGE plpgsql {plans} AS $$
 DECLARE

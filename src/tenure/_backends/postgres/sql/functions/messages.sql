@@ -1,7 +1,7 @@
 -- One message: its history, its death, its way back into the queue.
 
 -- Add an attempt to a history, of which the newest {history_max} are kept.
-CREATE OR REPLACE FUNCTION {schema}._remember(
+CREATE OR REPLACE FUNCTION {schema}._add_attempt(
     p_history jsonb, p_number integer, p_at double precision, p_outcome text, p_error jsonb
 ) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
@@ -10,7 +10,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Move a locked message to the dead letters.
-CREATE OR REPLACE FUNCTION {schema}._bury(
+CREATE OR REPLACE FUNCTION {schema}._dead_letter(
     p_message {schema}.message, p_reason text, p_description text, p_now double precision
 ) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -28,32 +28,36 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}._tried(p_deliveries integer) RETURNS text
+CREATE OR REPLACE FUNCTION {schema}._exhausted(p_deliveries integer) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT format('{exhausted_description}', p_deliveries) $$;
 
 CREATE OR REPLACE FUNCTION {schema}._expired() RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT '{expired_description}' $$;
 
--- Note the deaths that no verdict's answer tells of, as [[number, id, deliveries, reason], …], until the transaction ends:
--- the question that has brought them about returns them with its answer (_told).
-CREATE OR REPLACE FUNCTION {schema}._tell(p_died jsonb) RETURNS void
+-- Note deaths that no answer to a verdict reports, as [[number, id, deliveries, reason], …], until the transaction ends:
+-- the statement that has caused them returns them with its answer. Clients read the setting themselves.
+CREATE OR REPLACE FUNCTION {schema}._note_deaths(p_died jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM set_config('tenure.died', (coalesce({schema}._told(), '[]')::jsonb || p_died)::text, true);
+    PERFORM set_config('tenure.died', (coalesce({schema}._noted_deaths(), '[]')::jsonb || p_died)::text, true);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION {schema}._told() RETURNS text
+CREATE OR REPLACE FUNCTION {schema}._noted_deaths() RETURNS text
 LANGUAGE sql STABLE AS $$ SELECT nullif(current_setting('tenure.died', true), '') $$;
 
--- Return until when the lock of a claim holds beyond what its message's row says, or NULL.
+-- Clients of earlier releases call it.
+CREATE OR REPLACE FUNCTION {schema}._told() RETURNS text
+LANGUAGE sql STABLE AS $$ SELECT {schema}._noted_deaths() $$;
+
+-- Return until when the lock of a claim holds beyond the end in its message's row, or NULL.
 CREATE OR REPLACE FUNCTION {schema}._extended(p_seq bigint, p_token bigint, p_now double precision) RETURNS double precision
 LANGUAGE sql STABLE AS $$
     SELECT until FROM {schema}.extended WHERE seq = p_seq AND token = p_token AND until > p_now
 $$;
 
 -- Put a locked message back, to be claimable after a delay, or deferred again if it was; 2 if it has expired.
-CREATE OR REPLACE FUNCTION {schema}._put(
+CREATE OR REPLACE FUNCTION {schema}._put_back(
     p_message {schema}.message, p_delay double precision, p_now double precision
 ) RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -61,7 +65,7 @@ DECLARE
     v_state integer := CASE WHEN p_message.is_deferred THEN 3 WHEN p_delay > 0 THEN 2 ELSE 0 END;
 BEGIN
     IF v_state <> 3 AND p_message.expires_at <= p_now THEN
-        PERFORM {schema}._bury(p_message, '{reason_expired}', {schema}._expired(), p_now);
+        PERFORM {schema}._dead_letter(p_message, '{reason_expired}', {schema}._expired(), p_now);
         RETURN 2;
     END IF;
     UPDATE {schema}.message
@@ -80,7 +84,7 @@ BEGIN
     IF v_state = 2 THEN
         PERFORM {schema}._lower_due(p_message.queue, 2, least(p_now + p_delay, p_message.expires_at));
     ELSIF v_state = 0 THEN
-        PERFORM {schema}._lower(p_message.queue, {schema}._lows(
+        PERFORM {schema}._lower(p_message.queue, {schema}._low_keys(
             CASE WHEN p_message.session IS NULL THEN ARRAY[p_message.priority] END,
             CASE WHEN p_message.session IS NULL THEN ARRAY[p_message.seq] END,
             p_message.expires_at, NULL, NULL
@@ -91,12 +95,12 @@ END
 $$;
 
 -- Put a locked message back as if it had not been delivered.
-CREATE OR REPLACE FUNCTION {schema}._take_back(p_message {schema}.message, p_now double precision) RETURNS void
+CREATE OR REPLACE FUNCTION {schema}._undo_claim(p_message {schema}.message, p_now double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     p_message.deliveries := p_message.deliveries - 1;
-    IF {schema}._put(p_message, 0, p_now) = 2 THEN
-        PERFORM {schema}._tell(jsonb_build_array(jsonb_build_array(
+    IF {schema}._put_back(p_message, 0, p_now) = 2 THEN
+        PERFORM {schema}._note_deaths(jsonb_build_array(jsonb_build_array(
             p_message.seq, p_message.id, p_message.deliveries, '{reason_expired}'
         )));
     END IF;

@@ -1,6 +1,6 @@
 -- Queues: their names, their beginning, their end.
 
--- Return a queue's number; it comes into being when first used, or used again after it was deleted.
+-- Return a queue's number; the queue is created when it is first used, or used again after it was deleted.
 CREATE OR REPLACE FUNCTION {schema}._queue(p_name text) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -21,7 +21,7 @@ BEGIN
 END
 $$;
 
--- Refuse what is no name of a queue.
+-- Refuse a text that is no name of a queue.
 CREATE OR REPLACE FUNCTION {schema}._check_name(p_name text) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -32,8 +32,8 @@ BEGIN
 END
 $$;
 
--- Make a queue, if there is none of this name. Else the first who sends to it does, and others who would be the first
--- wait for that one's transaction to end.
+-- Create a queue, if there is none of this name. Otherwise the first transaction that sends to it creates it, and others
+-- that would be the first wait for its end.
 CREATE OR REPLACE FUNCTION {schema}.declare(queue text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -77,7 +77,7 @@ BEGIN
 END
 $$;
 
--- List the queues. One that was deleted is one again if a message was sent to it meanwhile.
+-- List the queues. A deleted one is listed again if a message was sent to it meanwhile.
 CREATE OR REPLACE FUNCTION {schema}.names() RETURNS SETOF text
 LANGUAGE sql {plans} AS $$
     SELECT q.name
@@ -91,10 +91,10 @@ LANGUAGE sql {plans} AS $$
     ORDER BY q.name
 $$;
 
--- Delete a queue if it is empty, or by force; tell whether that is so, and what it held.
+-- Delete a queue if it is empty, or by force; return whether it was deleted, and what it held.
 --
--- Its row stays for a day, marked, and is the queue's again if it is used again. So a transaction that was about to send
--- when the queue was deleted writes into no void: what it sends is there under the old number, which is still the name's.
+-- Its row stays for a day, marked, and serves again if the queue is used again. So a transaction that was about to send
+-- when the queue was deleted loses nothing: its messages have the old number, which still belongs to the name.
 CREATE OR REPLACE FUNCTION {schema}.delete_queue(p_queue text, p_force boolean) RETURNS TABLE (
     is_deleted boolean, ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint,
     oldest_age double precision
@@ -110,7 +110,7 @@ BEGIN
     END IF;
     SELECT s.* INTO ready, locked, delayed, deferred, dead, oldest_age FROM {schema}.counts(p_queue) AS s;
     is_deleted := p_force OR coalesce(ready + locked + delayed + deferred + dead, 0) = 0;
-    IF is_deleted AND p_force THEN  -- else nothing was there, and what has come since is to stay
+    IF is_deleted AND p_force THEN  -- otherwise it was empty, and messages that have come since stay
         WITH gone AS (
             DELETE FROM {schema}.message AS m WHERE m.queue = v_queue RETURNING m.state
         )
@@ -150,7 +150,7 @@ BEGIN
 END
 $$;
 
--- List queues that may be deleted. Those that were, and have not been used for a day, go for good.
+-- List queues that may be deleted. Rows of queues that were deleted, and not used for a day, are removed.
 CREATE OR REPLACE FUNCTION {schema}.idle() RETURNS SETOF text
 LANGUAGE plpgsql {plans} AS $$
 DECLARE

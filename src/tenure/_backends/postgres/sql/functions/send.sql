@@ -1,6 +1,6 @@
 -- Sending.
 
--- Remember ids; return in their order which messages are to be kept: those without id, and the first with one that was
+-- Remember ids; return in their order which messages are to be kept: those without id, and the first with each id that was
 -- not remembered. The join is by hash, so that the cost of a batch is linear.
 CREATE OR REPLACE FUNCTION {schema}._fresh(p_queue integer, p_ids text[], p_now double precision) RETURNS boolean[]
 LANGUAGE plpgsql {plans} SET enable_hashjoin = on SET enable_nestloop = off AS $$
@@ -18,7 +18,7 @@ BEGIN
         WHERE id IS NOT NULL
         GROUP BY id
     ), fresh AS (
-        -- In the order of the ids, the same for all senders: so that two never wait for each other.
+        -- In the order of the ids, the same for all senders, so that no two wait for each other.
         INSERT INTO {schema}.sent AS known (queue, id, until)
         SELECT p_queue, id, p_now + v_window FROM asked ORDER BY id
         ON CONFLICT (queue, id) DO UPDATE SET until = excluded.until WHERE known.until <= p_now
@@ -59,7 +59,7 @@ BEGIN
         v_fresh := {schema}._fresh(v_queue, p_ids, v_now);
     END IF;
     IF coalesce(p_delays, p_moments, p_ttls) IS NULL AND p_sessions IS NULL AND p_priorities IS NULL THEN
-        -- All are ready, in their order, and no mark is above them: less is to be found out.
+        -- All are ready, in their order, and no mark is above them: there is less to find out.
         WITH kept AS (
             INSERT INTO {schema}.message (
                 queue, state, enqueued_at, priority, id, reply_to, correlation_id, headers, body
@@ -120,7 +120,7 @@ BEGIN
         PERFORM {schema}._lower_due(v_queue, 0, v_expires), {schema}._lower_due(v_queue, 2, v_appears);
     END IF;
     IF v_preferred IS NOT NULL THEN
-        PERFORM {schema}._lower(v_queue, {schema}._lows(v_priorities, v_preferred, NULL, NULL, NULL));
+        PERFORM {schema}._lower(v_queue, {schema}._low_keys(v_priorities, v_preferred, NULL, NULL, NULL));
     END IF;
     IF v_all > 0 THEN
         INSERT INTO {schema}.tally (queue, ready, delayed) VALUES (v_queue, v_ready, v_all - v_ready);
@@ -171,7 +171,7 @@ BEGIN
         ARRAY[extract(epoch FROM at)::double precision], ARRAY[expires_in], ARRAY[session], ARRAY[priority], ARRAY[reply_to],
         ARRAY[correlation_id]
     );
-    -- The same notification is sent once in a transaction, whatever it holds.
+    -- PostgreSQL sends equal notifications of a transaction once.
     PERFORM pg_notify('{schema}.hints', ':queue:' || queue);
     RETURN coalesce(id, queue || '{id_mark}' || v_numbers[1]);
 END

@@ -1,6 +1,6 @@
 -- Sessions: the next to accept, claims under their locks, their state.
 
--- Note that sessions may be accepted for messages that were made claimable.
+-- Offer sessions: note that they may be accepted, for messages that were made claimable.
 CREATE OR REPLACE FUNCTION {schema}._offer(p_queue integer, p_numbers bigint[], p_sessions text[]) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO {schema}.waiting (queue, seq, session)
@@ -9,8 +9,8 @@ LANGUAGE sql AS $$
     GROUP BY a.session
 $$;
 
--- Note it for messages that were settled, if the lock of their session may have ended before this transaction does: while
--- it holds, the statement that lets go of the session notes it.
+-- Offer the sessions of settled messages, if the lock of a session may end before this transaction does: as long as it
+-- holds, the statement that unlocks the session offers it.
 CREATE OR REPLACE FUNCTION {schema}._offer_late(
     p_queue integer, p_numbers bigint[], p_sessions text[], p_now double precision
 ) RETURNS void
@@ -30,7 +30,7 @@ $$;
 
 -- Return the number of the first message of a session that can be claimed, or NULL: if none is ready, or one before it
 -- was delivered and is not settled.
-CREATE OR REPLACE FUNCTION {schema}._first(p_queue integer, p_session text) RETURNS bigint
+CREATE OR REPLACE FUNCTION {schema}._first_claimable(p_queue integer, p_session text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     v_first bigint;
@@ -50,18 +50,18 @@ BEGIN
 END
 $$;
 
--- Let go of a session whose row is locked by this transaction, and offer it if it has a claimable message.
-CREATE OR REPLACE FUNCTION {schema}._let_go(p_queue integer, p_session text) RETURNS void
+-- Unlock a session whose row is locked by this transaction, and offer it if it has a claimable message.
+CREATE OR REPLACE FUNCTION {schema}._unlock_session(p_queue integer, p_session text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_seen tid[];
     v_first bigint;
 BEGIN
-    -- Only what was there before the look at the messages: another row may come of a message that was not seen.
+    -- Only rows that were there before the look at the messages: a later row may be of a message that was not seen.
     v_seen := ARRAY(
         SELECT w.ctid FROM {schema}.waiting AS w WHERE w.queue = p_queue AND w.session = p_session FOR UPDATE SKIP LOCKED
     );
-    v_first := {schema}._first(p_queue, p_session);
+    v_first := {schema}._first_claimable(p_queue, p_session);
     DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
     IF v_first IS NOT NULL THEN
         INSERT INTO {schema}.waiting (queue, seq, session) VALUES (p_queue, v_first, p_session);
@@ -70,7 +70,7 @@ BEGIN
 END
 $$;
 
--- Let go of the sessions whose locks have ended.
+-- Unlock the sessions whose locks have ended.
 CREATE OR REPLACE FUNCTION {schema}._end_sessions(p_queue integer, p_now double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -84,13 +84,13 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     LOOP
         UPDATE {schema}.session SET token = NULL WHERE queue = p_queue AND name = v_session;
-        PERFORM {schema}._let_go(p_queue, v_session);
+        PERFORM {schema}._unlock_session(p_queue, v_session);
     END LOOP;
 END
 $$;
 
 -- Find the next session to accept, the one whose message has waited longest; its row is then locked, if it has one.
--- NULL if there is none. Sessions that another transaction is at are passed by.
+-- NULL if there is none. Sessions whose rows another transaction has locked are skipped.
 CREATE OR REPLACE FUNCTION {schema}._next_session(p_queue integer, p_now double precision) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -112,7 +112,7 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         );
         CONTINUE WHEN cardinality(v_seen) = 0;
-        -- With its row locked: else it may be let go meanwhile, by a transaction that doesn't see its messages yet.
+        -- With its row locked: otherwise a transaction that doesn't see its messages yet may unlock it meanwhile.
         SELECT s.token IS NOT NULL AND s.until > p_now INTO v_is_held
         FROM {schema}.session AS s
         WHERE s.queue = p_queue AND s.name = v_session
@@ -121,7 +121,7 @@ BEGIN
             CONTINUE WHEN EXISTS (SELECT FROM {schema}.session AS s WHERE s.queue = p_queue AND s.name = v_session);
             v_is_held := false;
         END IF;
-        IF NOT v_is_held AND {schema}._first(p_queue, v_session) IS NOT NULL THEN
+        IF NOT v_is_held AND {schema}._first_claimable(p_queue, v_session) IS NOT NULL THEN
             DELETE FROM {schema}.waiting WHERE ctid = ANY (v_seen);
             RETURN v_session;
         END IF;
@@ -142,7 +142,7 @@ DECLARE
     v_now double precision := {schema}.clock();
     v_session text := p_session;
 BEGIN
-    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._apply_due(v_queue, v_now, 10);
     PERFORM {schema}._end_sessions(v_queue, v_now);
     FOR v_try IN 1 .. 10 LOOP
         IF p_session IS NULL THEN
@@ -167,7 +167,7 @@ BEGIN
             SELECT s.until - v_now FROM {schema}.session AS s
             WHERE s.queue + 0 = v_queue AND s.token IS NOT NULL AND s.until + 0 > v_now ORDER BY s.until + 0 LIMIT 1
         ),
-        -- Another transaction is at a session, and nobody tells of its end.
+        -- Another transaction has locked a session's row, and its end is not notified.
         CASE WHEN p_session IS NULL AND EXISTS (SELECT FROM {schema}.waiting AS w WHERE w.queue = v_queue)
              THEN {look_again} END
     );
@@ -175,9 +175,9 @@ BEGIN
 END
 $$;
 
--- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor ours: it waits
--- for its delay to end, or it was another's whose lock is over, which need not stand in its row yet. Behind them comes a
--- row without number: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
+-- Claim the next messages of a session, but none behind one that was delivered and is neither settled nor held by p_token:
+-- that one waits for its delay to end, or its lock is over, which its row need not show yet. A row without number comes
+-- last: its deliveries tell whether the session's lock holds (1) or is over (0), its locked_until the
 -- seconds until something is due, its headers the deaths that were found.
 CREATE OR REPLACE FUNCTION {schema}.receive_session(
     p_queue text, p_session text, p_token bigint, p_most integer
@@ -205,7 +205,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    PERFORM {schema}._pass_time(v_queue, v_now, 10);
+    PERFORM {schema}._apply_due(v_queue, v_now, 10);
     SELECT array_agg(one.ctid), sum(one.size) INTO v_places, v_size
     FROM (
         SELECT ready.ctid, ready.size, sum(ready.size) OVER (ROWS UNBOUNDED PRECEDING) - ready.size AS before
@@ -240,7 +240,7 @@ BEGIN
         PERFORM {schema}._lower_due(v_queue, 1, v_until);
     END IF;
     deliveries := 1;
-    headers := {schema}._told();
+    headers := {schema}._noted_deaths();
     locked_until := CASE
         WHEN v_size >= {claim_bytes} THEN 0
         WHEN v_found < p_most THEN {schema}._due_in(v_queue, v_now, {schema}._marks(v_queue))
@@ -249,8 +249,8 @@ BEGIN
 END
 $$;
 
--- Extend the locks of sessions, and of what is claimed under them; return their ends in order, NULL if over. As above,
--- nobody's transaction is waited for.
+-- Extend the locks of sessions, and of the messages claimed under them; return their ends in order, NULL if over. As in
+-- renew_many, no transaction is waited for.
 CREATE OR REPLACE FUNCTION {schema}.renew_sessions(
     p_queue text, p_sessions text[], p_tokens bigint[], p_lock double precision
 ) RETURNS SETOF double precision
@@ -262,7 +262,7 @@ DECLARE
 BEGIN
     SELECT q.id INTO v_queue FROM {schema}.queue AS q WHERE q.name = p_queue;
     FOR i IN 1 .. cardinality(p_sessions) LOOP
-        -- It may have waited for the row of another session, and be older than what has extended this one meanwhile.
+        -- This statement may have waited for another session's row, and a newer one have extended this lock meanwhile.
         UPDATE {schema}.session SET until = greatest(until, v_now + p_lock)
         WHERE queue = v_queue AND name = p_sessions[i] AND token = p_tokens[i] AND until > v_now
         RETURNING until INTO v_until;
@@ -309,14 +309,14 @@ BEGIN
         ORDER BY seq + 0
         FOR UPDATE
     LOOP
-        PERFORM {schema}._take_back(v_message, v_now);
+        PERFORM {schema}._undo_claim(v_message, v_now);
     END LOOP;
-    PERFORM {schema}._let_go(v_queue, p_session);
+    PERFORM {schema}._unlock_session(v_queue, p_session);
     RETURN true;
 END
 $$;
 
--- Give back, uncounted, what is claimed under a session's lock, which stays; but what is in the caller's hands.
+-- Give back, uncounted, the messages claimed under a session's lock, which stays; except p_kept, which the caller has.
 CREATE OR REPLACE FUNCTION {schema}.give_back_session(p_queue text, p_session text, p_token bigint, p_kept bigint[])
 RETURNS void
 LANGUAGE plpgsql {plans} AS $$
@@ -325,7 +325,7 @@ DECLARE
     v_now double precision := {schema}.clock();
     v_message {schema}.message;
 BEGIN
-    -- A claim that was given up and still runs has its row locked.
+    -- A claim that was given up and still runs has this row locked.
     SELECT s.queue INTO v_queue
     FROM {schema}.session AS s
     WHERE s.queue = (SELECT q.id FROM {schema}.queue AS q WHERE q.name = p_queue)
@@ -339,7 +339,7 @@ BEGIN
         ORDER BY m.seq + 0
         FOR UPDATE SKIP LOCKED
     LOOP
-        PERFORM {schema}._take_back(v_message, v_now);
+        PERFORM {schema}._undo_claim(v_message, v_now);
     END LOOP;
 END
 $$;

@@ -1,9 +1,9 @@
 -- Under a claim's lock: renewals and verdicts.
 
--- Extend locks; return their ends in the order asked, NULL for those that are over. None ends sooner than before: so no
--- mark is above the new end that was not above the old one. A row that another transaction is at, such as the handler's
--- own, is not waited for: its lock is extended beside it. But only if the old end is farther off than the client waits
--- for the answer: so that a claim after the old end sees the new one.
+-- Extend locks; return their ends in the order of the request, NULL for those that are over. None ends sooner than
+-- before, so no mark is above the new end that was not above the old one. A row that another transaction has locked, such
+-- as the handler's own, is not waited for: the lock is extended in a row beside it. But only if the old end is farther
+-- off than the client waits for the answer, so that a claim after the old end sees the new one.
 CREATE OR REPLACE FUNCTION {schema}.renew_many(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_lock double precision
 ) RETURNS SETOF double precision
@@ -38,7 +38,7 @@ BEGIN
         ORDER BY a.seq
         ON CONFLICT (seq, token) DO UPDATE SET until = greatest(extended.until, excluded.until);
     END IF;
-    -- What a session's lock covers ends with that, and is not extended by itself.
+    -- The locks of messages under a session's lock end with that, and are not extended by themselves.
     RETURN QUERY
     SELECT CASE WHEN held.until >= v_until OR held.is_covered AND held.until > v_now THEN held.until END
     FROM unnest(p_numbers, p_tokens) WITH ORDINALITY AS a (seq, token, place)
@@ -52,7 +52,7 @@ BEGIN
 END
 $$;
 
--- Complete messages and no more; return the numbers of those that it was done to.
+-- Complete messages, and do no more; return the numbers of those that were completed.
 CREATE OR REPLACE FUNCTION {schema}.complete_many(p_queue text, p_numbers bigint[], p_tokens bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql {plans} AS $$
 DECLARE
@@ -83,12 +83,12 @@ BEGIN
 END
 $$;
 
--- Complete one message in the caller's own transaction; lock_token is the Message's. Raises TN002 if the lock is over,
--- so that what the transaction wrote for the message goes with it.
+-- Complete one message in the caller's own transaction; lock_token is the Message's. Raises TN002 if the lock is over, so
+-- that the transaction's writes are rolled back.
 CREATE OR REPLACE FUNCTION {schema}.complete(queue text, lock_token text) RETURNS void
 LANGUAGE plpgsql {plans} AS $$
 BEGIN
-    -- The caller may commit long after the lock has ended, and others have found the session to be held up.
+    -- The caller may commit long after the lock has ended, when others have already found the session held up.
     PERFORM {schema}._offer(m.queue, ARRAY[m.seq], ARRAY[m.session])
     FROM {schema}.message AS m
     WHERE m.seq = split_part(lock_token, '.', 2)::bigint AND m.session IS NOT NULL;
@@ -96,12 +96,12 @@ BEGIN
         queue, ARRAY[split_part(lock_token, '.', 2)::bigint], ARRAY[split_part(lock_token, '.', 1)::bigint]
     ) IS NULL THEN
         RAISE EXCEPTION 'the lock % on a message of % is over', lock_token, queue
-            USING ERRCODE = 'TN002', HINT = 'Roll back: somebody else may have the message.';
+            USING ERRCODE = 'TN002', HINT = 'Roll back: another consumer may have the message.';
     END IF;
 END
 $$;
 
--- Pass verdicts, one after the other; return for each 0 if its lock is over, 1 if it stands, 2 if the message died.
+-- Apply verdicts, one after the other; return for each 0 if the lock is over, 1 if it was applied, 2 if the message died.
 CREATE OR REPLACE FUNCTION {schema}.settle_many(
     p_queue text, p_numbers bigint[], p_tokens bigint[], p_verdicts text[], p_delays double precision[],
     p_reasons text[], p_descriptions text[], p_errors text[], p_remembers double precision[]
@@ -132,26 +132,26 @@ BEGIN
             WHEN 'complete' THEN
                 DELETE FROM {schema}.message WHERE seq = v_message.seq;
                 INSERT INTO {schema}.tally (queue, locked) VALUES (v_queue, -1);
-                PERFORM {schema}._note(v_queue, coalesce(v_message.id, p_queue || '{id_mark}' || v_message.seq), v_now, p_remembers[i]);
+                PERFORM {schema}._remember_handled(v_queue, coalesce(v_message.id, p_queue || '{id_mark}' || v_message.seq), v_now, p_remembers[i]);
             WHEN 'defer' THEN
                 UPDATE {schema}.message SET state = 3, is_deferred = true, token = NULL, due_at = NULL
                 WHERE seq = v_message.seq;
                 INSERT INTO {schema}.tally (queue, locked, deferred) VALUES (v_queue, -1, 1);
             WHEN 'dead' THEN
                 v_message.history :=
-                    {schema}._remember(v_message.history, v_message.deliveries, v_now, 'rejected', p_errors[i]::jsonb);
-                PERFORM {schema}._bury(v_message, p_reasons[i], p_descriptions[i], v_now);
+                    {schema}._add_attempt(v_message.history, v_message.deliveries, v_now, 'rejected', p_errors[i]::jsonb);
+                PERFORM {schema}._dead_letter(v_message, p_reasons[i], p_descriptions[i], v_now);
             WHEN 'give back' THEN
                 v_message.deliveries := v_message.deliveries - 1;
-                v_answer := {schema}._put(v_message, 0, v_now);
+                v_answer := {schema}._put_back(v_message, 0, v_now);
             WHEN 'abandon' THEN
                 v_message.history :=
-                    {schema}._remember(v_message.history, v_message.deliveries, v_now, 'abandoned', p_errors[i]::jsonb);
+                    {schema}._add_attempt(v_message.history, v_message.deliveries, v_now, 'abandoned', p_errors[i]::jsonb);
                 IF v_message.deliveries >= v_most THEN
-                    PERFORM {schema}._bury(v_message, '{reason_exhausted}', {schema}._tried(v_message.deliveries), v_now);
+                    PERFORM {schema}._dead_letter(v_message, '{reason_exhausted}', {schema}._exhausted(v_message.deliveries), v_now);
                     v_answer := 2;
                 ELSE
-                    v_answer := {schema}._put(v_message, p_delays[i], v_now);
+                    v_answer := {schema}._put_back(v_message, p_delays[i], v_now);
                 END IF;
         END CASE;
         IF v_message.session IS NOT NULL THEN
@@ -168,7 +168,7 @@ END
 $$;
 
 -- Note in the inbox that a message was handled.
-CREATE OR REPLACE FUNCTION {schema}._note(
+CREATE OR REPLACE FUNCTION {schema}._remember_handled(
     p_queue integer, p_id text, p_now double precision, p_remember double precision
 ) RETURNS void
 LANGUAGE sql AS $$

@@ -1,7 +1,6 @@
 -- Counts, and a look at deferred messages.
 
--- Count a queue's messages as they stood when what time does was last done, exactly and in a time that doesn't grow with
--- them.
+-- Count a queue's messages in the states that were last applied, exactly, and in a time that doesn't grow with them.
 CREATE OR REPLACE FUNCTION {schema}.counts(p_queue text) RETURNS TABLE (
     ready bigint, locked bigint, delayed bigint, deferred bigint, dead bigint, oldest_age double precision
 )
@@ -55,7 +54,7 @@ CREATE OR REPLACE FUNCTION {schema}.stats(queue text) RETURNS TABLE (
 LANGUAGE plpgsql {plans} AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM {schema}._pass_time(q.id, {schema}.clock(), {rounds}) FROM {schema}.queue AS q WHERE q.name = stats.queue;
+    PERFORM {schema}._apply_due(q.id, {schema}.clock(), {rounds}) FROM {schema}.queue AS q WHERE q.name = stats.queue;
     RETURN QUERY SELECT * FROM {schema}.counts(stats.queue);
 END
 $$;

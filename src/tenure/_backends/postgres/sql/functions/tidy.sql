@@ -1,6 +1,6 @@
 -- Sums and clean-up.
 
--- Make one row of a queue's tally, if there are many. Rows that another is at are left to them.
+-- Make one row of a queue's tally, if there are many. Rows that another transaction has locked are skipped.
 CREATE OR REPLACE FUNCTION {schema}._sum_up(p_queue integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -23,7 +23,7 @@ BEGIN
 END
 $$;
 
--- Keep house for a queue: sum up its tally, and forget the ids that need not be remembered any more.
+-- Tidy a queue: sum up its tally, and forget ids whose time is over.
 CREATE OR REPLACE FUNCTION {schema}.tidy(queue text) RETURNS void
 LANGUAGE plpgsql {plans} AS $$
 #variable_conflict use_column
@@ -36,7 +36,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM {schema}._sum_up(v_queue);
-    -- Make one row of what was lowered, which is as low and newer: senders in REPEATABLE READ leave one each.
+    -- Make one row of many that lowered marks, as low as they and newer: senders in REPEATABLE READ leave one each.
     IF (
         SELECT count(*) FROM (SELECT FROM {schema}.mark AS m WHERE m.queue = v_queue AND m.kind = 0 LIMIT 50) AS found
     ) = 50 THEN
