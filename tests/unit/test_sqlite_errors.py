@@ -165,7 +165,7 @@ async def test_a_library_that_is_too_old(tmp_path: Path, opener: Opener, monkeyp
 def test_a_file_system_that_can_not_keep_the_log() -> None:
     """Stood in for by SQLite's own memory, which can't keep it either."""
     database = Database(":memory:", Options(), [])
-    with pytest.raises(ConfigError, match="asked to keep a write-ahead log, and stayed with 'memory'"):
+    with pytest.raises(ConfigError, match="needs a write-ahead log, and its journal mode stayed 'memory'"):
         database.read(lambda connection: None)
 
 
@@ -173,7 +173,7 @@ async def test_a_file_in_a_folders_place(tmp_path: Path, opener: Opener) -> None
     (tmp_path / "file").touch()
     error = await refusal(opener(tmp_path / "file" / "x.db"))
     assert isinstance(error, ConfigError)
-    assert f"{tmp_path / 'file'} is a file, and no folder" in str(error)
+    assert f"{tmp_path / 'file'} is a file, not a folder" in str(error)
 
 
 async def test_a_file_without_a_log_that_is_in_use(tmp_path: Path, opener: Opener) -> None:

@@ -429,7 +429,7 @@ async def test_a_disk_that_could_not_keep_it_is_no_answer(house: House, monkeypa
         raise OSError("broken")
 
     monkeypatch.setattr(client, "_sync", fail)
-    with pytest.raises(Unavailable, match="could not keep it"):
+    with pytest.raises(Unavailable, match="could not store it"):
         await broker.send("q", [Outgoing(b"x")])
     monkeypatch.undo()
     await broker.send("q", [Outgoing(b"after")])

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
-    """Open the file that *url* names; it is created when first used.
+    """Open the file that *url* names; its first use creates it.
 
     Raises:
         ConfigError: The URL names no file, or an option is unknown or doesn't fit.
@@ -50,7 +50,7 @@ def open(url: Url, *, clock: Clock | None = None) -> SqliteBackend:
 class SqliteBackend:
     """An SQLite file in use: a thread with a connection for leases, one to write and one to read queues, and a socket.
 
-    A thread begins when it is first needed: who only elects has one.
+    A thread starts when it is first needed: for elections only, there is one.
     """
 
     def __init__(self, path: str, options: Options, clock: Clock) -> None:

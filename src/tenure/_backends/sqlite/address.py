@@ -18,8 +18,8 @@ class Options:
     Args:
         synchronous: ``full`` keeps every answer through a loss of power; ``normal`` is faster, and may then lose the
             newest ones, tokens too. Neither loses anything when only a process dies.
-        busy: For how many seconds to go on trying for the write lock.
-        create: Whether to create the file, or tenure's tables in it, if there are none; without, that is an error.
+        busy: Seconds to keep trying for the write lock.
+        create: Whether to create a missing file, or missing tables of tenure in it; if not, that is an error.
     """
 
     synchronous: Literal["full", "normal"] = "full"
@@ -39,7 +39,7 @@ def path_of(url: Url) -> str:
     """
     right = "three slashes for a relative path (sqlite:///work.db), four for an absolute one (sqlite:////var/work.db)"
     rest = url.written.partition(":")[2].partition("?")[0]
-    # What stands before an @ may be a password.
+    # The text before an @ may be a password, so it is not shown.
     if "@" in url.path and (url.netloc or not rest.startswith("//")):
         raise ConfigError(f"{str(url)!r} has a login, and a file needs none; write {right}")
     if url.netloc:

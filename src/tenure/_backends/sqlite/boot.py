@@ -1,4 +1,4 @@
-"""Which start of which kernel our clock counts from: two readings compare only if they have this in common."""
+"""The name of the boot from which the clock counts: two readings can be compared only within one boot."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _SAME_WITHIN = 60.0  # seconds by which two guesses at one boot may differ, as w
 
 
 def this_boot() -> str:
-    """Name the present boot.
+    """Return the name of the present boot.
 
-    Linux numbers its boots. Containers of one machine share the number, and the clock too, unless they are in another
-    time namespace, so that goes into the name. Elsewhere it is guessed: the wall-clock time at which the clock began.
+    Linux has an id for each boot. Containers of one machine share it, and the clock too, unless they are in another
+    time namespace, so that is part of the name. Elsewhere the name is a guess: the wall-clock time at which the clock
+    began.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -31,7 +32,7 @@ def this_boot() -> str:
 
 
 def agreed(mine: str, others: list[str]) -> str:
-    """Return the name among *others* that stands for the same boot as *mine*, or *mine* if none does."""
+    """Return the name among *others* that means the same boot as *mine*, or *mine* if none does."""
     if mine.startswith(_GUESSED):
         for other in others:
             if other.startswith(_GUESSED) and abs(_seconds(other) - _seconds(mine)) <= _SAME_WITHIN:
@@ -40,7 +41,7 @@ def agreed(mine: str, others: list[str]) -> str:
 
 
 def is_older_start(other: str, mine: str) -> bool:
-    """Whether *other* names an earlier start of this machine's kernel; no guess and no other namespace does."""
+    """Whether *other* is an earlier boot of this machine; never for a guess or another namespace of this boot."""
     kernels = [boot.partition(" ")[0] for boot in (other, mine)]
     return all(_KERNEL.fullmatch(kernel) for kernel in kernels) and kernels[0] != kernels[1]
 

@@ -22,13 +22,13 @@ from tenure._queue.message import (
 )
 
 CLAIM_MAX = 1_000
-"""So many messages make one claim: what is left of it is written anew with each verdict."""
+"""The most messages of one claim: the rest of the claim is rewritten with each verdict."""
 
 _SQL = statements("queue.sql")
 
 
 class Claiming(Sending):
-    """What receivers ask for."""
+    """The operations of receivers."""
 
     def receive(self, name: str, limit: int, lock: float) -> Claim:
         """Claim up to *limit* messages for *lock* seconds."""
@@ -53,7 +53,7 @@ class Claiming(Sending):
     def _claimable(
         self, queue: Queue, session: str, limit: int, due_in: float | None
     ) -> tuple[Sequence[MessageRow], float | None]:
-        """Return what may be claimed, up to what has expired and is not entered yet: there is too much for one step."""
+        """Return claimable messages, up to the first expired one: there were too many to expire in one step."""
         rows: list[MessageRow] = []
         size = 0
         for row in self._run(_SQL["claimable"], (queue.number, session, min(limit, CLAIM_MAX))):
@@ -99,7 +99,7 @@ class Claiming(Sending):
         queue.locked += len(rows)
 
     def _locked_deliveries(self, queue: Queue, rows: Sequence[MessageRow], token: int, until: float) -> list[Delivery]:
-        """Make deliveries of *rows*, which are locked now; their ttl does not end under a lock."""
+        """Return deliveries of *rows*, which are locked now; a message does not expire under a lock."""
         made = self._deliveries_of(queue, rows, token, until)
         timed = [(queue.number, row[10], row[0]) for row in rows if row[10] is not None]
         if timed:
@@ -145,7 +145,7 @@ class Claiming(Sending):
         (blocking,) = self._run(_SQL["blocking_in_session"], (queue.number, held.session)).fetchone()
         if blocking is not None and any(row[0] > blocking for row in rows):
             rows = [row for row in rows if row[0] < blocking]
-            due_in = next_in  # however much there is behind it
+            due_in = next_in  # whatever is ready behind it
         if not rows:
             return Claim((), due_in)
         self._run(_SQL["delete_ready_up_to"], (queue.number, held.session, 0, rows[-1][0]))
@@ -159,5 +159,5 @@ class Claiming(Sending):
 
 
 def _new_token() -> int:
-    # Not from the module random: a forked child would draw the same.
+    # Not from the module random: a forked child would draw the same numbers.
     return secrets.randbits(62) + 1

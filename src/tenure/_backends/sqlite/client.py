@@ -1,6 +1,6 @@
-"""The way to an SQLite file: translate its errors, open and check it, write with patience, and do it all in one thread.
+"""One connection to an SQLite file: open and check it, translate its errors, retry while it is locked.
 
-``Database`` is one connection, for one thread at a time. ``Worker`` is that thread, with a door for asyncio.
+:class:`tenure._backends.sqlite.worker.Worker` is the thread that uses it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ T = TypeVar("T")
 
 LIBRARY_MIN = (3, 35, 0)  # RETURNING
 PATIENCE = 5.0
-"""How many seconds beyond ``busy`` a caller waits for the disk before it is told that there was no answer."""
+"""Seconds beyond ``busy`` that a caller waits for the disk before it gets ``Unavailable``."""
 
-_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # a limit on files, or a quota, is the latter
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # a file size limit or a quota gives the latter
 _NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _NOT_READ = "it can't be read from here; check the rights on the file and its folder"
 _NOT_WRITTEN = "it can't be written from here; check the rights on the file and its folder, for SQLite writes both"
 
 
 class DiskFullError(Unavailable):
-    """There is no room to write; what takes room off may still work."""
+    """There is no room to write; what frees room may still work."""
 
 
 def translate(error: sqlite3.Error, path: str) -> TenureError:
-    """Turn what SQLite said about the file at *path* into one of ours."""
+    """Return the error of tenure for an error of SQLite about the file at *path*."""
     match _primary_code(error):
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(
-                f"{path} stayed locked by another connection for all the time given (option busy); "
-                "look for a process with a long transaction, or stopped in one"
+                f"{path} stayed locked by another connection for the whole time of the option busy; "
+                "look for a process with a long transaction, or one that was stopped inside a transaction"
             )
         case sqlite3.SQLITE_NOTADB:
             return ConfigError(f"{path} is not an SQLite database; name another file, or move this one away")
         case sqlite3.SQLITE_CORRUPT:
             return ConfigError(
-                f"{path} is damaged ({error}); stop all who use it, then restore it from a copy or try "
+                f"{path} is damaged ({error}); stop all processes that use it, then restore it from a copy or try "
                 "the sqlite3 program's .recover"
             )
         case sqlite3.SQLITE_FULL:
@@ -57,7 +57,7 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
             obstacle = _obstacle(path)
             if obstacle:
                 return ConfigError(f"{path} can't be used: {obstacle}")
-            return Unavailable(f"{path} can't be opened ({error}) although it could be; it is tried again")
+            return Unavailable(f"{path} can't be opened ({error}), and no reason was found; it is tried again")
         case None:
             raise AssertionError("translate() got a foreign error") from error
     return Unavailable(f"{path} could not be asked: SQLite says {error} ({error.sqlite_errorname})")
@@ -65,8 +65,8 @@ def translate(error: sqlite3.Error, path: str) -> TenureError:
 
 def _full(path: str) -> str:
     return (
-        f"the disk that holds {path} is full; nothing was written. To receive and to complete goes on; make room for "
-        "what is to be sent"
+        f"the disk that holds {path} is full; nothing was written. Receiving and completing still work; make room on "
+        "the disk to send again"
     )
 
 
@@ -88,7 +88,7 @@ def _obstacle(path: str) -> str:
     except OSError as error:
         return f"its folder {folder} can't be reached from here: {error.strerror}"
     if not os.path.isdir(folder):
-        return f"{folder} is a file, and no folder; name another place"
+        return f"{folder} is a file, not a folder; name another place"
     if os.path.exists(path):
         if not os.access(path, os.R_OK):
             return _NOT_READ
@@ -102,17 +102,17 @@ def _obstacle(path: str) -> str:
 class Database:
     """One connection to one file, opened when first used, and again after a failure.
 
-    Everything in it blocks, and belongs to one thread at a time. ``until`` is the moment, by ``time.monotonic()``, up
-    to which it tries for the write lock.
+    Everything in it blocks, and belongs to one thread at a time. It tries for the write lock up to ``until``, by
+    ``time.monotonic()``.
 
     Args:
         path: The file.
         options: How to use it.
         parts: The tables that are needed.
-        reads_only: Let SQLite refuse whatever would write, once the tables are there.
-        syncs_apart: Commit without waiting for the disk; what is to survive a loss of power does after ``sync``, which
-            holds no lock. A loss of power leaves the log's beginning: no later commit without all before it.
-        used: Set once the file could be used, by whichever connection of a backend: then it may be so again.
+        reads_only: Let SQLite refuse writes, once the tables exist.
+        syncs_apart: Commit without waiting for the disk; commits survive a loss of power after ``sync``, which holds no
+            lock. A loss of power keeps a prefix of the log: no later commit without all before it.
+        used: Set once any connection of the backend could use the file: then it may be usable again.
     """
 
     def __init__(
@@ -136,21 +136,21 @@ class Database:
         self._file: tuple[int, int] | None = None
         self._used = used or threading.Event()
         self._reserve = Reserve(path)
-        self._grown = math.inf  # since the reserve was looked at, in bytes
+        self._grown = math.inf  # bytes written since the reserve was checked
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what *work* reads. It waits for no writer.
 
         Raises:
-            Unavailable: The file could not be asked.
+            Unavailable: The file could not be used now.
             ConfigError: The file can't be used as it is.
         """
         return self._try(lambda: work(self._connected()))
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run *work* in a transaction of its own, and return what it returns once that is committed.
+        """Run *work* in a transaction of its own, and return its result once that is committed.
 
-        *work* may run several times: each time in a new transaction, what it did before undone.
+        *work* may run several times, each time in a new transaction, after a rollback of the one before.
 
         Raises:
             Unavailable: The file stayed locked, or could not be written; it is unknown whether anything was.
@@ -159,24 +159,24 @@ class Database:
         return self._try(lambda: self._transact(self._connected(), work))
 
     def keep_reserve(self, growth: int) -> None:
-        """Go on only if a reserve is left on the disk when *growth* bytes more were written. Inside a transaction.
+        """Check that the disk keeps its reserve when *growth* bytes more are written. Inside a transaction.
 
         Raises:
-            DiskFullError: There would be none.
+            DiskFullError: It would not.
         """
-        if not hasattr(os, "statvfs"):  # on Windows: how much room there is can't be known so
+        if not hasattr(os, "statvfs"):  # on Windows: the free room can't be found out this way
             return
         self._grown += growth
-        if self._grown > self._reserve.spare() / 8:  # to look each time would cost more than it is worth
+        if self._grown > self._reserve.spare() / 8:  # a check for each write would cost too much
             if not (self._reserve.keep(growth) and self._fits()):
                 raise DiskFullError(_full(self.path))
             self._grown = 0.0
 
     def sync(self) -> None:
-        """Return when everything committed until now is on the disk; do nothing where commits have waited for that.
+        """Wait until everything committed so far is on the disk; return at once where commits wait for that.
 
         Raises:
-            Unavailable: The disk says that it could not be written.
+            Unavailable: The disk reports a failed write.
         """
         if self._log is None:
             return
@@ -185,11 +185,11 @@ class Database:
         except OSError as error:
             self.close()
             raise Unavailable(
-                f"{self.path} was written, and the disk says that it could not keep it: {error}; look after the disk"
+                f"{self.path} was written, but the disk reports that it could not store it: {error}; check the disk"
             ) from error
 
     def close(self) -> None:
-        """Close the connection. The next question opens it again."""
+        """Close the connection. The next use opens it again."""
         connection, self._connection = self._connection, None
         log, self._log = self._log, None
         if log is not None:
@@ -197,12 +197,12 @@ class Database:
         self._reserve.close()
         self._grown = math.inf
         if connection is not None:
-            # A close may have to check-point, and fail; what was committed is safe in the log.
+            # Closing may start a checkpoint, which may fail; committed data is safe in the log.
             with suppress(sqlite3.Error):
                 connection.close()
 
     def require_room(self) -> None:
-        """Refuse if there is no room to send anything.
+        """Check that there is room to send something.
 
         Raises:
             DiskFullError: There is none.
@@ -210,13 +210,13 @@ class Database:
         if hasattr(os, "statvfs") and self._reserve.is_disk_full():
             raise DiskFullError(_full(self.path))
 
-    # --- patience ---
+    # --- retries ---
 
     def _try(self, attempt: Callable[[], T]) -> T:
-        """Run *attempt* until the file is not locked.
+        """Run *attempt*, again and again while the file is locked.
 
-        SQLite's own busy handler sleeps up to 100 ms at a time, by which some of several processes starve; short
-        random pauses give each its share.
+        SQLite's own busy handler sleeps up to 100 ms at a time, so that some of several processes starve; short random
+        pauses give each its share.
         """
         pause = 0.001
         may_make_room = True
@@ -230,7 +230,7 @@ class Database:
                 self._empty_log()
             except sqlite3.Error as error:
                 code = _primary_code(error)
-                if code is None:  # a ProgrammingError: a bug of ours, let it fly
+                if code is None:  # a ProgrammingError: a bug in tenure, not translated
                     raise
                 if may_make_room and code in _FULL:
                     may_make_room = False
@@ -250,7 +250,7 @@ class Database:
                 return answer
 
     def _fits(self) -> bool:
-        """Whether the file may become as large as it has to be for what is in the log."""
+        """Whether the file may become large enough for the contents of the log."""
         most = largest_file()
         if most == math.inf:
             return True
@@ -259,20 +259,20 @@ class Database:
         return bool(pages * size + self._reserve.spare() / 2 <= most)
 
     def _empty_log(self) -> None:
-        """Move what is in the log to the file, so that it begins anew: as far as nobody reads or writes just now."""
+        """Move the contents of the log to the file and truncate it, unless a reader or a writer is active."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def _fail(self, error: sqlite3.Error) -> None:
-        self.close()  # whatever is wrong with this connection, the next question gets a new one
-        ours = translate(error, self.path)
-        if isinstance(ours, ConfigError) and _primary_code(error) in _NO_ACCESS:
-            ours = self._unusable(str(ours))
-        raise ours from error
+        self.close()  # the next use gets a new connection
+        translated = translate(error, self.path)
+        if isinstance(translated, ConfigError) and _primary_code(error) in _NO_ACCESS:
+            translated = self._unusable(str(translated))
+        raise translated from error
 
     def _unusable(self, why: str) -> TenureError:
-        """Return what to raise for a file that can't be used: for good, or only now."""
+        """Return the error for a file that can't be used: ``ConfigError``, or ``Unavailable`` if it was used before."""
         return (
             Unavailable(f"{why} (it was usable before, so it may be again)")
             if self._used.is_set()
@@ -301,7 +301,7 @@ class Database:
         return self._connection
 
     def _is_same_file(self) -> bool:
-        # Somebody may have put another file in its place. We would go on in the old one, and agree with nobody.
+        # Another file may have taken its place. The open one would be shared with nobody.
         try:
             status = os.stat(self.path)
         except OSError:
@@ -316,22 +316,22 @@ class Database:
             )
         if not self.options.create and not os.path.exists(self.path):
             raise self._unusable(
-                f"there is no file {self.path}, so nobody has led or sent anything there; look for a "
-                "misspelling, or let the first candidate or sender create it"
+                f"there is no file {self.path}, so nothing was led or sent there yet; check the spelling, or let the "
+                "first candidate or sender create it"
             )
         connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
             if not self.options.create and not versions(connection):
                 raise self._unusable(
-                    f"{self.path} has no tables of tenure, so nobody has led or sent anything there; look for a "
-                    "misspelling, or let the first candidate or sender create them"
+                    f"{self.path} has no tables of tenure, so nothing was led or sent there yet; check the spelling, "
+                    "or let the first candidate or sender create them"
                 )
             synchronous = "normal" if self._syncs_apart else self.options.synchronous
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             (journal,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if journal != "wal":
                 raise ConfigError(
-                    f"{self.path} was asked to keep a write-ahead log, and stayed with {journal!r}: its file system "
+                    f"{self.path} needs a write-ahead log, and its journal mode stayed {journal!r}: its file system "
                     "can't share memory between processes; put the file on a disk of this machine"
                 )
             absent = missing(connection, self._parts, self.path)
@@ -350,7 +350,7 @@ class Database:
 
     def _open_log(self, connection: sqlite3.Connection) -> int | None:
         try:
-            # It was made by what was read before, and stays for as long as anybody has a connection.
+            # The reads above have created it, and it stays while any connection is open.
             return os.open(f"{self.path}-wal", os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         except OSError:
             connection.execute("PRAGMA synchronous = full")

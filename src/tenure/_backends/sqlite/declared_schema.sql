@@ -1,11 +1,11 @@
--- The settings of queues that were declared, by name; the others have their usual values.
+-- The declared settings of queues, by name; the others have their defaults.
 CREATE TABLE IF NOT EXISTS tenure_declared (
     queue   INTEGER NOT NULL,
     setting TEXT NOT NULL,
     PRIMARY KEY (queue, setting)
 ) WITHOUT ROWID;
 
--- In a file that is older than this table: what is not as usual was declared.
+-- In a file older than this table, a setting that is not the default was declared.
 INSERT OR IGNORE INTO tenure_declared SELECT queue, 'lock' FROM tenure_queue WHERE lock <> 30;
 INSERT OR IGNORE INTO tenure_declared SELECT queue, 'max_deliveries' FROM tenure_queue WHERE max_deliveries <> 10;
 INSERT OR IGNORE INTO tenure_declared SELECT queue, 'dedupe_window' FROM tenure_queue WHERE dedupe_window <> 600;

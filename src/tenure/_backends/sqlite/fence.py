@@ -1,4 +1,4 @@
-"""A fence: lets a database refuse what a leader of old still tries to write, in the very transaction of the write."""
+"""A fence: lets a database refuse the write of an earlier leader, in the same transaction."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python has from 3.12 o
 class Fence:
     """Keep the newest token seen for each resource, and refuse older ones.
 
-    A leader may be stopped between its last look at its term and its write, for longer than its lease. Whatever it
-    checks in its own process is then out of date; only the database can tell, if every write brings its token::
+    A leader may be stopped between its last check of its term and its write, for longer than its lease. Every check in
+    its own process is then out of date; only the database can refuse the write, if each write carries its token::
 
         fence = Fence(connection)
         connection.execute("BEGIN IMMEDIATE")
@@ -25,7 +25,7 @@ class Fence:
         connection.commit()
 
     The newest tokens are in the table ``tenure_fence`` of the same database, created when first needed. They are part
-    of the transaction: a rollback takes them back.
+    of the transaction: a rollback undoes them too.
 
     Args:
         connection: The caller's own, in any of Python's transaction modes.
@@ -35,18 +35,18 @@ class Fence:
         self._connection = connection
 
     def check(self, resource: str, token: int) -> None:
-        """Let *token* pass if none newer was seen for *resource*; until the transaction ends, nobody comes between.
+        """Accept *token* if no newer one was seen for *resource*, up to the end of the transaction.
 
-        Errors of the database are the caller's, as those of its own statements are: ``sqlite3.OperationalError`` if
-        it is locked.
+        Errors of the database are raised as they are, like those of the caller's own statements:
+        ``sqlite3.OperationalError`` if it is locked.
 
         Args:
             resource: What is guarded; any text that all writers agree on.
             token: The term's token.
 
         Raises:
-            TermLost: A newer term has been here. Roll back, and write nothing.
-            ConfigError: No transaction is open, so that the write that follows would not be guarded.
+            TermLost: A newer term has written already. Roll back, and write nothing.
+            ConfigError: No transaction is open, so the write that follows would not be guarded.
         """
         _require(resource, token)
         was_open = self._connection.in_transaction
@@ -55,15 +55,15 @@ class Fence:
                 f"no transaction is open, so the check of {resource!r} would not guard the write that follows it; "
                 "execute BEGIN IMMEDIATE first, then check, write and commit"
             )
-        # The insert comes first, and is the only question: it takes the write lock, so nothing can change after it.
+        # The insert comes first: it takes the write lock, so nothing can change after it.
         if self._pass(resource, token):
             return
         newest = self._ask("newest", resource=resource).fetchone()[0]
         if not was_open:
-            self._connection.rollback()  # Python began it for our insert: nobody else would know that it is open
+            self._connection.rollback()  # Python began it for this insert: nobody else knows that it is open
         raise TermLost(
             f"token {token} is too old for {resource!r}: a leader with token {newest} has been here; "
-            "nothing was written, so roll back and let the newer one work"
+            "nothing was written now, so roll back and leave the work to the newer leader"
         )
 
     def _opens_by_itself(self) -> bool:
@@ -85,12 +85,12 @@ class Fence:
 
     def _ask(self, statement: str, **values: str | int) -> sqlite3.Cursor:
         cursor = self._connection.cursor()
-        cursor.row_factory = None  # the caller's may turn rows into anything
+        cursor.row_factory = None  # the caller's may return rows of any type
         return cursor.execute(_SQL[statement], values)
 
 
 def _require(resource: object, token: object) -> None:
     if not isinstance(resource, str) or not resource:
-        raise ConfigError(f"resource must be some text that names what is guarded, not {resource!r}")
+        raise ConfigError(f"resource must be a text that names what is guarded, not {resource!r}")
     if isinstance(token, bool) or not isinstance(token, int) or not 1 <= token <= _TOKEN_MAX:
         raise ConfigError(f"token must be a term's token, a whole number from 1 on, not {token!r}")

@@ -1,4 +1,4 @@
--- What is asked of tenure_fence, on the user's own connection.
+-- The statements about tenure_fence, on the user's own connection.
 
 -- name: create
 CREATE TABLE IF NOT EXISTS tenure_fence (

@@ -1,11 +1,12 @@
-"""What time it is for queues: locks by the time since boot, the rest by a wall clock that never goes back.
+"""The clock of a file's queues: locks by the time since boot, the rest by a wall clock that never goes back.
 
 House rules:
 
-- Since it never goes back, one reading that is far in the future would move it for good. So such a leap is believed
-  only when readings have shown it for some seconds; but at once in a new boot, for the machine may have been off.
+- Since the wall clock never goes back, one reading that is far in the future would move it for good. So such a leap is
+  believed only after readings have shown it for some seconds; in a new boot at once, because the machine may have been
+  off.
 - The time since boot may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the
-  file was not. It shows in the row of the clock, which is written down each second that something is written.
+  file was not. It shows in the row of the clock, which is updated every second in which something is written.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from tenure._backends.sqlite.statements import statements
 from tenure._runtime.clock import Clock
 
 _SQL = statements("queue.sql")
-_STEP = 0.01  # seconds by which the wall clock must have been set forward to be worth writing down
-_EVERY = 1.0  # seconds after which the time is written down again
-_BACK = 0.001  # seconds by which the time since boot may seem to have gone back, for rounding
+_STEP = 0.01  # seconds: if the wall clock was set forward by more, the row is updated
+_EVERY = 1.0  # seconds after which the row is updated in any case
+_BACK = 0.001  # seconds that the time since boot may seem to have gone back, for rounding
 _LEAP = 60.0  # seconds that the wall clock may be set forward, and is believed at once
 _LEAP_LASTS = 10.0  # seconds for which a greater leap must have been seen
 
 
 class FileClock:
-    """What time it is for the queues of a file.
+    """The clock of a file's queues.
 
     Args:
         clock: Common to all that share the file; judges locks.
         wall: The wall clock, in Unix seconds.
-        boot: What *clock* counts from; found out when not given.
+        boot: The name of the boot from which *clock* counts; found out when not given.
     """
 
     def __init__(self, clock: Clock, wall: Callable[[], float] = time.time, boot: str = "") -> None:
@@ -43,7 +44,7 @@ class FileClock:
         self._leapt_at: float | None = None  # when the wall clock was first seen so far ahead as it is now
 
     def read(self, connection: sqlite3.Connection) -> ClockReading:
-        """Return the present moment, and what else stands in the row of the clock."""
+        """Return the present moment, and the rest of the row of the clock."""
         if not self.boot:
             self.boot = agreed(this_boot(), [boot for (boot,) in connection.execute(_SQL["boots"])])
         origin, sequence, boot, ahead, seen = connection.execute(_SQL["clock"]).fetchone()
@@ -79,6 +80,6 @@ class ClockReading:
     origin: str
     sequence: int
     needs_writing: bool
-    """Whether the row must be written anew."""
+    """Whether the row must be updated."""
     went_back: bool
-    """Whether the time since boot went back: then no lock's end can be compared with it."""
+    """Whether the time since boot went back, so that no lock's end can be compared with it."""

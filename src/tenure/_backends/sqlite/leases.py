@@ -2,22 +2,22 @@
 
 House rules:
 
-- A row per name, which expires and is never deleted. Whether it has expired is judged by a clock that all processes of
-  the machine share and nobody sets: the time since boot.
-- A row that another boot has stamped (the machine was started anew, or the file came from elsewhere) can't be compared
-  with that clock. It may be live. So whoever wants the name stamps the row anew, with its whole ttl from now, and waits
-  that out: longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
-- A clock may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the file was
-  not. Then a row ends later than its ttl from now, which none can, and counts as another boot's.
-- A lease never ends sooner for being renewed, whatever the ttl is now.
+- A row per name, which expires and is never deleted. Expiry is judged by a clock that all processes of the machine
+  share and nobody sets: the time since boot.
+- A row that was stamped in another boot (the machine was restarted, or the file came from elsewhere) can't be compared
+  with that clock. It may be live. So a candidate restamps the row, with its whole ttl from now, and waits for its end:
+  longer than needed, never shorter. Its holder, if there still is one, renews it meanwhile.
+- The clock may go back under the same name of the boot: a virtual machine was set back to a snapshot, and the file was
+  not. Then a row ends later than its ttl from now, which is impossible, and it counts as another boot's.
+- A renewal never makes a lease end sooner, whatever the ttl is now.
 - Where two boots are alive at once (containers in several time namespaces), each would find the row stamped by the
-  other, for ever. So each remembers when it first saw it: if its holder has not renewed it (``renewals`` tells, which
-  a mere stamp does not change) for a whole ttl of our own clock since, it has expired, whoever stamped it.
-- The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
-- A claim whose answer nobody got (the caller was cancelled, or told that there was none) is handed back, for nobody
-  knows it to be his. But a holder may have asked again and been told of the same grant. So it is handed back only if it
-  was a new claim, no call of that holder was told of it, and none is under way that could be.
-- To look needs no write lock, so that many who stand by don't hinder one who renews.
+  other, for ever. So each remembers when it first saw the row: if its holder has not renewed it since (``renewals``
+  shows that, which a restamp does not change) for a whole ttl of the own clock, it has expired in any case.
+- The time is read inside the transaction, after the write lock was won: an earlier reading may be old.
+- A claim whose answer did not reach its caller (which was cancelled, or got ``Unavailable``) is released, because
+  nobody uses it. But its holder may have asked again and got the same grant. So it is released only if it was a new
+  claim, no call of that holder got it, and no call is under way that could get it.
+- Reading needs no write lock, so that many waiting candidates don't delay a renewal.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TRAITS = LeaseTraits(
 )
 
 SLACK = 0.001
-"""Seconds by which a lease may end later than its ttl from now, and is still believed: for rounding."""
+"""Seconds that a lease may end later than its ttl from now and still be valid: for rounding."""
 
 PAGE = 4_096
 """Bytes: a new name takes no more beside its metadata."""
@@ -77,7 +77,7 @@ class _PendingAcquire:
     """The calls of one holder that are under way. Written on the callers' loop and in the worker's thread."""
 
     calls: set[object] = field(default_factory=set)
-    told: bool = False
+    delivered: bool = False
     won: Grant | None = None
 
 
@@ -86,9 +86,9 @@ class SqliteLeases:
 
     Args:
         worker: The thread with the connection.
-        wake: Tells the other processes, and hears from them.
+        wake: Sends hints to the other processes, and receives theirs.
         clock: Judges expiry; must be common to all that share the file.
-        boot: What the clock counts from; found out when not given.
+        boot: The name of the boot from which the clock counts; found out when not given.
     """
 
     def __init__(self, worker: Worker, wake: Wake, clock: Clock, boot: str = "") -> None:
@@ -97,12 +97,12 @@ class SqliteLeases:
         self._clock = clock
         self._boot = boot
         self._boot_settled = bool(boot)
-        self._foreign_rows: dict[str, tuple[int, int, float]] = {}  # token, renewals, and when it is over by our clock
+        self._foreign_rows: dict[str, tuple[int, int, float]] = {}  # token, renewals, and its end by the own clock
         self._pending: dict[tuple[str, str], _PendingAcquire] = {}
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do here: without a place for sockets, it gives no hints."""
+        """What this store can do here: where no socket can be made, it gives no hints."""
         return TRAITS if self._wake.possible else replace(TRAITS, hints=False)
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
@@ -110,15 +110,15 @@ class SqliteLeases:
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
-        told = json.dumps(dict(metadata))
+        as_json = json.dumps(dict(metadata))
         pending, call = self._pending.setdefault((name, holder), _PendingAcquire()), object()
         pending.calls.add(call)
         try:
             answer = await self._worker.run(
-                lambda database: self._acquire(database, pending, name, holder, ttl, told),
+                lambda database: self._acquire(database, pending, name, holder, ttl, as_json),
                 unwanted=lambda database: self._release_unwanted(database, pending, call),
             )
-            pending.told = pending.told or isinstance(answer, Granted)
+            pending.delivered = pending.delivered or isinstance(answer, Granted)
             return answer
         finally:
             pending.calls.discard(call)
@@ -133,12 +133,12 @@ class SqliteLeases:
         return await self._worker.run(lambda database: self._renew(database, grants, ttl))
 
     async def release(self, grant: Grant) -> Released | Lost:
-        """Hand a claim back; its token is kept."""
+        """Release a claim; its token is kept."""
         changed = await self._worker.run(lambda database: self._release(database, grant))
         return Released(grant) if changed else Lost(grant)
 
     async def inspect(self, name: str) -> HeldBy | Vacant:
-        """Tell who holds *name*, without changing anything."""
+        """Return the holder of *name*, without changing anything."""
         require_name(name)
         return await self._worker.run(lambda database: self._inspect(database, name))
 
@@ -184,7 +184,7 @@ class SqliteLeases:
 
     def _release_unwanted(self, database: Database, pending: _PendingAcquire, call: object) -> None:
         pending.calls.discard(call)
-        if not pending.calls and not pending.told and (grant := pending.won):
+        if not pending.calls and not pending.delivered and (grant := pending.won):
             pending.won = None
             self._release(database, grant)
 
@@ -195,7 +195,7 @@ class SqliteLeases:
     def _claim(
         self, connection: sqlite3.Connection, name: str, holder: str, ttl: float, metadata: str
     ) -> tuple[Granted | HeldBy, bool]:
-        """Give the name, if it is free now that nobody else can write; and tell whether the claim is a new one."""
+        """Claim the name if it is free, with the write lock held; also return whether the claim is a new one."""
         row = _find(connection, name)
         now = self._clock.now()
         asked = {"name": name, "holder": holder, "ttl": ttl, "metadata": metadata, **self._present(now)}
@@ -228,7 +228,7 @@ class SqliteLeases:
         ]
 
     def _change(self, database: Database, statement: str, asked: dict[str, object]) -> bool:
-        """Run a statement on one row, and tell the others if it changed the row."""
+        """Run a statement on one row, and notify other processes if it changed the row."""
         self._settle_boot(database)
         changed = database.write(
             lambda connection: connection.execute(_SQL[statement], {**asked, **self._present()}).fetchone() is not None
@@ -251,14 +251,14 @@ class SqliteLeases:
         return {"now": self._clock.now() if now is None else now, "boot": self._boot, "slack": SLACK}
 
     def _is_ours(self, row: _Row, now: float) -> bool:
-        """Whether the row's times can be compared with our clock."""
+        """Whether the row's times can be compared with the own clock."""
         return row.boot == self._boot and row.expires_at <= now + row.ttl + SLACK
 
     def _is_live(self, row: _Row, now: float) -> bool:
         return row.holder is not None and (not self._is_ours(row, now) or now < row.expires_at)
 
     def _vacant_for(self, row: _Row, now: float) -> float | None:
-        """Return for how many seconds at least nobody has held this name: since an earlier boot, for this whole one."""
+        """Return for how many seconds at least the name has been vacant; since an earlier boot: as long as this one."""
         if self._is_ours(row, now):
             return max(0.0, now - row.expires_at)
         return now if is_older_start(row.boot, self._boot) else None
@@ -267,11 +267,11 @@ class SqliteLeases:
         return self._foreign_rows.get(row.name, ())[:2] == (row.token, row.renewals)
 
     def _is_outwaited(self, row: _Row, now: float) -> bool:
-        """Whether we have seen another boot's row go without a renewal for its whole ttl."""
+        """Whether another boot's row was seen without a renewal for its whole ttl."""
         return self._is_remembered(row) and now >= self._foreign_rows[row.name][2]
 
     def _settle_boot(self, database: Database) -> None:
-        """Settle, before anything else, under which name this boot stands in the file."""
+        """Find out, before anything else, which name this boot has in the file."""
         if not self._boot_settled:
             boots = database.read(
                 lambda connection: [boot for (boot,) in connection.execute("SELECT DISTINCT boot FROM tenure_lease")]

@@ -1,8 +1,8 @@
--- What is asked of tenure_lease. "Live" is holder IS NOT NULL AND (boot <> :boot OR expires_at > :now): what another
--- boot has stamped can't be compared with our clock, and is taken as live until it is stamped anew. So is what ends later
--- than its ttl from now (:slack is for rounding): then the clock went back under the same name of the boot.
+-- The statements about tenure_lease. "Live" is holder IS NOT NULL AND (boot <> :boot OR expires_at > :now): a row from
+-- another boot can't be compared with the own clock, and counts as live until it is restamped. So does a row that ends
+-- later than its ttl from now (:slack is for rounding): then the clock went back under the same name of the boot.
 --
--- A lease that can be compared never ends sooner for being stamped anew, and its ttl is always that of its end.
+-- Where a row can be compared, a new stamp never makes its lease end sooner, and its ttl is always that of its end.
 
 -- name: find
 SELECT name, holder, token, expires_at, ttl, boot, metadata, resign_asked, renewals

@@ -1,5 +1,5 @@
--- The tables of leases. All of ours begin with tenure_, and carry their own version, because the file may be the
--- user's: application_id and user_version are not ours to claim. Not STRICT, which SQLite before 3.37 can't even read.
+-- The tables of leases. All tables of tenure begin with tenure_, and have a version of their own, because the file may
+-- be the user's, and with it application_id and user_version. Not STRICT, which SQLite before 3.37 can't even read.
 
 CREATE TABLE IF NOT EXISTS tenure_schema (
     part       TEXT PRIMARY KEY NOT NULL,
@@ -17,5 +17,5 @@ CREATE TABLE IF NOT EXISTS tenure_lease (
     boot         TEXT NOT NULL,
     metadata     TEXT NOT NULL,
     resign_asked INTEGER NOT NULL,
-    renewals     INTEGER NOT NULL             -- of this token, by its holder; who only stamps it anew doesn't count
+    renewals     INTEGER NOT NULL             -- of this token, by its holder; a restamp by another doesn't count
 );

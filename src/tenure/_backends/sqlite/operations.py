@@ -1,6 +1,6 @@
-"""The verbs of queues: each is done to the books inside one transaction, on whatever connection that runs.
+"""The operations of queues. Each runs inside one transaction, on any connection.
 
-What can be refused is refused before the first write, and nothing here fails half-way.
+Anything that can be refused is refused before the first write, so no operation fails half-way.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ QUEUES = TableSet("queues", version=1, script="queue_schema.sql")
 IDLE = TableSet("idle queues", version=1, script="idle_schema.sql")
 DECLARED = TableSet("declared settings", version=1, script="declared_schema.sql")
 TABLES = [QUEUES, IDLE, DECLARED]
-"""What a file has that holds queues."""
+"""The tables of a file with queues."""
 
 
 class Operations(Claiming, Settling, Removal):
-    """Everything that can be asked of the queues of a file, inside one transaction."""
+    """All operations of the queues of a file, inside one transaction."""

@@ -1,18 +1,17 @@
-"""Queues in an SQLite file: what may be asked of them, and in which thread it is answered.
+"""Queues in an SQLite file: the broker, which hands each operation to the thread that writes or the one that reads.
 
 House rules:
 
-- What writes goes to the writer, where it shares a commit with what others ask for. What reads goes to another
+- Operations that write go to the writer, where they share a commit with others. Operations that read go to another
   connection, which can't write, and waits for no writer.
-- Whoever looks on wants to see what time has done, and that must be entered by a writer: so if there is such, it is
-  asked to enter it, and the reader looks again.
+- A reader must see what is due (an ended delay, expiry or lock), and only a writer can apply that. So if something is
+  due, the writer applies it, and the reader reads again.
 - A claim whose caller has gone meanwhile is given back at once, uncounted.
 
-What it can't do: be shared over a network file system; let two write at once, so that a process which is stopped
-(not killed) inside a transaction keeps all others waiting, who then hear ``Unavailable``. Partitions of a queue are
+Limits: the file can't be shared over a network file system. Two can't write at once, so a process that is stopped (not
+killed) inside a transaction keeps all others waiting, until they get ``Unavailable``. Partitions of a queue are
 sessions, see :func:`tenure._queue.message.partition_of`; they keep the order of a key. They don't make a file faster,
-as it has one writer at a time whatever is written: who needs more than one file can do takes several files, and
-connects to each.
+because it has one writer at a time: for more throughput, shard over several files, and connect to each.
 """
 
 from __future__ import annotations
@@ -64,17 +63,17 @@ T = TypeVar("T")
 QUEUE_TRAITS = QueueTraits(lock_min=0.1, lock_max=86_400.0, body_max=2**28, names_dead=True)
 
 TAKE_MAX = 500
-"""So many dead letters are redriven in one transaction, or messages purged."""
+"""The most dead letters that one transaction redrives, or messages that it purges."""
 
 
 class SqliteBroker:
     """A ``Broker`` in an SQLite file.
 
     Args:
-        writer: Does what writes.
-        reader: Does what only reads.
-        wake: Hears from the other processes.
-        clock: What time it is for the file.
+        writer: The thread that writes.
+        reader: The thread that only reads.
+        wake: Receives hints from the other processes.
+        clock: The clock of the file.
     """
 
     def __init__(self, writer: Writer, reader: Worker, wake: Wake, clock: FileClock) -> None:
@@ -85,13 +84,13 @@ class SqliteBroker:
 
     @property
     def traits(self) -> QueueTraits:
-        """What this broker can do here: without a place for sockets, it gives no hints."""
+        """What this broker can do here: where no socket can be made, it gives no hints."""
         return QUEUE_TRAITS if self._wake.possible else replace(QUEUE_TRAITS, hints=False)
 
     # --- settings ---
 
     async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
-        """Write *changes* into the settings of *queue*; return the settings that hold then."""
+        """Apply *changes* to the settings of *queue*; return the settings after that."""
         if only_undeclared and changes:  # most often there is nothing to write
             declared, settings = await self._read(lambda reader: (reader.declared(queue), reader.settings(queue)))
             if not undeclared(changes, declared):
@@ -101,7 +100,7 @@ class SqliteBroker:
         )
 
     async def settings(self, queue: str) -> QueueSettings:
-        """Tell which settings hold for *queue*."""
+        """Return the settings of *queue*."""
         return await self._read(lambda reader: reader.settings(queue))
 
     async def names(self) -> Sequence[str]:
@@ -137,7 +136,7 @@ class SqliteBroker:
         return await self._writer.submit(lambda operations: operations.renew(held, lock), lasting=False, urgent=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
-        """Pass many verdicts."""
+        """Apply many verdicts."""
         for delivery, verdict in settlements:
             if type(verdict) is Defer and delivery.queue.endswith(DEAD_SUFFIX):
                 raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
@@ -172,10 +171,10 @@ class SqliteBroker:
         """Store a session's state."""
         return await self._writer.submit(lambda operations: operations.write_state(held, state))
 
-    # --- looking on, dead letters ---
+    # --- inspection, dead letters ---
 
     async def stats(self, queue: str) -> Stats:
-        """Count the messages of *queue*: from counts that are kept, so it takes the same time for any number."""
+        """Count the messages of *queue*, from stored counts: it takes the same time for any number."""
         return await self._look(queue, lambda reader: reader.count(queue))
 
     async def peek(self, queue: str, which: LiveSelection, limit: int) -> Sequence[LiveMessage]:
@@ -183,7 +182,7 @@ class SqliteBroker:
         return await self._look(queue, lambda reader: reader.peek(queue, which, limit))
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
-        """Remove live messages for good, some hundreds in one step: those that a reader has found."""
+        """Remove live messages for good, some hundreds in one step: those that a reader found."""
         found = await self._look(queue, lambda reader: reader.unlocked(queue, which))
         if dry_run:
             return len(found)
@@ -211,7 +210,7 @@ class SqliteBroker:
         return await self._take_dead(queue, which, limit, to=None)
 
     async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
-        """Tell which *ids* the inbox remembers."""
+        """Return, for each of *ids*, whether the inbox remembers it."""
         return await self._read(lambda reader: reader.are_remembered(queue, ids))
 
     async def delete(self, queue: str, *, force: bool = False) -> Deleted | NotEmpty:
@@ -230,7 +229,7 @@ class SqliteBroker:
         await self._writer.submit(lambda operations: operations.delete_when_idle(queue, seconds))
 
     async def idle(self) -> Sequence[str]:
-        """List the queues whose time has run out."""
+        """List the queues whose idle time is over."""
         return await self._read(QueueReader.idle)
 
     async def _take_dead(self, queue: str, which: Selection, limit: int | None, *, to: str | None) -> int:
@@ -242,14 +241,14 @@ class SqliteBroker:
             taken += len(found)
             if len(found) < step:
                 break
-            which = replace(which, after=found[-1])  # what dies again meanwhile is not meant
+            which = replace(which, after=found[-1])  # without those that die again meanwhile
         return taken
 
     # --- readers ---
 
     async def _read(self, look: Callable[[QueueReader], T]) -> T:
         def read(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN")  # one view of it all
+            connection.execute("BEGIN")  # one snapshot for all that is read
             try:
                 return look(QueueReader(connection, self._clock))
             finally:
@@ -258,7 +257,7 @@ class SqliteBroker:
         return await self._reader.run(lambda database: database.read(read))
 
     async def _look(self, queue: str, look: Callable[[QueueReader], T]) -> T:
-        """Return what *look* sees when all that time has done is entered."""
+        """Return what *look* reads once everything that is due was applied."""
         while True:
             answer = await self._read(lambda reader: None if reader.is_due(queue) else (look(reader),))
             if answer is not None:
@@ -267,7 +266,7 @@ class SqliteBroker:
 
 
 def topic_of(queue: str) -> str:
-    """Return under which topic waiting consumers of *queue* are woken."""
+    """Return the topic that wakes waiting consumers of *queue*."""
     return f"queue:{queue}"
 
 

@@ -1,7 +1,7 @@
--- What is asked of the tables of queues. Times: "now" counts since this boot, "wall" in Unix seconds.
+-- The statements about the tables of queues. Times: "now" counts since this boot, "wall" in Unix seconds.
 --
--- A statement has plain ? in the order in which its values are given, or names where it needs a value twice. Never ?1:
--- Python 3.12 takes that for a name, and warns where the values come in order.
+-- A statement has plain ? in the order of its values, or names where it needs a value twice. Never ?1: Python 3.12 takes
+-- that for a name, and warns where the values come in order.
 
 -- name: clock
 SELECT origin, sequence, boot, ahead, seen FROM tenure_queue_clock;
@@ -67,7 +67,8 @@ firsts (sequence) AS (
 )
 SELECT enqueued_at FROM tenure_message WHERE sequence = (SELECT min(sequence) FROM firsts);
 
--- What time will bring next, or has brought. Each is the first entry of an index.
+-- When a delay, a lock and an expiry are due next, and whether there are locks from another boot. Each is the first
+-- entry of an index.
 -- name: next_due
 SELECT (SELECT min(due_at) FROM tenure_delayed WHERE queue = :queue),
        (SELECT min(until) FROM tenure_hold WHERE queue = :queue AND boot = :boot),
@@ -102,7 +103,7 @@ VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?);
 INSERT INTO tenure_message (queue, enqueued_at, deliveries, priority, sequence, body)
 VALUES (?, ?, 0, 0, ?, ?);
 
--- The last brackets are repeated, for each message.
+-- The last brackets are repeated for each message.
 -- name: insert_many_plain
 INSERT INTO tenure_message (queue, enqueued_at, deliveries, priority, sequence, body)
 SELECT ?, ?, 0, 0, column1, column2 FROM (VALUES (?, ?));
@@ -174,7 +175,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: lock_groups
 SELECT part, queue, session, was_deferred,
-       -- Of another boot, or farther off than it can be: it is waited out anew.
+       -- From another boot, or later than possible: it restarts with its whole length.
        CASE WHEN boot <> :boot THEN :now + lock ELSE min(until, :now + lock) END, lock, sequences
 FROM tenure_hold
 WHERE token = :token AND (boot <> :boot OR until > :now)
@@ -230,8 +231,8 @@ SELECT reason, description, dead_at, history
 FROM tenure_death AS death JOIN tenure_message AS message ON message.sequence = death.sequence
 WHERE death.queue = ? AND death.sequence = ?;
 
--- Dead letters by a tenure._queue.broker.Selection, with its sequences and ids in JSON; :prefix is how the ids begin that
--- we gave, :with_locked whether locked ones count.
+-- Dead letters by a tenure._queue.broker.Selection, with its sequences and ids in JSON; :prefix is the beginning of
+-- generated ids, :with_locked whether locked ones count.
 -- name: dead_letters
 SELECT death.sequence
 FROM tenure_death AS death CROSS JOIN tenure_message AS message ON message.sequence = death.sequence
@@ -269,8 +270,8 @@ WHERE death.queue = ? AND death.sequence = ?;
 -- name: deferred
 SELECT sequence FROM tenure_deferred WHERE queue = ? AND sequence > ? ORDER BY sequence LIMIT ?;
 
--- What a tenure._queue.broker.LiveSelection says of a message, with its sequences and ids in JSON; :prefix is how the ids
--- begin that we gave. It stands in each of the next five for {fits}.
+-- The conditions of a tenure._queue.broker.LiveSelection, with its sequences and ids in JSON; :prefix is the beginning of
+-- generated ids. It replaces {fits} in each of the next five.
 -- name: fits
 message.sequence > :after
   AND (:session IS NULL OR message.session = :session)
@@ -278,7 +279,7 @@ message.sequence > :after
   AND (:sequences IS NULL OR message.sequence IN (SELECT value FROM json_each(:sequences)))
   AND (:ids IS NULL OR coalesce(message.id, :prefix || message.sequence) IN (SELECT value FROM json_each(:ids)))
 
--- In each rank, the first are the first entries of the index; in the other places, all are looked at.
+-- In each rank, the first are the first entries of the index; in the other places, all are visited.
 -- name: live_ranked
 SELECT message.sequence
 FROM tenure_ready AS ready CROSS JOIN tenure_message AS message ON message.sequence = ready.sequence
@@ -335,7 +336,7 @@ WHERE (queue, id) IN (SELECT queue, id FROM tenure_inbox WHERE queue = ? AND unt
 -- name: is_handled
 SELECT 1 FROM tenure_inbox WHERE queue = ? AND id = ? AND until > ?;
 
--- What a queue and its dead letters hold.
+-- The number of messages of a queue and its dead letters.
 -- name: size
 SELECT coalesce(sum(ready + locked + delayed + deferred), 0) FROM tenure_queue WHERE queue IN (:queue, :queue + 1);
 

@@ -1,4 +1,4 @@
-"""What can be seen in the books of all queues of a file. Nothing here writes, so any connection will do."""
+"""Reading queues: counts, settings, messages and lock groups as they are in one transaction. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _WAITING: tuple[tuple[State, str, Sequence[int]], ...] = (
     ("delayed", "live_delayed", (0,)),
     ("deferred", "live_deferred", (0,)),
 )
-"""Where messages wait: their state, the statement that finds them, the ranks to ask it for."""
+"""Where messages wait: their state, the statement that finds them, the ranks to look in."""
 
 
 @dataclass(slots=True)
 class Queue:
-    """A queue, or its dead letters; and by how much this transaction has changed its counts."""
+    """A queue, or its dead letters, with the changes that this transaction makes to its counts."""
 
     number: int
     name: str
@@ -65,7 +65,7 @@ class Queue:
 
 @dataclass(slots=True)
 class LockGroup:
-    """A live row of ``tenure_hold``."""
+    """The messages of one claim, under one token: a live row of ``tenure_hold``."""
 
     token: int
     part: int
@@ -79,19 +79,19 @@ class LockGroup:
 
 
 class QueueReader:
-    """The books as they stand in one transaction."""
+    """The queues of a file as they are in one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
         cursor = connection.cursor()
-        cursor.row_factory = None  # the connection may be somebody else's
+        cursor.row_factory = None  # the connection may be a user's
         self._run = cursor.execute
         self._run_many = cursor.executemany
         self._at = clock.read(connection)
-        self._prefix = f"{self._at.origin}{ID_MARK}"  # how the ids begin that we make up
+        self._prefix = f"{self._at.origin}{ID_MARK}"  # generated ids begin so
         self._queues: dict[str, Queue] = {}
 
     def is_due(self, name: str) -> bool:
-        """Whether time has done something to a queue, or to its dead letters, that is not entered yet."""
+        """Whether something is due in a queue, or in its dead letters, that was not applied yet."""
         queue = self.find(name)
         if queue is None:
             return False
@@ -107,7 +107,7 @@ class QueueReader:
         return False
 
     def count(self, name: str) -> Stats:
-        """Count the messages of a queue that is not ripe."""
+        """Count the messages of a queue in which nothing is due."""
         row = self._run(_SQL["counts"], (name,)).fetchone()
         if row is None:
             return Stats()
@@ -123,7 +123,7 @@ class QueueReader:
         return [name for (name,) in self._run(_SQL["names"])]
 
     def settings(self, name: str) -> QueueSettings:
-        """Tell which settings hold for a queue."""
+        """Return the settings of a queue."""
         row = self._run(_SQL["settings"], (name,)).fetchone()
         return QueueSettings(*row) if row else QueueSettings()
 
@@ -136,7 +136,7 @@ class QueueReader:
         return [name for (name,) in self._run(_SQL["idle"], (self._at.wall,))]
 
     def are_remembered(self, name: str, ids: Sequence[str]) -> list[bool]:
-        """Tell which *ids* the inbox of a queue knows."""
+        """Return, for each of *ids*, whether the inbox of a queue remembers it."""
         queue = self.find(name)
         if queue is None:
             return [False] * len(ids)
@@ -156,7 +156,7 @@ class QueueReader:
         return [self._live_message(name, one, state, ends.get(one)) for one, state in sorted(found)[:limit]]
 
     def unlocked(self, name: str, which: LiveSelection) -> array[int]:
-        """Return the sequences of live messages that are meant and that nobody holds."""
+        """Return the sequences of live messages that are selected and not locked."""
         queue = self.find(name)
         found = array("q")
         for _, some in () if queue is None else self._waiting(queue, which, -1):
@@ -164,7 +164,7 @@ class QueueReader:
         return found
 
     def _waiting(self, queue: Queue, which: LiveSelection, limit: int) -> Iterator[tuple[State, Iterable[int]]]:
-        """Return, place by place, the first of those that are meant and that nobody holds."""
+        """Return, for each place, the first messages that are selected and not locked."""
         asked = self._asked(queue, which, limit)
         for state, statement, ranks in _WAITING:
             for rank in ranks if which.wants(state) else ():
@@ -174,7 +174,7 @@ class QueueReader:
         return {"queue": queue.number, "prefix": self._prefix, "limit": limit, **live_conditions_of(which)}
 
     def _locked_until(self, queue: Queue) -> dict[int, float]:
-        """Return, by the wall clock, when the lock of each message ends that somebody holds."""
+        """Return, for each locked message, when its lock ends by the wall clock."""
         later = self._at.wall - self._at.now
         groups = self._run(_SQL["all_lock_groups"], (queue.number,)).fetchall()
         return {sequence: until + later for until, packed in groups for sequence in unpack(packed)}
@@ -200,7 +200,7 @@ class QueueReader:
         )
 
     def peek_deferred(self, name: str, limit: int, after: int) -> list[Delivery]:
-        """Show deferred messages that nobody holds."""
+        """Show deferred messages that are not locked."""
         queue = self.find(name)
         if queue is None:
             return []
@@ -211,7 +211,7 @@ class QueueReader:
         ]
 
     def peek_dead(self, name: str, which: Selection, limit: int) -> list[DeadMessage]:
-        """Show dead letters, also those that somebody holds."""
+        """Show dead letters, locked ones too."""
         dead = self._dead_of(name)
         if dead is None:
             return []
@@ -220,7 +220,7 @@ class QueueReader:
         return [dead_message_of(name, self._prefix, row) for row in rows]
 
     def count_dead(self, name: str, which: Selection, limit: int | None) -> int:
-        """Tell how many dead letters are meant that nobody holds."""
+        """Count the dead letters that are selected and not locked."""
         dead = self._dead_of(name)
         return len(self._selected(dead, which, limit, with_locked=False)) if dead else 0
 
@@ -233,7 +233,7 @@ class QueueReader:
         state: bytes | None = row[0] if row else None
         return state
 
-    # --- for those that write, too ---
+    # --- shared with the operations that write ---
 
     def find(self, name: str) -> Queue | None:
         """Return the queue called *name* if it was ever used."""
@@ -270,7 +270,7 @@ class QueueReader:
         self, queue: Queue, rows: Sequence[MessageRow], token: int | str, until: float
     ) -> list[Delivery]:
         name, prefix = queue.name, self._prefix
-        make = tuple.__new__  # past the check of the number of fields, which takes longer than all the rest
+        make = tuple.__new__  # skips the check of the number of fields, which takes longer than all the rest
         return [
             make(
                 Delivery,
@@ -308,7 +308,7 @@ class QueueReader:
         ]
 
     def _groups(self, token: object) -> list[LockGroup]:
-        """Return the live rows of a claim."""
+        """Return the live lock groups of a token."""
         if not isinstance(token, int):
             return []
         rows = self._run(_SQL["lock_groups"], {"token": token, "boot": self._at.boot, "now": self._at.now}).fetchall()
@@ -318,7 +318,7 @@ class QueueReader:
         ]
 
     def _group_of(self, groups: list[LockGroup], one: Delivery | SessionLock) -> LockGroup | None:
-        """Return the row that locks *one*, if it is live."""
+        """Return the one of *groups* that locks *one*, if any does."""
         for group in groups:
             queue = self._queues.get(one.queue) or self.find(one.queue)
             if queue is None or queue.number != group.queue:

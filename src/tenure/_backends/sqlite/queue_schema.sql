@@ -1,7 +1,7 @@
--- The tables of queues. What a message says stands in tenure_message, written once and removed once; where it is
--- stands in exactly one of tenure_ready, tenure_delayed, tenure_deferred and the sequences of a tenure_hold. So to
--- claim, to complete and to return moves a small key, however large the body; and what is claimed from stays small,
--- however much is deferred, dead or delayed.
+-- The tables of queues. The content of a message is in tenure_message, written once and removed once; its place is in
+-- exactly one of tenure_ready, tenure_delayed, tenure_deferred and the sequences of a tenure_hold. So claiming,
+-- completing and returning move a small key, however large the body; and claims search a small table, however many
+-- messages are deferred, dead or delayed.
 
 CREATE TABLE IF NOT EXISTS tenure_schema (
     part       TEXT PRIMARY KEY NOT NULL,
@@ -9,18 +9,18 @@ CREATE TABLE IF NOT EXISTS tenure_schema (
     written_by TEXT NOT NULL
 );
 
--- One row: the newest sequence given, and how the file tells the time.
+-- One row: the newest sequence given, and the clock of the file.
 CREATE TABLE IF NOT EXISTS tenure_queue_clock (
     one      INTEGER PRIMARY KEY NOT NULL CHECK (one = 1),
-    origin   TEXT NOT NULL,     -- random: makes the ids we give unlike those of any other file
+    origin   TEXT NOT NULL,     -- random: makes generated ids differ from those of any other file
     sequence INTEGER NOT NULL,
     boot     TEXT NOT NULL,
-    ahead    REAL NOT NULL,     -- by how much the wall clock is ahead of the time since that boot, at most
-    seen     REAL NOT NULL      -- the latest wall-clock time that was written down, now and then
+    ahead    REAL NOT NULL,     -- how far the wall clock is ahead of the time since that boot, at most
+    seen     REAL NOT NULL      -- the latest wall-clock time that was written, now and then
 );
 INSERT OR IGNORE INTO tenure_queue_clock VALUES (1, lower(hex(randomblob(4))), 0, '', 0, 0);
 
--- A row per queue and one for its dead letters: even and odd numbers. The counts are kept in each transaction.
+-- A row per queue and one for its dead letters: even and odd numbers. Each transaction updates the counts.
 CREATE TABLE IF NOT EXISTS tenure_queue (
     queue          INTEGER PRIMARY KEY NOT NULL,
     name           TEXT NOT NULL UNIQUE,
@@ -40,18 +40,18 @@ CREATE TABLE IF NOT EXISTS tenure_message (
     deliveries     INTEGER NOT NULL,  -- those that have ended; the one under way is not counted here
     enqueued_at    REAL NOT NULL,
     priority       INTEGER NOT NULL,
-    id             TEXT,              -- NULL: made of the file's origin and the sequence
+    id             TEXT,              -- NULL: generated, from the file's origin and the sequence
     headers        TEXT,              -- a JSON object
     session        TEXT,
-    due_at         REAL,              -- when the delay ends that it has, or had
+    due_at         REAL,              -- the end of its present or last delay
     expires_at     REAL,
     reply_to       TEXT,
     correlation_id TEXT,
     history        TEXT,              -- a JSON array of [number, at, outcome, [type, message, traceback] or null]
-    body           BLOB NOT NULL      -- last, so that nothing has to be sought behind it
+    body           BLOB NOT NULL      -- last, so that no other column is read from behind it
 );
 
--- What can be claimed now, in the order of claiming. Dead letters that nobody holds are here too, under their queue.
+-- Claimable messages, in the order of claiming. Dead letters that are not locked are here too, under their queue.
 CREATE TABLE IF NOT EXISTS tenure_ready (
     queue    INTEGER NOT NULL,
     session  TEXT NOT NULL,           -- '' for none
@@ -64,13 +64,13 @@ CREATE TABLE IF NOT EXISTS tenure_delayed (
     queue    INTEGER NOT NULL,
     due_at   REAL NOT NULL,
     sequence INTEGER NOT NULL,
-    session  TEXT,                    -- only if it holds up those behind it in this session
+    session  TEXT,                    -- only if it blocks those behind it in this session
     PRIMARY KEY (queue, due_at, sequence)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tenure_delayed_in_session ON tenure_delayed (queue, session, sequence)
 WHERE session IS NOT NULL;
 
--- The ends of the ttl of what is ready or delayed.
+-- When ready and delayed messages expire.
 CREATE TABLE IF NOT EXISTS tenure_expiry (
     queue      INTEGER NOT NULL,
     expires_at REAL NOT NULL,
@@ -84,14 +84,14 @@ CREATE TABLE IF NOT EXISTS tenure_deferred (
     PRIMARY KEY (queue, sequence)
 ) WITHOUT ROWID;
 
--- The locks: a row per claim, which names what is locked. Where only a part of a claim was renewed, that part has a
--- row of its own. A locked session is a row too, with or without messages.
+-- The lock groups: a row per claim, with the messages that it locks. Where only a part of a claim was renewed, that part
+-- has a row of its own. A locked session is a row too, with or without messages.
 CREATE TABLE IF NOT EXISTS tenure_hold (
     token        INTEGER NOT NULL,
     part         INTEGER NOT NULL,
     queue        INTEGER NOT NULL,
     session      TEXT,
-    was_deferred INTEGER NOT NULL,    -- its messages go back to the deferred ones
+    was_deferred INTEGER NOT NULL,    -- its messages return to the deferred ones
     boot         TEXT NOT NULL,
     until        REAL NOT NULL,       -- seconds since that boot
     lock         REAL NOT NULL,       -- the length of the lock
@@ -106,7 +106,7 @@ CREATE TABLE IF NOT EXISTS tenure_session (
     queue   INTEGER NOT NULL,
     session TEXT NOT NULL,
     first   INTEGER,                  -- sequence of the first message that is ready
-    is_free INTEGER NOT NULL,         -- nobody holds it, and nothing holds the first one up
+    is_free INTEGER NOT NULL,         -- it is not locked, and nothing blocks the first one
     state   BLOB,
     PRIMARY KEY (queue, session)
 ) WITHOUT ROWID;
@@ -121,7 +121,7 @@ CREATE TABLE IF NOT EXISTS tenure_death (
     PRIMARY KEY (queue, sequence)
 ) WITHOUT ROWID;
 
--- Ids that were sent, and when.
+-- Sent ids, and when each was sent.
 CREATE TABLE IF NOT EXISTS tenure_dedupe (
     queue   INTEGER NOT NULL,
     id      TEXT NOT NULL,
@@ -130,7 +130,7 @@ CREATE TABLE IF NOT EXISTS tenure_dedupe (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS tenure_dedupe_age ON tenure_dedupe (queue, sent_at);
 
--- Ids that were handled, and until when that is remembered.
+-- Handled ids, and until when each is remembered.
 CREATE TABLE IF NOT EXISTS tenure_inbox (
     queue INTEGER NOT NULL,
     id    TEXT NOT NULL,

@@ -18,16 +18,16 @@ from tenure._queue.message import (
 )
 
 STEP = 1_000
-"""So many messages are deleted with their queue in one transaction."""
+"""The most messages that one transaction deletes with their queue."""
 
 _SQL = statements("queue.sql")
 
 
 class Removal(Sending):
-    """What operators ask for."""
+    """The operations of operators."""
 
     def take_dead(self, name: str, which: Selection, limit: int, *, to: str | None) -> list[int]:
-        """Put dead letters that nobody holds into the queue *to*, or remove them; return their sequences."""
+        """Put dead letters that are not locked into the queue *to*, or remove them; return their sequences."""
         self._write_sent()
         dead = self._dead_of(name)
         if dead is None:
@@ -52,14 +52,14 @@ class Removal(Sending):
         return found
 
     def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
-        """Send a dead letter of another queue to the one called *name*, whatever ids are remembered there."""
+        """Send a dead letter of another queue to the one called *name*, without a check for duplicates."""
         letter = dead_message_of(
             dead.name, self._prefix, self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone()
         )
         _, _, _, _, _, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
         queue = self.open(name)
         self._newest += 1
-        anew = Outgoing(
+        copy = Outgoing(
             letter.body,
             id=letter.id,
             headers=letter.headers,
@@ -68,14 +68,14 @@ class Removal(Sending):
             reply_to=letter.reply_to,
             correlation_id=letter.correlation_id,
         )
-        self._add(queue, self._newest, anew)
+        self._add(queue, self._newest, copy)
         queue.ready += 1
         self._write_sent()
         self._run(_SQL["set_message_state"], (0, history, self._newest))
         self.changed[name] = None
 
     def purge_live(self, name: str, sequences: Sequence[int], which: LiveSelection) -> int:
-        """Remove those of *sequences* that wait in a state that is meant; tell how many."""
+        """Remove those of *sequences* that wait in a selected state; return how many."""
         self._write_sent()
         queue = self.find(name)
         gone = [] if queue is None else [one for one in sequences if self._take_waiting(queue, one, which)]
@@ -84,7 +84,7 @@ class Removal(Sending):
         return len(gone)
 
     def _take_waiting(self, queue: Queue, sequence: int, which: LiveSelection) -> bool:
-        """Take a message out of where it waits; False if it doesn't, or in another state than those meant."""
+        """Take a message out of where it waits; False if it is locked, or its state is not selected."""
         row = self._run(_SQL["message_state"], (sequence,)).fetchone()
         if row is None:
             return False
@@ -100,7 +100,7 @@ class Removal(Sending):
             return False
         if expires_at is not None:
             self._take_from("expiry", queue.number, expires_at, sequence)
-        if session is not None:  # it may have held up others
+        if session is not None:  # it may have blocked others
             self._touched[queue.number, session] = None
             self.changed[queue.name] = None
         return True
@@ -110,14 +110,14 @@ class Removal(Sending):
         self._run(_SQL["set_idle"], (self.open(name).number, self._at.wall + seconds))
 
     def delete(self, name: str, *, force: bool) -> bool:
-        """Delete a queue; tell whether that is so: it isn't if something is in it, or by *force* was until now."""
+        """Delete a queue; return whether it is deleted: not while it has messages, or, with *force*, had some now."""
         self._write_sent()
-        self._write_sessions()  # none may be entered for a queue that is gone
+        self._write_sessions()  # none may be written for a queue that is gone
         self._write_counts()  # other requests of this transaction may have sent to it
         queue = self.find(name)
         if queue is None:
             return True
-        if force:  # the rows decide, and not the counts, which somebody may have changed
+        if force:  # the rows decide, not the counts, which may have been changed by hand
             if self.empty(name):
                 return False
         elif self._run(_SQL["size"], {"queue": queue.number}).fetchone()[0]:
@@ -130,7 +130,7 @@ class Removal(Sending):
         return True
 
     def empty(self, name: str) -> bool:
-        """Delete some of the messages of a queue, in whatever state; tell whether there may be more."""
+        """Delete some messages of a queue, in any state; return whether there may be more."""
         self._write_sent()
         queue = self.find(name)
         if queue is None:
@@ -149,7 +149,7 @@ class Removal(Sending):
             self._run(_SQL["delete_lock_group"], (token, part))
             queue.locked -= len(sequences)
             found += sequences
-        for first, last in runs_of(found) if found else ():  # a run has no gaps, so nothing of other queues is in it
+        for first, last in runs_of(found) if found else ():  # a run has no gaps, so it has no messages of other queues
             timed = self._run(_SQL["expiring"], (queue.number, first, last)).fetchall()
             self._run_many(_SQL["delete_expiry"], timed)
             self._run(_SQL["delete_deaths"], (queue.number, first, last))

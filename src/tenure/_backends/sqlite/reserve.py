@@ -1,15 +1,15 @@
-"""Room on the disk that is kept for a full disk: a file beside the database, given up when nothing can be written.
+"""A reserve for a full disk: a file beside the database that is truncated when nothing can be written.
 
-To receive and to complete write too, into SQLite's log; and to empty the log into the file takes room for all that the
-file doesn't hold yet. On a disk that is full to the last block neither works, so no message could ever be taken off. So
-the reserve is kept as large as the log, and some more, before anything is sent; where it can't be had, to send is
-refused. It is also kept from the first lease on, and no lease is refused for it. When something else finds no room, the
-reserve is given up, the log is emptied, and it is tried again.
+Receiving and completing write too, into SQLite's log; and a checkpoint of the log takes room for everything that the
+file doesn't hold yet. On a disk that is full to the last block neither works, so no message could ever be removed. So
+before anything is sent, the reserve is made as large as the log, and some more; if that is impossible, sending is
+refused. It is also kept from the first lease on, but no lease is refused for it. When another write finds no room, the
+reserve is released, the log is emptied, and the write is tried again.
 
 House rules:
 
-- Others may write the folder, and may have put something else in the reserve's place: no link is followed, and only a
-  file that begins as ours do is ever changed.
+- Other users may write the folder, and may have put another file in the reserve's place: no link is followed, and only
+  a file that begins with tenure's mark is ever changed.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Reserve:
         self._spare = 0
 
     def keep(self, growth: int) -> bool:
-        """See to it that there is a reserve although *growth* bytes more are to be written; False if there is no room.
+        """Make the reserve large enough for *growth* bytes more; return False if there is no room.
 
-        Where another file stands in its place, there is none, and nothing is refused for that.
+        Where another file has its place, there is no reserve, and nothing is refused for that.
         """
         wanted = self._log_size() + 2 * growth + self.spare()
         try:
@@ -74,7 +74,7 @@ class Reserve:
         return True
 
     def give_up(self) -> bool:
-        """Give the room back to the disk; False if there was none to give."""
+        """Release the room to the disk; return False if there was none."""
         with suppress(OSError):
             file = self._opened(create=False)
             if os.fstat(file).st_size > len(_MARK):
@@ -89,14 +89,14 @@ class Reserve:
             os.close(file)
 
     def spare(self) -> int:
-        """Return how many bytes it is to have beyond the size of the log."""
+        """Return how many bytes it should have beyond the size of the log."""
         if not self._spare:
             disk = os.statvfs(os.path.dirname(self._database))
             self._spare = min(SPARE, disk.f_blocks * disk.f_frsize // 8)
         return self._spare
 
     def is_disk_full(self) -> bool:
-        """Whether there is so little room that to send is refused, or soon will be."""
+        """Whether there is so little room that sending is refused, or soon will be."""
         disk = os.statvfs(os.path.dirname(self._database))
         blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
         return blocks * disk.f_frsize < self.spare()
@@ -111,7 +111,7 @@ class Reserve:
         if self._file is not None:
             if os.fstat(self._file).st_nlink:
                 return self._file
-            self.close()  # somebody has deleted it
+            self.close()  # it was deleted
         try:
             file = os.open(self._path, os.O_RDWR | _ITSELF)
         except FileNotFoundError:
@@ -145,7 +145,7 @@ def _allocate(file: int, start: int, size: int) -> None:
     """Take *size* bytes of the disk for *file* from *start* on.
 
     Raises:
-        OSError: There are not so many.
+        OSError: There is not enough room.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, start, size)

@@ -1,4 +1,4 @@
-"""How messages stand in the tables of queues: rows made into values, values into columns."""
+"""Rows of the queues' tables to values, and values to columns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tenure._queue.message import (
 MessageRow = tuple[
     int, str | None, bytes, str | None, int, float, str | None, int, str | None, str | None, float | None, int
 ]
-"""What the statements ``claimable`` and ``message`` return."""
+"""The columns of the statements ``claimable`` and ``message``."""
 
 
 def columns_of(settings: QueueSettings) -> tuple[float, int, float, int]:
-    """Return the settings in the order of the table."""
+    """Return the settings in the order of the table's columns."""
     return settings.lock, settings.max_deliveries, settings.dedupe_window, settings.body_max
 
 
@@ -40,12 +40,12 @@ def pack(sequences: Collection[int]) -> bytes:
 
 
 def unpack(blob: bytes) -> dict[int, None]:
-    """Return the sequences of a blob, in their order, quick to look up."""
+    """Return the sequences of a blob, in their order, as the keys of a dict."""
     return dict.fromkeys(struct.unpack(f"<{len(blob) // 8}q", blob))
 
 
 def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the first and last of each run of neighbours: what was claimed together is mostly one."""
+    """Return the first and last of each run of consecutive sequences: one claim is mostly one run."""
     ordered = sorted(sequences)
     if ordered[-1] - ordered[0] == len(ordered) - 1:
         return [(ordered[0], ordered[-1])]
@@ -69,35 +69,36 @@ def headers_column(message: Outgoing) -> str | None:
 
 
 def headers_of(column: str | None) -> Headers:
-    """Return what ``headers_column`` has written."""
+    """Return the headers from their column."""
     return NO_HEADERS if column is None else FrozenDict(json.loads(column))
 
 
 def history_with(column: str | None, number: int, at: float, outcome: str, error: Failure | None) -> str:
-    """Return the history with one more attempt, and the oldest left out if there are too many."""
+    """Return the history with one more attempt, and without the oldest if there are too many."""
     attempts: list[object] = json.loads(column) if column else []
-    told = None if error is None else (error.type, error.message, error.traceback)
-    attempts.append((number, at, outcome, told))
+    failure = None if error is None else (error.type, error.message, error.traceback)
+    attempts.append((number, at, outcome, failure))
     return json.dumps(attempts[-HISTORY_MAX:], ensure_ascii=False)
 
 
 def history_of(column: str | None) -> tuple[Attempt, ...]:
-    """Return what ``history_with`` has written."""
+    """Return the attempts from the history's column."""
     attempts: list[Any] = json.loads(column) if column else []
     return tuple(
-        Attempt(number, at, outcome, None if told is None else Failure(*told)) for number, at, outcome, told in attempts
+        Attempt(number, at, outcome, None if failure is None else Failure(*failure))
+        for number, at, outcome, failure in attempts
     )
 
 
 def death_of(reason: str, description: str, dead_at: float, history: str | None) -> Death:
-    """Return how a message died; the newest error told of stands for all."""
+    """Return how a message died, with the newest error in its history."""
     attempts = history_of(history)
     errors = (attempt.error for attempt in reversed(attempts) if attempt.error is not None)
     return Death(reason, description, dead_at, next(errors, None), attempts)
 
 
 def dead_message_of(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
-    """Return a dead letter from what the statement ``dead_message`` returned."""
+    """Return a dead letter from a row of the statement ``dead_letter``."""
     sequence, id_, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id = row[:10]
     death = death_of(*row[10:])
     return DeadMessage(
@@ -121,7 +122,7 @@ def dead_message_of(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
 
 
 def conditions_of(which: Selection) -> dict[str, object]:
-    """Return *which* under the names by which the statement ``dead`` asks for it."""
+    """Return *which* as the parameters of the statement ``dead_letters``."""
     return {
         "after": which.after,
         "reason": which.reason,
@@ -132,7 +133,7 @@ def conditions_of(which: Selection) -> dict[str, object]:
 
 
 def live_conditions_of(which: LiveSelection) -> dict[str, object]:
-    """Return *which*, but its states, under the names that the statements about live messages have for it."""
+    """Return *which*, without its states, as the parameters of the statements about live messages."""
     return {
         "after": which.after,
         "session": which.session,

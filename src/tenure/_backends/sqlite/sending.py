@@ -21,16 +21,16 @@ from tenure._queue.message import (
 )
 
 FORGET_MAX = 100
-"""So many ids are forgotten by a claim that finds nothing."""
+"""The most ids that a claim deletes that finds no message."""
 
 _SQL = statements("queue.sql")
 
 
 class Sending(Transitions):
-    """What senders ask for."""
+    """The operations of senders."""
 
     def open(self, name: str) -> Queue:
-        """Return the queue called *name*; make it if it was never used."""
+        """Return the queue called *name*; create it at its first use."""
         queue = self.find(name)
         if queue is None:
             (newest,) = self._run(_SQL["newest_queue"]).fetchone()
@@ -43,7 +43,7 @@ class Sending(Transitions):
         return queue
 
     def declare(self, name: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
-        """Write *changes* into the settings of a queue; return the settings that hold then."""
+        """Apply *changes* to the settings of a queue; return the settings after that."""
         queue = self.open(name)
         if only_undeclared:
             changes = undeclared(changes, self.declared(name))
@@ -56,7 +56,7 @@ class Sending(Transitions):
         return settings
 
     def send(self, name: str, messages: Sequence[Outgoing], *, needs_reserve: bool = True) -> list[str]:
-        """Keep *messages*; return their ids. With *needs_room*, only if a reserve is left on the disk."""
+        """Store *messages*; return their ids. With *needs_reserve*, only if the disk keeps its reserve."""
         if needs_reserve:
             self.needs_reserve = True
         queue = self.open(name)
@@ -81,7 +81,7 @@ class Sending(Transitions):
         return ids
 
     def _add(self, queue: Queue, sequence: int, message: Outgoing) -> None:
-        """Note a message that says more than its body."""
+        """Prepare a message that has more than a body."""
         number, wall = queue.number, self._at.wall
         due_at = self._due_at(message)
         expires_at = None if message.expires_in is None else wall + message.expires_in
@@ -116,16 +116,16 @@ class Sending(Transitions):
         return self._at.wall + message.delay if message.delay else None
 
     def _is_new_id(self, queue: Queue, name: str) -> bool:
-        """Whether no message was sent under this *name* in the window; from now on one was."""
+        """Whether no message was sent with this id in the window; note that one was now."""
         since = self._at.wall - queue.dedupe_window
-        # Two at a time, for one that is added: so what is remembered doesn't grow for ever, and no sweep is needed.
+        # Two are deleted for each that is added: so the table doesn't grow for ever, and no sweep is needed.
         self._run(_SQL["delete_old_sent_ids"], (queue.number, since, 2))
         if not queue.dedupe_window:
             return True
         return self._run(_SQL["remember_sent_id"], (queue.number, name, self._at.wall, since)).rowcount > 0
 
     def _delete_old_ids(self, queue: Queue) -> None:
-        """Forget ids that are over, of this queue and of another one: there, nobody may send or receive any more."""
+        """Delete outdated ids, of this queue and of a random one, which may have no senders and receivers any more."""
         other = self._run(_SQL["any_queue"]).fetchone()
         for number in {queue.number & ~1, *(other or ())}:
             one = self._numbered(number)
@@ -133,14 +133,14 @@ class Sending(Transitions):
             self._run(_SQL["delete_old_handled_ids"], (number, self._at.wall, FORGET_MAX))
 
     def remember(self, name: str, id_: str, seconds: float) -> None:
-        """Note *id_* in the inbox of a queue."""
+        """Add *id_* to the inbox of a queue."""
         queue = self.open(name.removesuffix(DEAD_SUFFIX))
         self._run(_SQL["delete_old_handled_ids"], (queue.number, self._at.wall, 4))
         self._run(_SQL["remember_handled_id"], (queue.number, id_, self._at.wall + seconds))
 
 
 def _is_plain(message: Outgoing) -> bool:
-    """Whether a message says nothing but its body, as most do; that is faster to write."""
+    """Whether a message has only a body, as most have; that is faster to write."""
     return (
         message.headers is NO_HEADERS
         and not message.delay

@@ -33,7 +33,7 @@ _SQL = statements("queue.sql")
 
 
 class Settling(Sending):
-    """What the holders of locks ask for."""
+    """The operations of lock holders."""
 
     def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> list[Renewed | Lapsed]:
         """Extend many locks to *lock* seconds from now."""
@@ -57,7 +57,7 @@ class Settling(Sending):
         return answers
 
     def _renew_some(self, groups: list[LockGroup], kept: dict[int, None], lock: float) -> None:
-        """Renew those *kept*: as they are if they are all of a row, and else in a row of their own."""
+        """Renew the messages *kept*: in place if they are all of their group, otherwise in a group of their own."""
         for group in groups:
             mine = [sequence for sequence in group.sequences if sequence in kept]
             if not mine:
@@ -79,7 +79,7 @@ class Settling(Sending):
         self._run(_SQL["renew_lock_group"], (self._at.boot, group.until, group.lock, group.token, group.part))
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Settled | Lapsed]:
-        """Pass many verdicts."""
+        """Apply many verdicts."""
         answers: list[Settled | Lapsed] = [LAPSED] * len(settlements)
         gone: dict[int, list[int]] = {}
         for token, places in _by_token([delivery for delivery, _ in settlements]).items():
@@ -98,7 +98,7 @@ class Settling(Sending):
         answers: list[Settled | Lapsed],
         gone: dict[int, list[int]],
     ) -> None:
-        """Pass those of the verdicts at *places* that are on messages of *hold*; note those that are to be removed."""
+        """Apply the verdicts at *places* that are on messages of *group*; collect in *gone* those to be removed."""
         name, left, removed = self._numbered(group.queue).name, group.sequences, []
         before = len(left)
         for place in places:
@@ -125,10 +125,10 @@ class Settling(Sending):
         if verdict.remember:
             self.remember(delivery.queue, delivery.id, verdict.remember)
         for name, message in verdict.sends:
-            self.send(name, [message], needs_reserve=False)  # it takes the place of the one that was completed
+            self.send(name, [message], needs_reserve=False)  # it replaces the one that was completed
 
     def _remove(self, queue: Queue, sequences: list[int]) -> None:
-        """Remove messages that were locked for good."""
+        """Remove, for good, messages that were locked."""
         queue.locked -= len(sequences)
         runs = runs_of(sequences)
         self._run_many(_SQL["delete_messages"], runs)
@@ -136,7 +136,7 @@ class Settling(Sending):
             self._run_many(_SQL["delete_deaths"], [(queue.number, first, last) for first, last in runs])
 
     def _apply(self, group: LockGroup, sequence: int, verdict: Verdict) -> Settled:
-        """Pass a verdict other than ``Complete`` on a message that is in no place just now."""
+        """Apply a verdict other than ``Complete`` to a message that was taken out of its group."""
         queue = self._numbered(group.queue)
         queue.locked -= 1
         match verdict:
@@ -181,7 +181,7 @@ class Settling(Sending):
 
 
 def _by_token(held: Sequence[Delivery | SessionLock]) -> dict[object, list[int]]:
-    """Return the places of *held* by token: what was claimed together is looked up once."""
+    """Return the indexes of *held* by token, so that what was claimed together is looked up once."""
     found: dict[object, list[int]] = {}
     for place, one in enumerate(held):
         found.setdefault(one.token, []).append(place)

@@ -1,12 +1,12 @@
-"""The folder of sockets beside the file: datagrams to all in it, and one's own socket made, found and taken away.
+"""The folder of sockets beside the file: send datagrams to all sockets in it; make, find and remove the own one.
 
 House rules:
 
-- Others may write the folder, and the one around it: whatever is found there may have been planted, and may be swapped
-  between two calls. So no link is followed, neither at the folder nor in it; and what is written to, or has its mode
-  changed, is opened first (``O_PATH``), looked at through that, and reached through that.
-- Only sockets are taken away that bear a name as ours do, belong to our own user, and have nobody who reads them.
-- Where there is no ``/proc``, things are reached by their names, right after they were looked at.
+- Other users may write the folder, and the one around it: everything in it may be planted, and may be swapped between
+  two calls. So no link is followed, neither at the folder nor in it; and before anything is written to, or has its mode
+  changed, it is opened (``O_PATH``), checked through that descriptor, and used through it.
+- A socket is removed only if its name has the format of tenure's, it belongs to this user, and no process reads it.
+- Where there is no ``/proc``, files are used by name, right after the check.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 UNNAMED_MAX = 60.0
-"""Seconds after which a socket that has no name yet never gets one: its process has died over it."""
+"""Seconds after which a socket that was not renamed yet never is: its process has died meanwhile."""
 
 PATH_MAX = 100
-"""Bytes that a path may have where it must fit into an address: 108 on Linux, 104 elsewhere, name included."""
+"""Bytes of a path that must fit into a socket's address: 108 on Linux, 104 elsewhere, name included."""
 
 _NAME = re.compile(r"[0-9]+-[0-9a-f]{8}")
-_ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # and not what a link there names
+_ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # not the target of a link
 _PIN = getattr(os, "O_PATH", 0) | _ITSELF
 
 
 def folder_of(file: str) -> str:
-    """Return where the sockets of those who use *file* are."""
+    """Return the folder of the sockets of *file*."""
     return f"{file}.wake"
 
 
 @cache
 def through_proc() -> bool:
-    """Whether what is open can be reached through ``/proc``, however long its path is and whatever takes its name."""
+    """Whether an open file can be used through ``/proc``, independent of the length of its path and of its name."""
     return hasattr(os, "O_PATH") and os.path.isdir("/proc/self/fd")
 
 
@@ -49,7 +49,7 @@ def send_to_all(place: str, topic: str, but: str) -> None:
     Raises:
         OSError: There is no such folder, or no descriptor left.
     """
-    # A new socket each time: what a stopped process has not read yet counts against its sender.
+    # A new socket each time: datagrams that a stopped process has not read count against their sender.
     with _opened(place) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         for name in os.listdir(folder):
@@ -58,7 +58,7 @@ def send_to_all(place: str, topic: str, but: str) -> None:
 
 
 def bind(place: str, file: str) -> tuple[socket.socket, str]:
-    """Make a socket in the folder *place*, and the folder too; for those who may write *file*, as SQLite does its log.
+    """Make a socket in the folder *place*, and the folder, for all users that may write *file*, as SQLite does its log.
 
     Returns the socket and its name in the folder.
 
@@ -76,7 +76,7 @@ def bind(place: str, file: str) -> tuple[socket.socket, str]:
 
 
 def is_in_place(place: str, name: str) -> bool:
-    """Whether our socket is still where others look for it."""
+    """Whether the own socket is still where others look for it."""
     try:
         with _opened(place) as folder:
             return stat.S_ISSOCK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -85,7 +85,7 @@ def is_in_place(place: str, name: str) -> bool:
 
 
 def remove_socket(place: str, name: str) -> None:
-    """Remove a socket of ours from the folder *place*, if it is there."""
+    """Remove the own socket from the folder *place*, if it is there."""
     with suppress(OSError), _opened(place) as folder:
         _remove(folder, name)
 
@@ -111,10 +111,10 @@ def _make_folder(place: str) -> bool:
 
 
 def _open_to_others(folder: int, file: os.stat_result, mode: int) -> None:
-    """Open a folder that we have just made to those who may write the file."""
+    """Open a folder that was just made to the users that may write the file."""
     made = os.fstat(folder)
     if made.st_uid != os.geteuid() or os.listdir(folder):
-        return  # it is another one by now
+        return  # it was swapped meanwhile
     # A process of root must not leave a folder that the file's owner can't enter.
     if made.st_uid == 0 and (file.st_uid, file.st_gid) != (0, made.st_gid):
         os.fchown(folder, file.st_uid, file.st_gid)
@@ -122,15 +122,15 @@ def _open_to_others(folder: int, file: os.stat_result, mode: int) -> None:
 
 
 def _mode_like(mode: int) -> int:
-    """Return the folder's mode for a file's. Where several users may write it, none takes away another's socket."""
+    """Return the folder's mode for a file's. Where several users may write it, none can remove another's socket."""
     shared = (0o070 if mode & 0o060 == 0o060 else 0) | (0o007 if mode & 0o006 == 0o006 else 0)
     return 0o700 | shared | (stat.S_ISVTX if shared else 0)
 
 
 def _remove_abandoned(folder: int) -> None:
-    """Take away what processes have left that died between the binding and the naming of their sockets.
+    """Remove sockets of processes that died between binding and renaming them.
 
-    If one was only stopped there, it fails to give the name, and makes another socket.
+    A process that was only stopped there fails to rename its socket, and makes another one.
     """
     for name in os.listdir(folder):
         if name.startswith("."):
@@ -140,9 +140,9 @@ def _remove_abandoned(folder: int) -> None:
 
 
 def _remove(folder: int, name: str) -> None:
-    """Remove *name* from the folder if it is a socket of our own user, named as ours are.
+    """Remove *name* from the folder if it is a socket of this user, named as tenure's are.
 
-    Between the look and the removal it may be swapped: for what its owner could have removed without us.
+    It may be swapped between the check and the removal: only by an owner that could remove it anyway.
     """
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and _NAME.fullmatch(name.removeprefix(".")):
@@ -157,8 +157,8 @@ def _bound(folder: int, place: str, mode: int) -> tuple[socket.socket, str]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         listening.setblocking(False)
-        # Bound under a name that nobody sends to, then renamed: between its birth and its binding a socket refuses,
-        # and would be taken for one that a dead process left.
+        # Bound under a name that nobody sends to, then renamed: before it is bound, a socket refuses datagrams, and
+        # would look like one of a dead process.
         listening.bind(f"/proc/self/fd/{folder}/.{name}" if through_proc() else os.path.join(place, f".{name}"))
         with _reached(folder, place, f".{name}") as way:
             os.chmod(way, mode)
@@ -175,16 +175,16 @@ def _send(sender: socket.socket, message: bytes, folder: int, place: str, name: 
     try:
         with _reached(folder, place, name) as way:
             sender.sendto(message, way)
-    except ConnectionRefusedError:  # its process died without taking it away
+    except ConnectionRefusedError:  # its process died without removing it
         with suppress(OSError):
             _remove(folder, name)
     except OSError:
-        pass  # gone meanwhile, or full: then it wakes anyway; or another user's; or no socket
+        pass  # gone meanwhile; full, so it wakes anyway; another user's; or no socket
 
 
 @contextmanager
 def _reached(folder: int, place: str, name: str) -> Iterator[str]:
-    """Give a path to the socket *name* in the folder, by which nothing else can be reached.
+    """Yield a path to the socket *name* in the folder that leads to nothing else.
 
     Raises:
         OSError: It is no socket, or gone.

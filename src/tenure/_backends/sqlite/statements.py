@@ -14,13 +14,13 @@ def _text(file: str) -> str:
 
 @cache
 def statements(file: str) -> dict[str, str]:
-    """Return the statements of *file*, an SQL file of this folder, by the name that stands above each."""
+    """Return the statements of *file*, an SQL file of this folder, by the name above each."""
     blocks = re.split(r"^-- name: (\w+)\n", _text(file), flags=re.MULTILINE)
     return dict(zip(blocks[1::2], (block.strip() for block in blocks[2::2]), strict=True))
 
 
 def script(file: str) -> list[str]:
-    """Cut a script into statements: ``executescript`` would end the transaction that they are to run in."""
+    """Split a script into statements: ``executescript`` would end the transaction in which they are to run."""
     found, statement = [], ""
     for line in _text(file).splitlines(keepends=True):
         statement += line

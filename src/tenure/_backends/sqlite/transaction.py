@@ -1,7 +1,7 @@
-"""Queue verbs inside a transaction of the caller's own: an effect and the end of its message, together or not at all.
+"""Queue operations inside the caller's own transaction: an effect and its message's completion, both or neither.
 
-At least once is all that a queue can promise, unless the handler's effect is written to the same file. Then it can be
-written, and the message completed, in one transaction: whatever happens, the effect is there once::
+A queue delivers at least once. But if the handler's effect is written to the same file, it can be written, and the
+message completed, in one transaction: then it takes effect exactly once::
 
     from tenure._backends.sqlite import transact
 
@@ -10,7 +10,7 @@ written, and the message completed, in one transaction: whatever happens, the ef
         with closing(connection), transact(connection) as queues:
             connection.execute("UPDATE account SET balance = balance + ? …")
             queues.send("receipts", tenure.Outgoing(b"…"))
-            queues.complete(message)  # raises LockLost if somebody else may have it: all of it is undone
+            queues.complete(message)  # raises LockLost if the lock is over: then everything is undone
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from tenure.errors import ConfigError, LockLost
 
 
 class Held(Protocol):
-    """A message under a lock: ``tenure.Message``, or its twin for threads."""
+    """A message under a lock: ``tenure.Message``, or ``tenure.sync.Message``."""
 
     @property
     def delivery(self) -> Delivery:
-        """What the broker handed out."""
+        """The broker's delivery."""
         ...
 
     def note_settling(self) -> None:
@@ -56,20 +56,20 @@ class Held(Protocol):
         ...
 
     def note_settled(self, stands: bool = True) -> None:
-        """Take note that it was settled, or else that it was not."""
+        """Take note that it was settled, or, without *stands*, that it was not."""
         ...
 
 
 @contextmanager
 def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[Within]:
-    """Run the block in one transaction on *connection*, with the verbs of queues at hand; commit at its end.
+    """Run the block in one transaction on *connection*, with the operations of queues; commit at its end.
 
     If the block raises, everything in it is undone. After the commit, waiting consumers are woken.
 
     Args:
         connection: The caller's own, to the same file, with no transaction open. (With ``autocommit=False`` there
             always is one; use :class:`Within`.)
-        busy: For how many seconds to go on trying for the write lock.
+        busy: Seconds to keep trying for the write lock.
 
     Raises:
         ConfigError: A transaction is open already, or the file has no queues.
@@ -89,7 +89,7 @@ def transact(connection: sqlite3.Connection, *, busy: float = 5.0) -> Iterator[W
 
 
 class Within:
-    """The verbs of queues inside a transaction that the caller has begun, and will commit.
+    """The operations of queues inside a transaction that the caller has begun, and will commit.
 
     ::
 
@@ -99,11 +99,11 @@ class Within:
         queues.complete(message)
         queues.commit()
 
-    ``commit`` also wakes the consumers that wait for what was sent, and tells the message pump that it has no verdict
-    to pass any more. Where somebody else commits, call ``committed`` after that: a renewal in between may find the
-    message gone, and call its lock lost. Without either, consumers find the messages when they look again by themselves
-    (a pump does so every five seconds), and the pump hears that the lock is lost. Errors of the database are the
-    caller's, as those of its own statements are.
+    ``commit`` also wakes the consumers that wait for what was sent, and tells the message pump that the messages are
+    settled. Where other code commits, call ``committed`` after that: a renewal in between may find the message gone,
+    and report its lock as lost. Without either, consumers find the messages at their next poll (a pump polls every five
+    seconds), and the pump reports the lock as lost. Errors of the database are raised as they are, like those of the
+    caller's own statements.
 
     Args:
         connection: The caller's own, to the file with the queues.
@@ -125,10 +125,10 @@ class Within:
 
         Args:
             messages: As the handler got them, or the broker's deliveries.
-            remember: Note their ids in the queue's inbox for so many seconds; see :meth:`handled`.
+            remember: Seconds to keep their ids in the queue's inbox; see :meth:`handled`.
 
         Raises:
-            LockLost: One of them is not ours any more. Roll back: somebody else does its work again.
+            LockLost: The lock of one of them is over. Roll back: another consumer does its work again.
         """
         deliveries = [one if isinstance(one, Delivery) else one.delivery for one in messages]
         verdict = Complete(remember=remember) if remember else COMPLETE
@@ -138,7 +138,7 @@ class Within:
             if isinstance(answer, Lapsed):
                 raise LockLost(
                     f"the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) "
-                    "is over; roll back, for somebody else may have it"
+                    "is over; roll back, because another consumer may have it"
                 )
         self._close(operations)
         self._settled.extend(one for one in messages if not isinstance(one, Delivery))
@@ -157,15 +157,15 @@ class Within:
         return any(self._open().are_remembered(queue, spellings_of(id)))
 
     def commit(self) -> None:
-        """Commit the transaction, and tell everybody.
+        """Commit the transaction, wake consumers, and tell the message pump.
 
         Raises:
-            ConfigError: We are in the block of ``transact``, which commits at its end.
+            ConfigError: This is the block of ``transact``, which commits at its end.
         """
         if self._commits_at_end:
             raise ConfigError(
-                "transact() commits at the end of its block, so leave commit() out; or begin by yourself, "
-                "and use Within(connection)"
+                "transact() commits at the end of its block, so leave commit() out; or execute BEGIN IMMEDIATE "
+                "yourself, and use Within(connection)"
             )
         self._commit()
 
@@ -182,7 +182,7 @@ class Within:
         self.committed()
 
     def committed(self) -> None:
-        """Tell everybody, after a commit that was not ours."""
+        """Wake consumers and tell the message pump, after a commit by other code."""
         changed, self._changed = self._changed, {}
         for name in changed:
             notify_processes(os.path.realpath(self._path), topic_of(name))
@@ -193,7 +193,7 @@ class Within:
     def _open(self) -> Operations:
         if not self._connection.in_transaction:
             raise ConfigError(
-                "no transaction is open, so this would not go together with the writes that follow; "
+                "no transaction is open, so this would be committed apart from the writes that follow; "
                 "execute BEGIN IMMEDIATE first, or use transact(connection)"
             )
         return Operations(self._connection, self._clock)
@@ -203,11 +203,11 @@ class Within:
         self._changed.update(operations.changed)
 
 
-_clocks: dict[str, FileClock] = {}  # of the files that were found fit: to look each time would cost more than the rest
+_clocks: dict[str, FileClock] = {}  # of the files that were checked: a check each time would cost more than the rest
 
 
 def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
-    """Return the clock of the file; refuse one without our tables, or with those of another version."""
+    """Return the clock of the file; refuse a file without the tables of queues, or with those of another version."""
     clock = _clocks.get(path)
     if clock is not None:
         return clock
@@ -228,10 +228,10 @@ def _clock_of(connection: sqlite3.Connection, path: str) -> FileClock:
 
 
 def _begin(connection: sqlite3.Connection, busy: float) -> None:
-    """Win the write lock in short random pauses, as tenure's own writers do.
+    """Try for the write lock in short random pauses, as tenure's own writers do.
 
-    SQLite's busy handler, which the connection may have, sleeps for up to a tenth of a second: against writers that
-    come back sooner, it would hardly ever win.
+    SQLite's busy handler, which the connection may have, sleeps up to a tenth of a second: it would hardly ever win
+    against writers that retry sooner.
     """
     give_up = time.monotonic() + busy
     found = _ask(connection, "PRAGMA busy_timeout")
@@ -257,12 +257,12 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 def _file_of(connection: sqlite3.Connection) -> str:
     row = _ask(connection, "SELECT file FROM pragma_database_list WHERE name = 'main'")
     if row is None or not row[0]:
-        raise ConfigError("this connection has no file, and queues are in one; connect to the file that holds them")
+        raise ConfigError("this connection has no file, and queues are in a file; connect to that file")
     return str(row[0])
 
 
 def _ask(connection: sqlite3.Connection, statement: str, *values: str) -> Sequence[object] | None:
     cursor = connection.cursor()
-    cursor.row_factory = None  # the caller's may turn rows into anything
+    cursor.row_factory = None  # the caller's may return rows of any type
     row: Sequence[object] | None = cursor.execute(statement, values).fetchone()
     return row

@@ -1,18 +1,18 @@
-"""Where messages are, and how they move: from place to place, to the dead, and by what time alone does.
+"""The states of messages, and their transitions: between ready, delayed, deferred and locked, and to the dead letters.
 
 House rules:
 
-- A message is in one place: ready, delayed, deferred, or in a hold (a claim that is not over). Whoever moves it takes
-  it out of one place, puts it into another, and counts both in the same transaction.
-- What time alone has done (a delay, a ttl, a lock has ended) is entered when somebody looks: ``ripen`` moves what is
-  ripe, found by the first entries of three indexes. Each message is moved once by what ripens it, so to claim and to
-  count take a time that doesn't grow with the number of messages.
-- A lock is judged by the time since boot, which nobody sets. What another boot has stamped can't be compared with that,
-  and may be live: it is stamped anew, with its whole length from now, as leases are. So is one that ends later than
-  its length from now, if the clock went back under the same name of the boot.
-- Delays, ttls and windows must outlive a boot, so they are judged by the wall clock, which never goes back here: if it
-  was set back, it goes on from where it was, at the pace of the time since boot.
-- The time is read inside the transaction, after the write lock was won: a reading from before it may be old.
+- A message is in one place: ready, delayed, deferred, or in a lock group (the messages of one claim). A transition
+  takes it out of one place, puts it into another, and counts both in the same transaction.
+- Time alone makes transitions due: a delay, an expiry or a lock has ended. They are applied when a claim or a reader
+  comes: ``apply_due`` finds them at the beginning of three indexes. Each message moves once for each, so claiming and
+  counting take a time that doesn't grow with the number of messages.
+- A lock is judged by the time since boot, which nobody sets. A lock from another boot can't be compared with that, and
+  may be live: it restarts with its whole length from now, as leases do. So does one that ends later than its length
+  from now, if the clock went back under the same name of the boot.
+- Delays, expiries and windows must survive a boot, so they are judged by the wall clock, which never goes back here: if
+  it was set back, it continues from where it was, at the pace of the time since boot.
+- The time is read inside the transaction, after the write lock was won: an earlier reading may be old.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from tenure._queue.message import (
 )
 
 DUE_MAX = 1_000
-"""So many messages ripen in one transaction, so that none takes long."""
+"""The most messages that become due in one transaction, so that none takes long."""
 
 ROW_BYTES = 200
-"""About so many bytes a message takes beside its body."""
+"""Bytes that a message takes beside its body, about."""
 
 MANY = 20
-"""So many plain messages go into one statement: three times faster than one by one, and more gain little."""
+"""Plain messages in one statement: three times faster than one by one, and more gain little."""
 
 _SQL = statements("queue.sql")
 _INSERT_MANY = _SQL["insert_many_plain"].replace("VALUES (?, ?)", "VALUES " + ", ".join(["(?, ?)"] * MANY))
 
 
 class Transitions(QueueReader):
-    """One transaction's changes to the books. Call ``close`` before the commit, and ring for ``changed`` after it."""
+    """The changes of one transaction. Call ``close`` before the commit, and notify for ``changed`` after it."""
 
     def __init__(self, connection: sqlite3.Connection, clock: FileClock) -> None:
         super().__init__(connection, clock)
-        self._plain: dict[int, list[Any]] = {}  # sent, and not yet written: by queue, a sequence and a body in turn
-        self._messages: list[tuple[Any, ...]] = []  # those that say more
+        self._plain: dict[int, list[Any]] = {}  # sent, not written yet: by queue, a sequence and a body in turn
+        self._messages: list[tuple[Any, ...]] = []  # sent, not written yet, with more than a body
         self._newest = self._flushed = self._at.sequence
         self._touched: dict[tuple[int, str], None] = {}  # sessions whose row may have to change
         self.growth: int = 0
-        """About how many bytes were sent, once they are written."""
+        """The bytes that were sent, about, once they are written."""
         self.needs_reserve = False
-        """Whether that needs a reserve to be left on the disk."""
+        """Whether they may be written only if the disk keeps its reserve."""
         self.changed: dict[str, None] = {}
         """Queues in which something may have become claimable, now or later."""
         self.died: dict[str, list[Died]] = {}
-        """By queue: what time has buried."""
+        """By queue: the messages that expired, or whose lock ended once too often."""
 
     def close(self) -> None:
-        """Write what was put off."""
+        """Write everything that was postponed."""
         self._write_sent()
         self._restamp_late_locks()
         self._write_sessions()
@@ -78,7 +78,7 @@ class Transitions(QueueReader):
             self._run(_SQL["set_clock"], (self._newest, at.boot, at.ahead, at.wall))
 
     def _write_counts(self) -> None:
-        """Write by how much the counts have changed; before anything that may want to read them."""
+        """Write the changes of the counts. Call it before the counts are read."""
         for queue in self._queues.values():
             changed = (queue.ready, queue.locked, queue.delayed, queue.deferred)
             if any(changed):
@@ -86,7 +86,7 @@ class Transitions(QueueReader):
                 queue.ready = queue.locked = queue.delayed = queue.deferred = 0
 
     def _write_sent(self) -> None:
-        """Write what was sent; before anything that may want to read it."""
+        """Write the messages that were sent. Call it before messages are read."""
         if self._newest == self._flushed:
             return
         self.growth += ROW_BYTES * (self._newest - self._flushed)
@@ -105,7 +105,7 @@ class Transitions(QueueReader):
         self._messages.clear()
         self._plain.clear()
 
-    # --- holds ---
+    # --- lock groups ---
 
     def _insert_group(self, group: LockGroup) -> None:
         self._run(
@@ -124,13 +124,13 @@ class Transitions(QueueReader):
         )
 
     def _save_group(self, group: LockGroup) -> None:
-        """Write down what is left in *hold*."""
+        """Write what is left in *group*."""
         if group.sequences or group.session is not None:
             self._run(_SQL["set_lock_group_messages"], (pack(group.sequences), group.token, group.part))
         else:
             self._run(_SQL["delete_lock_group"], (group.token, group.part))
 
-    # --- coming back, dying ---
+    # --- requeue, dead-letter ---
 
     def _requeue(
         self,
@@ -141,7 +141,7 @@ class Transitions(QueueReader):
         delay: float = 0.0,
         error: Failure | None = None,
     ) -> Settled:
-        """Put a message back to where it can be claimed, or to the dead; without an *outcome*, it was not tried."""
+        """Make a message claimable again, or dead-letter it; without an *outcome*, its delivery is not counted."""
         self.changed[queue.name] = None
         if queue.is_dead:
             self._enqueue(queue, sequence, None, 0, delay, None, blocks=False)
@@ -174,7 +174,7 @@ class Transitions(QueueReader):
         *,
         blocks: bool,
     ) -> None:
-        """Put a message to the ready or the delayed ones."""
+        """Put a message among the ready or the delayed ones."""
         if delay > 0:
             due_at = self._at.wall + delay
             self._run(_SQL["set_due"], (due_at, sequence))
@@ -192,7 +192,7 @@ class Transitions(QueueReader):
     def _record_attempt(
         self, sequence: int, outcome: str | None, error: Failure | None = None, *, counts: bool = True
     ) -> tuple[int, int, str | None, float | None]:
-        """Count the delivery that has ended, and write down how, if it failed."""
+        """Count the delivery that has ended, and add its outcome to the history if it failed."""
         deliveries, priority, session, _, expires_at, history = self._run(_SQL["message_state"], (sequence,)).fetchone()
         deliveries += counts
         if outcome is not None:
@@ -201,7 +201,7 @@ class Transitions(QueueReader):
         return deliveries, priority, session, expires_at
 
     def _dead_letter(self, queue: Queue, sequence: int, reason: str, description: str) -> None:
-        """Put a message to the dead letters; it is in no place just now."""
+        """Move a message, which was taken out of its place, to the dead letters."""
         dead = queue if queue.is_dead else self._numbered(queue.number + 1)
         self._run(_SQL["insert_death"], (dead.number, sequence, self._at.wall, reason, description))
         self._run(_SQL["insert_ready"], (dead.number, "", 0, sequence))
@@ -209,7 +209,7 @@ class Transitions(QueueReader):
         self.changed[dead.name] = None
 
     def _report_death(self, queue: Queue, sequence: int) -> None:
-        """Note that a message died by what time did, and of no verdict, whose answer would tell."""
+        """Report a message that died without a verdict: a verdict's answer would tell its settler."""
         named, deliveries, reason = self._run(_SQL["death_summary"], (queue.number | 1, sequence)).fetchone()
         died = Died(sequence, named or f"{self._prefix}{sequence}", deliveries, reason)
         self.died.setdefault(queue.name, []).append(died)
@@ -221,7 +221,7 @@ class Transitions(QueueReader):
     # --- time ---
 
     def apply_all_due(self, name: str) -> None:
-        """Enter what time has done to a queue and its dead letters, or as much as one transaction may."""
+        """Apply what is due in a queue and its dead letters, or as much as one transaction may."""
         self._write_sent()
         queue = self.find(name)
         if queue is not None:
@@ -229,10 +229,9 @@ class Transitions(QueueReader):
                 self.apply_due(self._numbered(number))
 
     def apply_due(self, queue: Queue) -> float | None:
-        """Enter what time has done to *queue*, or as much as one transaction may.
+        """Apply what is due in *queue*, or as much as one transaction may.
 
-        Returns in how many seconds time will do something next: 0 if it has, and there is more to be entered; None if
-        it never will.
+        Returns the seconds until something is due next: 0 if more is due already; None for never.
         """
         at = self._at
         self._restamp_late_locks()
@@ -261,7 +260,7 @@ class Transitions(QueueReader):
         return min(waits) if waits else None
 
     def _restamp_late_locks(self) -> None:
-        """Stamp all locks anew that end later than they can, as the clock went back. They are few, and that is rare."""
+        """Restart all locks that end later than they can, because the clock went back. That is rare."""
         if self._at.went_back:
             self._run(_SQL["restamp_late_lock_groups"], {"boot": self._at.boot, "now": self._at.now})
             self._at.went_back = False
@@ -315,7 +314,7 @@ class Transitions(QueueReader):
     # --- sessions ---
 
     def _write_sessions(self) -> None:
-        """Write down anew, for the sessions that were touched, whether they can be accepted."""
+        """Write, for the sessions that were touched, whether they can be accepted."""
         if not self._touched:
             return
         self._write_sent()

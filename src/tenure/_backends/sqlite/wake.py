@@ -1,10 +1,10 @@
-"""Waking other processes: each binds a datagram socket in a folder beside the file, and is sent what has changed.
+"""Notifications between processes: each binds a datagram socket in a folder beside the file, and receives topics.
 
 A datagram arrives in a tenth of a millisecond, where polling would cost more and wake later. It is a hint: if one is
-lost, those who wait look again when a lease runs out. Topics are ``lease:NAME`` and the like.
+lost, the waiting process looks again when a lease runs out. Topics are ``lease:NAME`` and ``queue:NAME``.
 
-To watch the file instead (``PRAGMA data_version``) was measured: every 5 ms, ten idle processes take 17 % of a core;
-every 20 ms, 3 %, and they wake 10 ms late. Nor does it tell what has changed, so a busy queue would wake everybody.
+The alternative, polling ``PRAGMA data_version``, was measured: every 5 ms, ten idle processes take 17 % of a core;
+every 20 ms, 3 %, and they wake 10 ms late. Nor does it show what has changed, so a busy queue would wake all processes.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError
 
 _MANY = 8
-"""So many datagrams at once, and the socket may have been full (at ten, by default): some topic may be missing."""
+"""Datagrams at once from which on the socket may have been full (at ten, by default): a topic may be missing."""
 
 LOOK_EVERY = 5.0
-"""Seconds from one look at our own socket to the next: somebody may take it away, and what kept us from it may pass."""
+"""Seconds between checks of the own socket: it may have been removed, or an obstacle may be gone."""
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOENT)
-"""What keeps us from a socket for a moment only, so that it is no reason to poll."""
+"""Errors that prevent a socket only for a moment, so that they are no reason to poll."""
 
 _LEFT_BY_FORK: list[object] = []  # tasks that came through a fork: their loop is the parent's
 
 
 class Wake:
-    """The sockets of one file: ``notify`` tells all processes, ``listen`` hears from all.
+    """The sockets of one file: ``notify`` wakes all processes, ``listen`` is woken by all.
 
     Args:
         path: The file.
@@ -59,41 +59,41 @@ class Wake:
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._name = ""
-        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that sees to the socket
-        self._watching: asyncio.Task[None] | None = None  # and the task in it
+        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that reads the socket
+        self._watching: asyncio.Task[None] | None = None  # and its task there
         self._closed = False
         self._why_not = _why_not(self._folder)  # for good
-        self._obstacle: OSError | None = None  # until it works
+        self._obstacle: OSError | None = None  # for now
 
     @property
     def possible(self) -> bool:
-        """Whether other processes can wake us."""
+        """Whether other processes can wake this one."""
         return not self._why_not and (self._obstacle is None or self._obstacle.errno in _PASSING)
 
     def fact(self) -> Fact:
-        """Tell how this process is woken."""
+        """Return how this process is woken."""
         if self._obstacle is None and not self._why_not:
             return Fact("wake-up", f"by sockets in {self._folder}")
         why_not = self._why_not or f"no socket can be made in {self._folder}: {self._obstacle}"
         return Fact("wake-up", "none: waiting processes look again from time to time", why_not)
 
-    # --- telling ---
+    # --- notify ---
 
     def notify(self, topic: str) -> None:
-        """Wake who listens to *topic*, here and in the other processes. Call it after the commit; it does not block."""
+        """Wake the listeners of *topic*, here and in other processes. Call it after the commit; it does not block."""
         self._refresh()
         self._notifier.notify(topic)
         notify_processes(self._file, topic, but=self._name)
 
-    # --- hearing ---
+    # --- listen ---
 
     def listen(self, topic: str) -> AsyncIterator[None]:
-        """Return an iterator that yields when *topic* was rung, here or in another process."""
+        """Return an iterator that yields when *topic* was notified, here or in another process."""
         self._refresh()
         return _Hints(self, self._notifier.listen(topic))
 
     def ensure_listening(self) -> None:
-        """See to it that the socket is read; as soon as it is, all are rung for, as something may have been missed."""
+        """Start reading the socket; once it is read, wake all listeners, because they may have missed something."""
         self._refresh()
         if self._why_not or (self._loop is not None and not self._loop.is_closed()):
             return
@@ -101,7 +101,7 @@ class Wake:
         self._watching = self._loop.create_task(self._watch(self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and take the socket away; every iterator ends."""
+        """Stop listening, and remove the socket; every iterator ends."""
         self._refresh()
         self._notifier.close()
         self._why_not = "closed"
@@ -120,7 +120,7 @@ class Wake:
                 await self._worker.run(lambda _: self._unlink())
 
     async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read a socket that the others find: made when it can be, and anew when somebody took it away."""
+        """Read a socket that other processes find; make it when possible, and again after its removal."""
         reads = False
         while not self._why_not:
             try:
@@ -152,14 +152,14 @@ class Wake:
         """Make the folder and the socket in it; in the worker's thread."""
         if self._socket is not None:
             return True
-        database.read(lambda _: None)  # so that the file is there, whose rights are to be copied
+        database.read(lambda _: None)  # so that the file exists, whose rights are copied
         try:
             listening, self._name = bind(self._folder, self._file)
         except OSError as error:
             self._obstacle = error
             return False
         self._socket, self._obstacle = listening, None
-        if self._closed:  # meanwhile, and without this socket: one of the two sees the other
+        if self._closed:  # meanwhile, when close() did not know this socket
             listening.close()
             self._unlink()
             return False
@@ -169,7 +169,7 @@ class Wake:
         remove_socket(self._folder, self._name)
 
     def _read(self) -> None:
-        """Ring for every datagram that has come; the home loop calls this."""
+        """Notify for every datagram that has come; the loop calls this."""
         topics: list[str] = []
         with suppress(BlockingIOError):
             while self._socket is not None:
@@ -181,7 +181,7 @@ class Wake:
                 self._notifier.notify(topic)
 
     def _refresh(self) -> None:
-        """Begin anew after a fork: the socket is the parent's, and so are those who listen."""
+        """Start over after a fork: the socket and the listeners are the parent's."""
         if self._pid != os.getpid():
             self._pid, self._notifier = os.getpid(), Notifier()
             if self._socket is not None:
@@ -192,7 +192,7 @@ class Wake:
 
 
 class _Hints(AsyncIterator[None]):
-    """Yields for each ring; and once when the socket begins to be read, for what may have come before."""
+    """Yields for each notification, and once when the socket is first read, for those missed before."""
 
     def __init__(self, wake: Wake, listener: Listener) -> None:
         self._wake = wake
@@ -218,23 +218,23 @@ def _detach(
 
 
 def notify_processes(path: str, topic: str, but: str = "") -> None:
-    """Wake who listens to *topic* of the file at *path*, through all sockets *but* one. It does not block.
+    """Wake the listeners of *topic* of the file at *path*, through all sockets *but* one. It does not block.
 
-    It never fails either: what it tells of is committed already, and a hint may be lost.
+    It never fails either: the change is committed already, and a hint may be lost.
     """
     if hasattr(socket, "AF_UNIX"):
-        with suppress(OSError):  # nobody ever listened; or there are no file descriptors left
+        with suppress(OSError):  # no process ever listened; or there are no file descriptors left
             send_to_all(folder_of(path), topic, but)
 
 
 def _why_not(folder: str) -> str:
-    """Tell why no socket can be made in *folder*, as far as can be known without trying."""
+    """Return why no socket can be made in *folder*, as far as known without trying."""
     if not hasattr(socket, "AF_UNIX"):
         return "this system has no Unix sockets"
     if not through_proc() and len(os.fsencode(folder)) > PATH_MAX - 24:
         return f"the path {folder} is too long for a socket; keep the file under a shorter one"
     if os.path.islink(folder):
-        return f"{folder} is a symbolic link, and none is followed there; take it away"
+        return f"{folder} is a symbolic link, which is not followed; remove it"
     place = folder if os.path.isdir(folder) else os.path.dirname(folder)
     if os.path.isdir(place) and not os.access(place, os.W_OK | os.X_OK):
         return f"{place} can't be written from here"

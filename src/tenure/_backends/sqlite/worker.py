@@ -1,4 +1,4 @@
-"""A thread that owns a connection, with a door for asyncio."""
+"""A thread that owns a connection, for use from asyncio."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 
 T = TypeVar("T")
 
-_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: even to close them would not be safe
+_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: closing them would not be safe either
 
 
 class Worker:
-    """A thread that owns a ``Database`` and does its work, one job after the other; made anew after a fork.
+    """A thread that owns a ``Database`` and runs one job after the other; started again after a fork.
 
     Args:
         make: Makes the database; called when the first job comes.
@@ -34,20 +34,20 @@ class Worker:
         self._closed = False
 
     async def run(self, job: Callable[[Database], T], unwanted: Callable[[Database], object] | None = None) -> T:
-        """Return what *job* returns; it runs in the thread. A caller that is cancelled only stops waiting.
+        """Return the result of *job*, which runs in the thread. A caller that is cancelled only stops waiting.
 
         Args:
-            job: What to do.
-            unwanted: Runs in the thread, some time after *job*, if the caller is not told what that returned. It may
-                not have been done at all.
+            job: The work.
+            unwanted: Runs in the thread, some time after *job*, if the caller doesn't get its result. The job may not
+                have run at all.
 
         Raises:
-            Unavailable: The file could not be asked, or the answer did not come in time.
+            Unavailable: The file could not be used now, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the worker is closed.
         """
         thread, database = self._running()
         busy = database.options.busy
-        until = time.monotonic() + busy  # counted from here: jobs that queue behind a lock give up together
+        until = time.monotonic() + busy  # counted from the call, so that jobs that queue behind a lock give up together
 
         def work() -> T:
             database.until = until
@@ -67,7 +67,7 @@ class Worker:
             raise
 
     async def close(self) -> None:
-        """Close the connection and end the thread; what is still queued is done first."""
+        """Finish the queued jobs, then close the connection and end the thread."""
         self._closed = True
         with self._lock:
             parts, self._parts = self._parts, None
@@ -93,12 +93,12 @@ class Worker:
 
 
 def _do_after(thread: DaemonThreads, database: Database, job: Callable[[Database], object]) -> None:
-    """Do *job* after all that is queued, also of a worker that is closed meanwhile; nobody waits for it."""
+    """Run *job* after all queued jobs, also if the worker is closed meanwhile; nobody waits for it."""
 
     def work() -> None:
         database.until = time.monotonic() + database.options.busy
         with suppress(TenureError):
             job(database)
 
-    with suppress(RuntimeError):  # shut down: then what it should follow is done, and the connection closed
+    with suppress(RuntimeError):  # shut down: the jobs before it are done, and the connection is closed
         thread.submit(work)

@@ -1,21 +1,21 @@
-"""One thread that does all the writing of a process to a file: what many ask for together shares one commit.
+"""One thread that does all the writing of a process to a file: concurrent requests share one commit (group commit).
 
-The rule is "flush when the last commit has returned": a request that comes while nothing is under way goes out at once,
-and those that come during a commit go out together in the next one. So an idle queue has no added latency, and a busy
-one pays for the disk once for hundreds of requests.
+The rule is "flush when the last commit has returned": a request that comes to an idle thread is committed at once, and
+those that come during a commit share the next one. So an idle queue has no added latency, and a busy one waits for the
+disk once for hundreds of requests.
 
 House rules:
 
-- Requests run one after the other in the order in which they came, in one transaction, and their answers are given
-  after the commit. An error of the file or of the commit reaches all of them.
-- The disk is waited for after the commit, when the write lock is free again, and only by those whose answer promises
-  something for after a loss of power. A claim and a renewal don't: whoever made them would be gone as well. (Their
-  commits survive the death of any process.) So others see what was sent a little before its sender is told.
-- A request that is bad by itself takes no other with it: then each runs in a transaction of its own.
-- Renewals go first: however much is to be sent, no lock may run out behind it.
+- Requests run one after the other, in the order in which they came, in one transaction, and are answered after the
+  commit. An error of the file or of the commit reaches all of them.
+- The wait for the disk comes after the commit, when the write lock is free again, and only for requests whose answer
+  must survive a loss of power. A claim and a renewal need not: their process would be gone as well. (Their commits
+  survive the death of any process.) So others see a sent message a little before its sender gets the answer.
+- A bad request doesn't fail the others: then each runs in a transaction of its own.
+- Renewals go first, so that no lock runs out behind a large backlog of sends.
 - Answers go back with one call per loop and commit.
-- A request that was given up before its turn is not done. One that was given up later, and is done all the same, is
-  undone if that is possible: a claim is given back, also when the loop that asked is closed by now.
+- A request that was cancelled before its turn is skipped. One that was cancelled later, and is done all the same, is
+  undone if possible: a claim is given back, also when the loop that asked is closed by now.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ from tenure.errors import ConfigError, Unavailable
 T = TypeVar("T")
 
 GROUP_SECONDS = 0.02
-"""A transaction that took so long takes in no further request: those who wait for it, and other processes, want on."""
+"""Seconds after which a transaction takes in no further request: callers and other processes wait for its end."""
 
 DIED_MAX = 10_000
-"""So many deaths in a queue are remembered to be told of, the newest."""
+"""The most deaths in a queue, the newest, that are kept until a claim reports them."""
 
 NOTIFY_EVERY = 0.001
-"""Seconds from one ring for a queue to the next: a busy sender wakes others no more often."""
+"""Seconds between notifications for a queue: a busy sender wakes others no more often."""
 
 _REQUEST_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
-"""What SQLite says of a bad request, and not of the file."""
+"""SQLite's errors about a request, not about the file."""
 
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[T]):
-    """Something to be done in a transaction, and who waits for it."""
+    """Work to be done in a transaction, and the future that waits for it."""
 
     work: Callable[[Operations], T]
     answer: asyncio.Future[T]
     loop: asyncio.AbstractEventLoop
     asked_at: float
     undo: Callable[[Operations, T], object] | None
-    """Undoes it in another transaction, if the answer comes after the caller had given up."""
+    """Undoes it in another transaction, if the caller has given up by the time of the answer."""
     lasting: bool
     """Whether it must survive a loss of power before it is answered."""
     result: Any = None  # a T, once there is one
     error: BaseException | None = None
 
     def deliver(self) -> bool:
-        """Hand the answer over; on its loop. False if nobody wants it any more."""
+        """Set the answer; on its loop. False if the caller has given up."""
         answer = self.answer
         if answer.done():
             return False
@@ -81,7 +81,7 @@ class Request(Generic[T]):
         return True
 
     def undone(self) -> Request[object] | None:
-        """Return what undoes this; None if nothing was done, or nothing can."""
+        """Return the request that undoes this one; None if nothing was done, or it can't be undone."""
         undo = self.undo
         if self.error is not None or undo is None:
             return None
@@ -93,7 +93,7 @@ class Request(Generic[T]):
 
 
 class PendingWrites:
-    """What one loop has asked for and not been answered: after ``patience``, it is told that there is no answer."""
+    """The requests of one loop without an answer yet: each ends with ``Unavailable`` after ``patience`` seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, patience: float, path: str) -> None:
         self._loop = loop
@@ -103,7 +103,7 @@ class PendingWrites:
         self._watch: asyncio.TimerHandle | None = None
 
     def add(self, request: Request[Any]) -> None:
-        """Watch over *request*. One timer watches over all: to set one for each would cost more than to do it."""
+        """Add *request*. One timer serves all requests: one for each would cost more than the request itself."""
         waiting = self._waiting
         while waiting and waiting[0].answer.done():
             waiting.popleft()
@@ -131,12 +131,12 @@ class PendingWrites:
 
 
 class Writer:
-    """The thread with the connection that writes; made when first needed, and anew after a fork.
+    """The thread with the connection that writes; started when first needed, and again after a fork.
 
     Args:
         make: Makes the database; called when the first request comes.
-        clock: What time it is for the file.
-        ring: Tells all processes of what has changed in a queue, by name; called after the commit.
+        clock: The clock of the file.
+        notify: Notifies all processes of a change in a queue, by name; called after the commit.
     """
 
     def __init__(self, make: Callable[[], Database], clock: FileClock, notify: Callable[[str], None]) -> None:
@@ -147,7 +147,7 @@ class Writer:
         self._guard = threading.Lock()
         self._thread: _WriterThread | None = None
         self._closed = False
-        self._died: dict[str, deque[Died]] = {}  # by queue, and not told yet
+        self._died: dict[str, deque[Died]] = {}  # by queue, not reported yet
 
     def submit(
         self,
@@ -157,19 +157,19 @@ class Writer:
         lasting: bool = True,
         urgent: bool = False,
     ) -> asyncio.Future[T]:
-        """Return a future of what *work* returns, done once that is committed. Called on a loop.
+        """Return a future of the result of *work*, done once that is committed. Called on a loop.
 
-        *work* may run several times: each time in a new transaction, what it did before undone. A caller that is
-        cancelled only stops waiting.
+        *work* may run several times, each time in a new transaction, after a rollback of the one before. A caller that
+        is cancelled only stops waiting.
 
         Args:
             work: Runs in the writer's thread.
             undo: Undoes it, in the writer's thread too, if the caller has gone meanwhile.
-            lasting: Whether the answer promises something that a loss of power must not undo.
-            urgent: Go before all that is not.
+            lasting: Whether the answer must survive a loss of power.
+            urgent: Run it before all requests that are not urgent.
 
         Raises:
-            Unavailable: The file could not be asked, or the answer did not come in time.
+            Unavailable: The file could not be used now, or the answer did not come in time.
             ConfigError: The file can't be used as it is, or the writer is closed.
         """
         thread = self._thread
@@ -181,22 +181,22 @@ class Writer:
         return request.answer
 
     def died(self, queue: str) -> Sequence[Died]:
-        """Return what time has buried in *queue*, as this process found it, since this was last asked."""
+        """Return the messages of *queue* that this process found expired or failed since the last call."""
         died = self._died.get(queue)
         if not died:
             return ()
-        told = []
+        found = []
         with suppress(IndexError):  # the thread may add to it meanwhile
             while True:
-                told.append(died.popleft())
-        return told
+                found.append(died.popleft())
+        return found
 
     def _collect_deaths(self, died: dict[str, list[Died]]) -> None:
         for queue, found in died.items():
             self._died.setdefault(queue, deque(maxlen=DIED_MAX)).extend(found)
 
     async def close(self) -> None:
-        """Do what was asked for, then close the connection and end the thread."""
+        """Finish all requests, then close the connection and end the thread."""
         self._closed = True
         with self._guard:
             thread, self._thread = self._thread, None
@@ -219,11 +219,11 @@ class Writer:
             return self._thread
 
 
-_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: even to close them would not be safe
+_LEFT_BY_FORK: list[object] = []  # connections that came through a fork: closing them would not be safe either
 
 
 class _Command(Enum):
-    """What is said to the thread that is no request."""
+    """What the thread is told beside requests."""
 
     STOP = "end"
     LOOK_AT_URGENT = "look at the urgent ones"
@@ -233,7 +233,7 @@ _STOP, _LOOK_AT_URGENT = _Command.STOP, _Command.LOOK_AT_URGENT
 
 
 class _WriterThread:
-    """A thread at work."""
+    """The running thread."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class _WriterThread:
     # --- on the callers' loops ---
 
     def take(self, request: Request[Any], *, urgent: bool) -> None:
-        """Take in a request."""
+        """Add a request."""
         pending = self._pending_of.get(request.loop)
         if pending is None:
             for loop in [loop for loop in self._pending_of if loop.is_closed()]:
@@ -273,7 +273,7 @@ class _WriterThread:
             self._inbox.put(request)
 
     async def end(self) -> None:
-        """Let the thread end, and wait for that."""
+        """Stop the thread, and wait for its end."""
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         self._ended.append((loop, ended))
@@ -311,7 +311,7 @@ class _WriterThread:
         self._notified_at = time.monotonic()
 
     def _commit(self, first: Request[Any]) -> bool:
-        """Do *first* and all that has come meanwhile, in one transaction; True if it is the end."""
+        """Run *first* and all requests that have come meanwhile, in one transaction; True if the thread is to stop."""
         group = [first]
         self._database.until = first.asked_at + self._database.options.busy
         is_end = False
@@ -360,7 +360,7 @@ class _WriterThread:
         return is_end
 
     def _answer(self, group: list[Request[Any]]) -> None:
-        """Tell those who wait; those whose answer must last, when it does."""
+        """Answer the callers; where the answer must last, after the disk has it."""
         self._deliver([request for request in group if not request.lasting])
         lasting = [request for request in group if request.lasting]
         if any(request.error is None for request in lasting):
@@ -372,14 +372,14 @@ class _WriterThread:
         self._deliver(lasting)
 
     def _deliver(self, group: list[Request[Any]]) -> None:
-        """Hand the answers of *group* over, with one call for each loop."""
+        """Deliver the answers of *group*, with one call for each loop."""
         loops: dict[asyncio.AbstractEventLoop, list[Request[Any]]] = {}
         for request in group:
             loops.setdefault(request.loop, []).append(request)
         for loop, requests in loops.items():
             try:
                 loop.call_soon_threadsafe(self._deliver_here, requests)
-            except RuntimeError:  # that loop is closed, and who waited is gone
+            except RuntimeError:  # that loop is closed, and its callers are gone
                 self._undo(requests)
 
     def _deliver_here(self, requests: list[Request[Any]]) -> None:
@@ -391,7 +391,7 @@ class _WriterThread:
                 self._inbox.put(undoing)
 
     def _commit_singly(self, group: list[Request[Any]]) -> None:
-        """Find out which request of *group* is bad, and do the others."""
+        """Run each request of *group* in a transaction of its own, so that only a bad one fails."""
         for request in group:
 
             def work(connection: sqlite3.Connection, request: Request[Any] = request) -> Operations:
@@ -419,12 +419,12 @@ class _WriterThread:
 
 
 class _FaultyRequestError(Exception):
-    """Carries out of a transaction that one request in it is bad by itself."""
+    """One request of a transaction is bad."""
 
 
 @contextmanager
 def _separating_faults() -> Iterator[None]:
-    """Tell what is wrong with a request from what is wrong with the file."""
+    """Separate the errors of a request from those of the file."""
     try:
         yield
     except _REQUEST_FAULTS as error:
