@@ -19,8 +19,8 @@ from azure.storage.queue import QueueClient, QueueMessage
 
 import tenure
 from tenure._backends import azure_storage
+from tenure._backends.azure_storage import background, dead_letters, live, removal, requests, settling
 from tenure._backends.azure_storage import leases as leases_module
-from tenure._backends.azure_storage import queue as queue_module
 from tenure._backends.azure_storage.client import LoopConnections, Refused
 from tenure._backends.azure_storage.names import POISON_SUFFIX, queue_of
 from tenure._backends.azure_storage.queue import QUIET_CLAIMS, RECHECK_AFTER, AzureBroker
@@ -170,17 +170,18 @@ async def test_a_message_that_could_not_be_buried_holds_up_nobody(monkeypatch: p
         await broker.declare("not-buried", {"max_deliveries": 1})
         await broker.send("not-buried", [Outgoing(b"bad")])
         [bad] = (await broker.receive("not-buried", 10, 60.0)).deliveries
-        held = broker._held[str(bad.token), bad.sequence]
-        await backend._account.ask(lambda line: broker._update(line, held, 0))
+        held = broker._receipts.find(bad)
+        assert held is not None
+        await backend._account.ask(lambda connections: broker._receipts.update(connections, held, 0))
         await broker.send("not-buried", [Outgoing(b"good")])
-        monkeypatch.setattr(queue_module, "_put", refused)
+        monkeypatch.setattr(dead_letters, "put", refused)
         assert [one.body for one in (await broker.receive("not-buried", 10, 60.0)).deliveries] == [b"good"]
 
 
 @asynccontextmanager
 async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
     """Let nothing through to the dead letters until the event is set."""
-    put, answers = queue_module._put, asyncio.Event()
+    put, answers = requests.put, asyncio.Event()
 
     async def put_if_it_answers(line: LoopConnections, *, queue: str, text: str, delay: int) -> QueueMessage:
         if queue.endswith(DEAD_SUFFIX):
@@ -188,7 +189,7 @@ async def silent_dead(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.
         return await put(line, queue=queue, text=text, delay=delay)
 
     with monkeypatch.context() as patch:
-        patch.setattr(queue_module, "_put", put_if_it_answers)
+        patch.setattr(dead_letters, "put", put_if_it_answers)
         yield answers
 
 
@@ -226,7 +227,7 @@ async def test_silent_dead_letters_take_no_lock_from_the_others(
                 assert died == [MAX_DELIVERIES]
         stats = await others.broker.stats(name)
         assert (stats.dead, stats.ready + stats.locked) == ((1, 0) if answers_at_last else (0, 1))
-        assert not [task for task in asyncio.all_tasks() if "burial" in task.get_name()]
+        assert not [task for task in asyncio.all_tasks() if "dead-letters" in task.get_name()]
 
 
 # --- one of many ---
@@ -281,8 +282,8 @@ async def test_a_lease_that_can_not_be_asked_costs_the_others_nothing() -> None:
 
 
 async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STRAGGLER_WAIT", "CLOSE_WAIT"):
-        monkeypatch.setattr(queue_module, name, 0.2)
+    monkeypatch.setattr(settling, "STRAGGLER_WAIT", 0.2)
+    monkeypatch.setattr(background, "CLOSE_WAIT", 0.2)
     server, name = shared(Azurite), "hanging-verdict"
     async with silent_about(f"{queue_of(name)}{POISON_SUFFIX}".encode(), server.queue.port) as port:
         backend = azure_storage.open(Url.parse(f"azurite://127.0.0.1:{server.blob.port}?queue_port={port}&timeout=60"))
@@ -300,7 +301,7 @@ async def test_a_verdict_that_hangs_costs_the_others_nothing(monkeypatch: pytest
 
 async def test_a_consumer_goes_on_beside_a_verdict_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict that was answered is not passed again, and one that hung is done once."""
-    monkeypatch.setattr(queue_module, "STRAGGLER_WAIT", 0.1)
+    monkeypatch.setattr(settling, "STRAGGLER_WAIT", 0.1)
     events: list[tenure.events.Event] = []
 
     async def work(message: tenure.Message) -> None:
@@ -332,7 +333,7 @@ async def until_left(queue: tenure.Queue, count: int) -> None:
 
 
 async def test_dead_letters_behind_many_others_are_found_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "ROUND", queue_module.PAGE)
+    monkeypatch.setattr(removal, "ROUND", requests.PAGE)
     async with opened() as backend:
         broker = backend.broker
         for reason, count in (("front", 34), ("behind", 3)):
@@ -353,7 +354,7 @@ async def test_a_purge_counts_what_it_has_removed_itself(monkeypatch: pytest.Mon
     async with opened() as backend:
         await backend.broker.send("beside", [Outgoing(b"a"), Outgoing(b"b")])
         queue = native("beside")
-        monkeypatch.setattr(queue_module, "_drop", somebody_else_is_first)
+        monkeypatch.setattr(live, "drop", somebody_else_is_first)
         assert await backend.broker.purge_live("beside", EVERY_LIVE) == 0
 
 
@@ -363,7 +364,7 @@ async def test_a_purge_that_fails_hides_nothing_that_it_was_not_to_remove(monkey
 
     async with opened() as backend:
         await backend.broker.send("in-part", [Outgoing(b"goes", id="goes"), Outgoing(b"stays", id="stays")])
-        monkeypatch.setattr(queue_module, "_drop", fail)
+        monkeypatch.setattr(live, "drop", fail)
         with pytest.raises(ConfigError, match="not to be removed"):
             await backend.broker.purge_live("in-part", LiveSelection(ids=frozenset(["goes"])))
         [got] = (await backend.broker.receive("in-part", 32, 30.0)).deliveries
@@ -400,7 +401,8 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
         broker = backend.broker
         await broker.send("receipt", [Outgoing(b"a")])
         [got] = (await broker.receive("receipt", 1, 30.0)).deliveries
-        held = broker._held[str(got.token), got.sequence]
+        held = broker._receipts.find(got)
+        assert held is not None
         newest, old = held.receipt, "AgAAAAMAAAAAAAAAAAAAAAAAAAA="
         held.receipt, held.requests_under_way = old, 1  # as if a renewal on another thread were under way
         settling = asyncio.ensure_future(broker.settle([Settlement(got, Abandon(delay=20.0))]))
@@ -413,7 +415,7 @@ async def test_a_verdict_waits_for_the_receipt_that_a_renewal_brings() -> None:
             raise AssertionError("the message is no longer ours")
 
         # A renewal that crosses the verdict must not use the receipt that the verdict brought.
-        assert isinstance(await broker._with_receipt(held, never), Refused)
+        assert isinstance(await broker._receipts.with_receipt(held, never), Refused)
         assert (await broker.receive("receipt", 1, 30.0)).deliveries == ()
 
 
@@ -487,7 +489,7 @@ async def test_a_message_that_can_not_be_asked_about_costs_the_locks_of_no_other
         broker = backend.broker
         await broker.send("one-cut", [Outgoing(b"a"), Outgoing(b"b"), Outgoing(b"c")])
         got = [one for _ in range(3) for one in (await broker.receive("one-cut", 1, 30.0)).deliveries]
-        cut = broker._held[str(got[1].token), got[1].sequence].message
+        cut = broker._receipts._held[str(got[1].token), got[1].sequence].message
         gate.refusal = lambda line: (503, "ServerBusy") if f"/messages/{cut}?" in line else None
         answers = list(await broker.renew(got, 30.0))
         assert [type(answer) for answer in answers] == [Renewed, NoAnswer, Renewed]

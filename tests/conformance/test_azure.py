@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tenure._backends import azure_storage
-from tenure._backends.azure_storage import leases, queue
+from tenure._backends.azure_storage import leases, settling
 from tenure._backends.azure_storage.names import blob_of
 from tenure._backends.azure_storage.queue import QUEUE_TRAITS
 from tenure._election.store import LeaseStore
@@ -219,7 +219,7 @@ class AzureQueueHarness(QueueHarness):
         # On a busy machine one verdict of three may have its answer a second after the others. What hangs for longer is
         # tried in tests/backends/test_azure.py.
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(queue, "STRAGGLER_WAIT", 20.0)
+        self._patch.setattr(settling, "STRAGGLER_WAIT", 20.0)
 
     async def open(self) -> Broker:
         way = Through(*self._ports)

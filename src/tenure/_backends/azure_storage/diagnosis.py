@@ -1,0 +1,34 @@
+"""What ``describe()`` and ``tenure doctor`` show of an account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure._backends.azure_storage.address import DEVELOPMENT_ACCOUNT
+from tenure._backends.azure_storage.client import Account
+from tenure._backends.azure_storage.leases import AzureLeases
+from tenure._backends.azure_storage.queue import AzureBroker
+from tenure._opened import Fact
+from tenure.errors import TenureError
+
+
+async def diagnose(account: Account, leases: AzureLeases, broker: AzureBroker) -> Sequence[Fact]:
+    """Ask both services of *account* about it."""
+    address, options = account.address, account.options
+    is_local = address.account == DEVELOPMENT_ACCOUNT
+    key = "a key opens the whole account; an identity with two roles (azure://ACCOUNT) opens what is needed"
+    return [
+        Fact("account", address.account, "an emulator, which loses its last writes when it is killed" * is_local),
+        Fact("login", address.login, "" if is_local or address.key is None else key),
+        Fact("container", f"{options.container}; names in it: {len(await leases.names())}"),
+        await _queues(broker),
+        Fact("polling", "Azure sends no hints", "followers look every retry_every, idle consumers ever less often"),
+    ]
+
+
+async def _queues(broker: AzureBroker) -> Fact:
+    """Try the other service: it has an address of its own, and a login may open one of them only."""
+    try:
+        return Fact("queues", str(len(await broker.names())))
+    except TenureError as error:
+        return Fact("queues", "can't be used", str(error))

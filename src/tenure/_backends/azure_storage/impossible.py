@@ -1,0 +1,43 @@
+"""What Storage Queues can't do: refused before anything is written."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tenure._queue.broker import LiveSelection
+from tenure._queue.message import DEAD_SUFFIX, NO_DEFERRED_DEAD_LETTERS, Complete, Defer, Delivery, State, Verdict
+from tenure.errors import ConfigError
+
+VISIBLE_STATES: frozenset[State] = frozenset({"ready"})
+
+_INSTEAD = "use a backend that can, such as postgresql:// or redis://"
+
+
+def refuse(what: str) -> NoReturn:
+    """Raise ``ConfigError``: Azure has no *what*."""
+    raise ConfigError(f"queues in Azure Storage have no {what}; {_INSTEAD}")
+
+
+def check_selection(which: LiveSelection) -> None:
+    """Refuse to select live messages that Azure doesn't show."""
+    if which.session is not None:
+        refuse("sessions")
+    if which.states is not None and which.states != VISIBLE_STATES:
+        unseen = ", ".join(sorted(which.states - VISIBLE_STATES)) or "none"
+        raise ConfigError(
+            f"queues in Azure Storage show only messages that are ready, not those that are {unseen}; leave the states "
+            f"out, or {_INSTEAD}"
+        )
+
+
+def check_verdict(delivery: Delivery, verdict: Verdict) -> None:
+    """Refuse a verdict that Azure can't carry out."""
+    if isinstance(verdict, Defer):
+        if delivery.queue.endswith(DEAD_SUFFIX):
+            raise ConfigError(NO_DEFERRED_DEAD_LETTERS)
+        raise ConfigError(
+            "queues in Azure Storage can't defer a message, as they hand none out by its sequence; abandon it with a "
+            f"delay, or {_INSTEAD}"
+        )
+    if isinstance(verdict, Complete) and verdict.remember:
+        refuse("inbox that remembers ids")

@@ -1,0 +1,132 @@
+"""The locks of this process: pop receipts of messages, and what is done under them.
+
+Azure locks with a *pop receipt*, and each update of a message brings a new one. So a delivery has a token of ours, and
+the newest receipt is kept here under it: only the process that received a message can renew and settle it.
+
+Azure takes a late verdict as long as nobody else has received the message. We don't: a lock that has ended by our
+clock, counted from the answer, is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from azure.storage.queue import QueueMessage
+
+from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
+from tenure._backends.azure_storage.records import HeldMessage
+from tenure._backends.azure_storage.requests import NOT_OURS, client_of
+from tenure._queue.message import LAPSED, SETTLED, Delivery, Lapsed, SessionLock, Settled
+from tenure._runtime.clock import Clock
+
+T = TypeVar("T")
+
+EXPIRE_EVERY = 60.0
+"""Seconds between two searches for expired locks."""
+
+
+class Receipts:
+    """The messages that this process has locked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[tuple[str, int], HeldMessage] = {}
+        self._lock = threading.Lock()  # renewals and verdicts come from two threads
+        self._expire_at = 0.0
+
+    def add(self, delivery: Delivery, held: HeldMessage) -> None:
+        """Keep what *delivery* is settled with."""
+        self._held[str(delivery.token), delivery.sequence] = held
+
+    def find(self, one: Delivery | SessionLock) -> HeldMessage | None:
+        """Return what is known of a delivery whose lock has not ended."""
+        if isinstance(one, SessionLock):
+            return None
+        held = self._held.get((str(one.token), one.sequence))
+        return held if held and held.queue == one.queue and self._clock.now() < held.locked_until else None
+
+    def forget(self, delivery: Delivery) -> None:
+        """Forget a delivery that is settled."""
+        self._held.pop((str(delivery.token), delivery.sequence), None)
+
+    def expire(self) -> bool:
+        """Forget deliveries that were never settled, now and then; True if it was done now."""
+        now = self._clock.now()
+        if now < self._expire_at:
+            return False
+        self._expire_at = now + EXPIRE_EVERY
+        for key, held in list(self._held.items()):
+            if held.locked_until < now:
+                self._held.pop(key, None)
+        return True
+
+    async def make_visible(
+        self, connections: LoopConnections, held: HeldMessage, delay: int, text: str | None
+    ) -> Settled | Lapsed:
+        """Let a message be received again, by any process, after *delay*."""
+        return SETTLED if await self.update(connections, held, delay, text, settles=True) else LAPSED
+
+    async def update(
+        self,
+        connections: LoopConnections,
+        held: HeldMessage,
+        seconds: int,
+        text: str | None = None,
+        *,
+        settles: bool = False,
+    ) -> QueueMessage | None:
+        """Set for how long a message is invisible, and its text if one is given; None if the message isn't ours."""
+        client = client_of(connections, held.queue)
+
+        async def update(receipt: str) -> QueueMessage | Refused:
+            return await unless_refused(
+                client.update_message(held.message, receipt, content=text, visibility_timeout=seconds), *NOT_OURS
+            )
+
+        answer = await self.with_receipt(held, update, settles=settles)
+        if isinstance(answer, Refused):
+            return None
+        held.locked_until = self._clock.now() + seconds
+        return answer
+
+    async def delete(self, connections: LoopConnections, held: HeldMessage) -> Settled | Lapsed:
+        """Remove a message."""
+        client = client_of(connections, held.queue)
+
+        async def delete(receipt: str) -> Refused | None:
+            return await unless_refused(client.delete_message(held.message, receipt), *NOT_OURS)
+
+        return LAPSED if isinstance(await self.with_receipt(held, delete), Refused) else SETTLED
+
+    async def with_receipt(
+        self, held: HeldMessage, act: Callable[[str], Awaitable[T | Refused]], *, settles: bool = False
+    ) -> T | Refused:
+        """Act with the newest receipt; if it is refused, a renewal on another thread may just be bringing a newer one.
+
+        The receipt of an act that *settles* is not used again: the message is no longer ours, although it would work.
+        """
+        while True:
+            with self._lock:
+                if held.is_settled:
+                    return Refused("PopReceiptMismatch")
+                receipt = held.receipt
+                held.requests_under_way += 1
+            try:
+                answer = await act(receipt)
+                if not isinstance(answer, Refused):
+                    with self._lock:
+                        if settles:
+                            held.is_settled = True
+                        held.receipt = str(getattr(answer, "pop_receipt", receipt))
+            finally:
+                with self._lock:
+                    held.requests_under_way -= 1
+            if not isinstance(answer, Refused) or answer.code != "PopReceiptMismatch":
+                return answer
+            if held.receipt == receipt:
+                if not held.requests_under_way:
+                    return answer
+                await asyncio.sleep(0.01)

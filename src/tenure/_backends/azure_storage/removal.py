@@ -1,0 +1,79 @@
+"""Removing selected messages of a queue: Azure finds none without locking it, so all are locked, a round at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from tenure._backends.azure_storage.client import Account, LoopConnections, Refused, unless_refused
+from tenure._backends.azure_storage.message_format import encode_to_fit
+from tenure._backends.azure_storage.records import FoundMessage
+from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, lock_page
+from tenure._backends.azure_storage.service_clock import ServiceClock
+from tenure._queue.message import DEAD_SUFFIX
+
+ROUND = 1_024
+"""How many messages are locked and looked through at once."""
+
+MOVE_LOCK = 60
+"""Seconds for which a message is locked while it is removed, or moved to or from the dead letters."""
+
+
+async def drop(connections: LoopConnections, one: FoundMessage) -> None:
+    """Do nothing with a message before it is removed."""
+
+
+async def remove_selected(
+    account: Account,
+    clock: ServiceClock,
+    queue: str,
+    is_selected: Callable[[FoundMessage], bool],
+    limit: int | None,
+    act: Callable[[LoopConnections, FoundMessage], Awaitable[None]],
+) -> int:
+    """Lock all visible messages of *queue*; act on the selected ones and remove them, unlock the others.
+
+    The others stay locked until all were looked at: unlocked before, they would be received again before the rest.
+    """
+    count = 0
+    others: dict[str, FoundMessage] = {}
+
+    async def unlock(connections: LoopConnections, one: str) -> None:
+        found = others[one]
+        text = None if queue.endswith(DEAD_SUFFIX) else _without_this_delivery(found)
+        receipt = str(found.raw.pop_receipt)
+        client = client_of(connections, queue)
+        await unless_refused(client.update_message(one, receipt, content=text, visibility_timeout=0), *NOT_OURS)
+
+    async def remove(connections: LoopConnections, one: FoundMessage) -> bool:
+        await act(connections, one)
+        client = client_of(connections, queue)
+        answer = await unless_refused(client.delete_message(one.raw.id, one.raw.pop_receipt), *NOT_OURS)
+        return not isinstance(answer, Refused)  # else another process has received or removed it
+
+    try:
+        while True:
+            found: list[FoundMessage] = []
+            while len(found) < ROUND:
+                page = await account.ask(partial(lock_page, queue=queue, limit=PAGE, seconds=MOVE_LOCK, clock=clock))
+                found += page
+                if len(page) < PAGE:
+                    break
+            selected = sorted((one for one in found if is_selected(one)), key=lambda one: one.sequence)
+            taken = selected if limit is None else selected[: limit - count]
+            chosen = {one.raw.id for one in taken}
+            # If all were seen before, there are so many that the first locks have ended.
+            has_more = len(found) >= ROUND and not all(one.raw.id in others for one in found)
+            others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
+            count += sum(await account.ask_all([partial(remove, one=one) for one in taken]))
+            if not has_more or count == limit:
+                return count
+    finally:
+        await account.ask_all([partial(unlock, one=one) for one in others])
+
+
+def _without_this_delivery(one: FoundMessage) -> str | None:
+    """Return the text that subtracts our look at a message from its deliveries, if there is room for it."""
+    properties = replace(one.properties, uncounted=one.properties.uncounted + 1)
+    return encode_to_fit(one.raw.content or "", one.body, properties)

@@ -1,0 +1,53 @@
+"""The clock of the service, as far as its answers tell it."""
+
+from __future__ import annotations
+
+import time
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
+
+from tenure._backends.azure_storage.client import Account, LoopConnections, unless_refused
+from tenure._backends.azure_storage.names import queue_of
+from tenure._queue.message import DEAD_SUFFIX
+from tenure._runtime.clock import Clock
+
+
+class ServiceClock:
+    """An estimate of the service's time, in Unix seconds. ``local`` is our own clock."""
+
+    def __init__(self, account: Account, local: Clock) -> None:
+        self._account = account
+        self.local: Clock = local
+        self._offset: float | None = None  # added to a time of our clock, it gives one of the service's
+
+    def now(self) -> float:
+        """Return the service's time, about; the local wall clock's before the first answer."""
+        return time.time() if self._offset is None else self.local.now() + self._offset
+
+    async def ensure_known(self, queue: str = "tenure") -> None:
+        """Ask the service for its time unless it is known."""
+        if self._offset is None:
+            await self.ask(queue)
+
+    async def ask(self, queue: str) -> None:
+        """Ask the service for its time, by a request about *queue*, which need not exist."""
+        await self._account.ask(partial(self._ask, queue=queue))
+
+    async def _ask(self, connections: LoopConnections, queue: str) -> None:
+        asked_at = self.local.now()
+
+        def learn(response: Any) -> None:
+            self.learn(parsedate_to_datetime(response.http_response.headers["Date"]).timestamp(), asked_at)
+
+        client = connections.queues.get_queue_client(queue_of(queue.removesuffix(DEAD_SUFFIX)))
+        await unless_refused(client.get_queue_properties(raw_response_hook=learn), "QueueNotFound")
+
+    def learn(self, now: float, asked_at: float) -> None:
+        """Correct the estimate by *now*, the service's answer to a request sent *asked_at* by our clock.
+
+        The answer has whole seconds, of some time between request and answer. The estimate is kept if it fits that:
+        otherwise our time would jump back and forth by up to a second, and later events would seem to be earlier.
+        """
+        least, most = now - self.local.now(), now + 1.0 - asked_at
+        self._offset = least if self._offset is None else min(max(self._offset, least), most)

@@ -1,0 +1,231 @@
+"""Verdicts, carried out side by side; one that hangs doesn't hold up the others."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tenure._backends.azure_storage.background import Background
+from tenure._backends.azure_storage.client import AT_ONCE, Account, LoopConnections
+from tenure._backends.azure_storage.dead_letters import DeadLetters
+from tenure._backends.azure_storage.message_format import encode_to_fit
+from tenure._backends.azure_storage.receipts import Receipts
+from tenure._backends.azure_storage.records import (
+    HeldMessage,
+    dead_letter_properties,
+    with_expired_attempts,
+    with_identity,
+)
+from tenure._backends.azure_storage.service_clock import ServiceClock
+from tenure._lease import NoAnswer
+from tenure._queue.message import (
+    EXPIRED,
+    EXPIRED_DESCRIPTION,
+    LAPSED,
+    MAX_DELIVERIES,
+    SETTLED_DEAD,
+    Abandon,
+    Attempt,
+    Complete,
+    DeadLetter,
+    Delivery,
+    Lapsed,
+    Outgoing,
+    Settled,
+    Settlement,
+    Verdict,
+    exhausted_description,
+)
+from tenure._runtime.notifier import Notifier
+from tenure.errors import Unavailable
+
+STRAGGLER_WAIT = 1.0
+"""Seconds for which verdicts that are answered wait for others that are not."""
+
+PENDING_KEPT = 600.0
+"""Seconds for which the late answer to a verdict is kept for a repeated verdict."""
+
+DELAY_MAX = 604_800
+
+Send = Callable[[str, Sequence[Outgoing]], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVerdict:
+    """A verdict that was not answered with the others, and until when its answer is kept."""
+
+    verdict: Verdict
+    task: asyncio.Task[Settled | Lapsed]
+    until: float
+
+
+class Settling:
+    """Carries out verdicts."""
+
+    def __init__(
+        self,
+        account: Account,
+        clock: ServiceClock,
+        receipts: Receipts,
+        dead_letters: DeadLetters,
+        background: Background,
+        notifier: Notifier,
+        send: Send,
+    ) -> None:
+        self._account = account
+        self._clock = clock
+        self._receipts = receipts
+        self._dead_letters = dead_letters
+        self._background = background
+        self._notifier = notifier
+        self._send = send
+        self._pending: dict[tuple[str, int], PendingVerdict] = {}
+
+    async def settle(
+        self, settlements: Sequence[Settlement], max_deliveries: dict[str, int]
+    ) -> Sequence[Settled | Lapsed | NoAnswer]:
+        """Carry out many verdicts, side by side; each has its own answer, or ``NoAnswer``.
+
+        Those that are answered don't wait for one that hangs. It goes on for its own time; repeated, it is not begun
+        anew.
+        """
+        free = asyncio.Semaphore(AT_ONCE)
+        pending: dict[tuple[str, int], PendingVerdict] = {}
+        for delivery, verdict in settlements:
+            key = str(delivery.token), delivery.sequence
+            if key not in pending:
+                most = max_deliveries.get(delivery.queue, 0)
+                request = partial(self._settle, delivery=delivery, verdict=verdict, max_deliveries=most)
+                pending[key] = self._take_pending(key, verdict) or PendingVerdict(
+                    verdict, self._account.begin(request, free), self._clock.local.now() + PENDING_KEPT
+                )
+        await _wait_for_most([one.task for one in pending.values()])
+        answers = self._answers(pending)
+        return [answers.pop((str(one.token), one.sequence), LAPSED) for one, _ in settlements]  # LAPSED: twice the same
+
+    def expire(self) -> None:
+        """Forget late answers that were never asked for again."""
+        now = self._clock.local.now()
+        for key, one in list(self._pending.items()):
+            if one.until < now and one.task.done():
+                self._pending.pop(key, None)
+
+    def _take_pending(self, key: tuple[str, int], verdict: Verdict) -> PendingVerdict | None:
+        """Return the same *verdict* if it was begun before and had no answer then."""
+        one = self._pending.pop(key, None)
+        here = asyncio.get_running_loop()
+        return one if one and one.verdict == verdict and one.task.get_loop() is here else None
+
+    def _answers(
+        self, pending: dict[tuple[str, int], PendingVerdict]
+    ) -> dict[tuple[str, int], Settled | Lapsed | NoAnswer]:
+        """Return the answers that there are by now, and keep the verdicts that have none."""
+        answers: dict[tuple[str, int], Settled | Lapsed | NoAnswer] = {}
+        unanswered: dict[tuple[str, int], str] = {}
+        bad: list[BaseException] = []
+        for key, one in pending.items():
+            if not one.task.done():
+                self._pending[key] = one
+                self._background.keep(one.task)
+                unanswered[key] = f"{self._account.url} has answered other verdicts, and this one not yet"
+            elif one.task.cancelled():
+                unanswered[key] = f"{self._account.url} is closed; connect again"
+            elif isinstance(error := one.task.exception(), Unavailable):
+                unanswered[key] = str(error)
+            elif error is not None:
+                bad.append(error)
+            else:
+                answers[key] = one.task.result()
+        if bad:
+            raise bad[0]
+        if unanswered and not answers:
+            raise Unavailable(next(iter(unanswered.values())))
+        return {**answers, **{key: NoAnswer(why) for key, why in unanswered.items()}}
+
+    async def _settle(
+        self, connections: LoopConnections, delivery: Delivery, verdict: Verdict, max_deliveries: int
+    ) -> Settled | Lapsed:
+        held = self._receipts.find(delivery)
+        if held is None:
+            return LAPSED
+        if isinstance(verdict, Complete):
+            for queue, message in verdict.sends:
+                await self._send(queue, [message])
+            answer = await self._receipts.delete(connections, held)
+        elif delivery.death is not None:
+            answer = await self._settle_dead(connections, delivery, held, verdict)
+        else:
+            answer = await self._settle_failed(connections, delivery, held, verdict, max_deliveries)
+        self._receipts.forget(delivery)
+        if not isinstance(answer, Lapsed) and not isinstance(verdict, Complete):
+            self._notifier.notify(delivery.queue)
+        return answer
+
+    async def _settle_failed(
+        self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict, max_deliveries: int
+    ) -> Settled | Lapsed:
+        """Put a live message back, or among the dead letters."""
+        now, count, properties = self._clock.now(), delivery.delivery_count, held.properties
+        expired = properties.ttl is not None and now >= delivery.enqueued_at + properties.ttl
+        if isinstance(verdict, DeadLetter):
+            attempt = Attempt(count, now, "rejected", verdict.error)
+            properties = with_expired_attempts(properties, count - 1, now).with_attempt(attempt)
+            dead = dead_letter_properties(
+                delivery, properties, verdict.reason, verdict.description, count, now, verdict.error
+            )
+        elif isinstance(verdict, Abandon):
+            attempt = Attempt(count, now, "abandoned", verdict.error)
+            properties = with_expired_attempts(properties, count - 1, now).with_attempt(attempt)
+            if not expired and count < max_deliveries:
+                delay = min(DELAY_MAX, math.ceil(verdict.delay))
+                text = encode_to_fit(held.text, delivery.body, properties)
+                return await self._receipts.make_visible(connections, held, delay, text)
+            if count >= max_deliveries:
+                reason, description = MAX_DELIVERIES, exhausted_description(count)
+            else:
+                reason, description = EXPIRED, EXPIRED_DESCRIPTION
+            dead = dead_letter_properties(delivery, properties, reason, description, count, now)
+        elif expired:
+            dead = dead_letter_properties(delivery, properties, EXPIRED, EXPIRED_DESCRIPTION, count - 1, now)
+        else:
+            given_back = replace(properties, uncounted=properties.uncounted + 1)
+            text = encode_to_fit(held.text, delivery.body, given_back)
+            return await self._receipts.make_visible(connections, held, 0, text)
+        answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
+        return answer if isinstance(verdict, DeadLetter) or isinstance(answer, Lapsed) else SETTLED_DEAD
+
+    async def _settle_dead(
+        self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict
+    ) -> Settled | Lapsed:
+        """Leave a dead letter among the dead letters."""
+        text, delay = None, 0
+        if isinstance(verdict, DeadLetter):
+            properties = replace(
+                held.properties,
+                reason=verdict.reason,
+                description=verdict.description,
+                error=verdict.error or held.properties.error,
+            )
+            text = encode_to_fit(held.text, delivery.body, with_identity(properties, delivery))
+        elif isinstance(verdict, Abandon):
+            delay = min(DELAY_MAX, math.ceil(verdict.delay))
+        return await self._receipts.make_visible(connections, held, delay, text)
+
+
+async def _wait_for_most(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until all *tasks* are done, or some are and no other for a while. If cancelled, cancel them all."""
+    late = set(tasks)
+    try:
+        while late:
+            done, late = await asyncio.wait(late, timeout=STRAGGLER_WAIT)
+            if not done and len(late) < len(tasks):
+                return
+    except asyncio.CancelledError:
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
