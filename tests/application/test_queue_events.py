@@ -1,0 +1,238 @@
+"""Events of a queue: each is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tenure._queue.context import DEATHS_PER_TURN
+from tenure._queue.message import Died, Stats
+from tenure._queue.pump_settings import sure_until
+from tenure._queue.queue import Queue
+from tenure._queue.received import Message
+from tenure._queue.retry import Reject, RetryPolicy
+from tenure._timing import Timing
+from tenure.errors import LockLost
+from tenure.events import (
+    BrokerUnanswered,
+    Event,
+    LockEnded,
+    MessageDied,
+    MessageFailed,
+    ResultDiscarded,
+)
+from tenure.testing.loop import run
+from tests.application.town import LOCK, Log, Town, fill, in_town
+
+
+@in_town
+async def test_many_deaths_are_told_in_portions_between_which_the_loop_turns(town: Town) -> None:
+    died = [Died(number, f"gone {number}", 0, "expired") for number in range(1_000)]
+    context = town.queue()._context
+    context.tell_of_dead(died)
+    told = [len(town.told(MessageDied))]  # after each turn
+    while told[-1] < len(died):
+        await asyncio.sleep(0)
+        told.append(len(town.told(MessageDied)))
+    assert [one.id for one in town.told(MessageDied)] == [one.id for one in died]
+    assert max(after - before for before, after in pairwise([0, *told])) == DEATHS_PER_TURN
+
+
+def test_a_loop_that_ends_tells_all_deaths_before() -> None:
+    told: list[Event] = []
+
+    async def main() -> None:
+        context = Town().queue()._context
+        context.on_event = told.append
+        context.tell_of_dead([Died(number, "gone", 0, "expired") for number in range(1_000)])
+
+    run(main())
+    assert len(told) == 1_000
+
+
+@in_town
+async def test_deaths_that_are_heard_of_late_are_told(town: Town) -> None:
+    """By a question that nobody waits for any more: of what time has buried, and of what dies on being given back."""
+    queue = town.queue()
+    await queue.send(b"late", id="a", expires_in=1.0)
+    town.road.delay = 5.0
+    asks: list[Callable[[], Coroutine[Any, Any, object]]] = [queue.receive, queue.session().__aenter__]
+    for number, ask in enumerate(asks):
+        await queue.send(b"late", id=f"gone {number}", expires_in=1.0)
+        await asyncio.sleep(2.0)
+        asking = asyncio.ensure_future(ask())
+        await asyncio.sleep(1.0)
+        asking.cancel()
+        await asyncio.sleep(20.0)
+    await queue.send(b"late", id="given back", expires_in=1.0)
+    asking = asyncio.ensure_future(queue.receive())
+    await asyncio.sleep(0.5)
+    asking.cancel()
+    await asyncio.sleep(20.0)
+    assert [one.id for one in town.told(MessageDied)] == ["a", "gone 0", "gone 1", "given back"]
+
+
+@in_town
+async def test_a_result_that_comes_too_late_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}")
+        await queue.send(b"a", session="s" if sessions else None)
+        counts: list[int] = []
+
+        async def handler(message: Message, counts: list[int] = counts) -> None:
+            counts.append(message.delivery_count)
+            if message.delivery_count == 1:
+                town.loop.block(2 * LOCK)  # this process does not run, and nobody has noticed
+
+        await queue.consume(handler, sessions=sessions, until_empty=True)
+        assert counts == [1, 2]
+        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+        if not sessions:
+            [told] = town.told(ResultDiscarded)
+            assert (told.why, told.delivery_count) == ("stalled", 1)
+
+
+@in_town
+async def test_a_handler_cut_short_because_its_process_stood_still_is_not_counted(town: Town) -> None:
+    queue = town.queue(max_deliveries=2)
+    await queue.send(b"a")
+    timing = Timing(LOCK)
+    counts: list[int] = []
+
+    async def handler(message: Message) -> None:
+        counts.append(message.delivery_count)
+        if len(counts) < 4:
+            town.loop.block(sure_until(0.0, timing) - timing.grace / 2)  # too long to go on, and the lock still holds
+            await asyncio.sleep(LOCK)
+
+    await queue.consume(handler, until_empty=True)
+    assert counts == [1, 1, 1, 1]
+    assert {told.why for told in town.told(LockEnded)} == {"stalled"}
+    assert town.told(MessageFailed) == town.told(MessageDied) == []
+    assert await queue.stats() == Stats()
+
+
+@in_town
+async def test_a_verb_that_comes_too_late_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}")
+        await queue.send(b"a", session="s" if sessions else None)
+
+        async def handler(message: Message) -> None:
+            if message.delivery_count == 1:
+                town.loop.block(2 * LOCK)
+                with pytest.raises(LockLost):
+                    await message.complete()
+
+        await queue.consume(handler, sessions=sessions, until_empty=True)
+        assert len(town.told(ResultDiscarded)) + len(town.told(LockEnded)) == 1
+
+
+@in_town
+async def test_a_verdict_without_an_answer_at_the_end_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await fill(queue, 1)
+    town.road.settling = False
+    await asyncio.gather(queue.consume(Log(), grace=1.0), _drain_after(queue, 1.0))
+    [told] = town.told(ResultDiscarded)
+    assert told.why == "unanswered"
+    town.road.settling = True
+
+
+@in_town
+async def test_a_session_lost_while_its_verdict_has_no_answer_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"a", session="s")
+    hooked: list[str] = []
+
+    async def handler(message: Message) -> None:
+        if message.delivery_count == 1:
+            town.road.settling = town.road.renewing = False
+
+    def note(message: Message, error: BaseException) -> None:
+        hooked.append(str(error))
+        town.road.settling = town.road.renewing = True
+
+    async with town.consuming(queue, handler, sessions=True, concurrency=1, on_error=note):
+        await asyncio.sleep(3 * LOCK)
+    [told] = town.told(ResultDiscarded)
+    assert (told.why, told.delivery_count) == ("unanswered", 1)
+    assert town.told(LockEnded) == []
+    [error] = hooked
+    assert "before there was an answer to its verdict" in error
+    assert await queue.stats() == Stats()
+
+
+async def _drain_after(queue: Queue, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await queue.drain(grace=1.0)
+
+
+@in_town
+async def test_every_death_is_told_of_once(town: Town) -> None:
+    for sessions in (False, True):
+        town.events.clear()
+        queue = town.queue(f"orders-{sessions}", max_deliveries=1)
+        one = "s" if sessions else None
+        for body in (b"rejected", b"failed", b"by hand", b"never", b"fine"):
+            await queue.send(body, session=one)
+        await queue.send(b"expired", session=one, expires_in=1.0)
+
+        async def handler(message: Message) -> None:
+            match message.body:
+                case b"rejected":
+                    raise Reject("odd")
+                case b"failed":
+                    raise ValueError
+                case b"never":
+                    raise KeyError
+                case b"by hand":
+                    await message.dead_letter("by hand")
+
+        await asyncio.sleep(2.0)
+        await queue.consume(handler, sessions=sessions, until_empty=True, retry=RetryPolicy(never=(KeyError,)))
+        assert [event.reason for event in town.told(MessageDied)].count("max_deliveries") == 1
+        told = sorted((event.sequence, event.reason) for event in town.told(MessageDied))
+        dead = [(letter.sequence, letter.reason) for letter in await queue.dead_letters.peek()]
+        assert told == dead
+        assert len(dead) == 5
+
+
+@in_town
+async def test_the_death_of_a_message_whose_last_lock_ended_is_told_of(town: Town) -> None:
+    queue = town.queue(max_deliveries=1)
+    await fill(queue, 1)
+    await queue.receive()  # and never settled, as by a process that crashed
+    await asyncio.sleep(2 * LOCK)
+    await queue.stats()  # whoever looks on finds it dead
+    await queue.consume(Log(), until_empty=True)
+    [told] = town.told(MessageDied)
+    assert (told.reason, told.delivery_count) == ("max_deliveries", 1)
+
+
+@in_town
+async def test_a_death_that_a_receiver_finds_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    await queue.send(b"late", expires_in=1.0)
+    await queue.send(b"live")
+    await asyncio.sleep(2.0)
+    [got] = await queue.receive()
+    assert got.body == b"live"
+    [told] = town.told(MessageDied)
+    assert (told.reason, told.delivery_count) == ("expired", 0)
+
+
+@in_town
+async def test_an_unanswered_accept_is_told_of(town: Town) -> None:
+    queue = town.queue()
+    town.road.loses_answers = True
+    async with town.consuming(queue, Log(), sessions=True, concurrency=1):
+        await asyncio.sleep(3.0)
+        town.road.loses_answers = False
+    assert {event.what for event in town.told(BrokerUnanswered)} == {"accept"}

@@ -1,0 +1,189 @@
+"""A queue on one loop in virtual time, over the memory broker and what can go wrong before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from tenure._backends.memory.queue import MemoryBroker
+from tenure._queue.broker import Claim, NoSession, QueueSettings, SettingChanges
+from tenure._queue.context import QueueContext
+from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
+from tenure._queue.queue import Queue
+from tenure._queue.received import Message
+from tenure._queue.retry import RetryPolicy
+from tenure._runtime.renewal_thread import RenewalThread
+from tenure.errors import Unavailable
+from tenure.events import (
+    Event,
+)
+from tenure.testing.loop import VirtualLoop, run
+
+LOCK = 30.0
+
+
+AT_ONCE = RetryPolicy(initial=0.0, maximum=0.0)
+
+
+class Road(MemoryBroker):
+    """The way to the broker: it can be slow, be cut, or lose what comes back."""
+
+    cut = False
+    loses_answers = False
+    delay = 0.0
+    renewing = True
+    knows = True
+    settling = True
+    settle_late = 0.0
+    """The next verdict on an answer to a request is so long on its way."""
+    parts_to_go = 0
+    """So many claims end with a part of what time has brought looked through, and say that there is more."""
+
+    def __init__(self, *inside: Any) -> None:
+        super().__init__(*inside)
+        self.asked: list[str] = []
+        self.accepted: list[SessionLock] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def handled(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
+        self.asked.append("handled")
+        if not self.knows:
+            raise Unavailable("the inbox can't be asked")
+        return await super().handled(queue, ids)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        await self.answers.wait()
+        return await super().settings(queue)
+
+    async def receive(self, queue: str, limit: int, lock: float) -> Claim:
+        await self._set_out("receive")
+        answer = Claim((), 0.0) if self._is_part() else await super().receive(queue, limit, lock)
+        await self._come_back()
+        return answer
+
+    async def accept(self, queue: str, session: str | None, lock: float) -> SessionLock | NoSession:
+        answer = NoSession(0.0) if self._is_part() else await super().accept(queue, session, lock)
+        if isinstance(answer, SessionLock):
+            self.accepted.append(answer)
+        await self._come_back()
+        return answer
+
+    async def renew(self, held: Sequence[Delivery | SessionLock], lock: float) -> Sequence[Renewed | Lapsed]:
+        await self._set_out(f"renew {len(held)}")
+        if not self.renewing:
+            raise Unavailable("no renewal gets through")
+        answer = await super().renew(held, lock)
+        await self._come_back()
+        return answer
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Lapsed]:
+        if not self.settling:
+            raise Unavailable("no verdict gets through")
+        if self.settle_late and "replies" in settlements[0].delivery.queue:
+            late, self.settle_late = self.settle_late, 0.0
+            await asyncio.sleep(late)
+        await self._set_out(f"settle {len(settlements)}")
+        answer = await super().settle(settlements)
+        await self._come_back()
+        return answer
+
+    def _is_part(self) -> bool:
+        self.parts_to_go -= 1
+        return self.parts_to_go >= 0
+
+    async def _set_out(self, what: str) -> None:
+        self.asked.append(what)
+        if self.cut:
+            raise Unavailable("the road is cut")
+
+    async def _come_back(self) -> None:
+        await asyncio.sleep(self.delay)
+        if self.loses_answers:
+            raise Unavailable("the answer was lost")
+
+
+class Town:
+    """One broker, several consumers, one virtual time."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
+        self.clock = loop.clock()
+        self.road = Road(self.clock)
+        self.events: list[Event] = []
+        self.queues: list[Queue] = []
+
+    def queue(self, name: str = "orders", **settings: Any) -> Queue:
+        settings = {"lock": LOCK, **settings}
+        queue = Queue(
+            QueueContext(
+                name,
+                self.road,
+                RenewalThread.here(),
+                self.clock,
+                QueueSettings(**settings),
+                "me",
+                self.events.append,
+                cast(SettingChanges, settings),
+            )
+        )
+        self.queues.append(queue)
+        return queue
+
+    def told(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @asynccontextmanager
+    async def consuming(self, queue: Queue, handler: Any, **options: Any) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.ensure_future(queue.consume(handler, **options))
+        try:
+            yield task
+        finally:
+            await queue.drain(grace=5.0)
+            await task
+
+
+def in_town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run *test* in virtual time, and hand it a town."""
+
+    async def main() -> None:
+        town = Town()
+        await test(town)
+        for queue in town.queues:
+            await queue.close()
+
+    def wrapped() -> None:
+        run(main(), seed=1, limit=100_000)
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+class Log:
+    """A handler that writes down what it gets, and for how long."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.began: list[bytes] = []
+        self.ended: list[bytes] = []
+        self.cancelled: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        self.began.append(message.body)
+        try:
+            if self.seconds:
+                await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(message.body)
+            raise
+        self.ended.append(message.body)
+
+
+async def fill(queue: Queue, count: int) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(count)]
+    await queue.send_batch([Outgoing(body) for body in bodies])
+    return bodies
