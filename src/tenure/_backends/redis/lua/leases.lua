@@ -1,11 +1,11 @@
--- What is asked of a lease. Each script touches two keys, which lie in one slot of a cluster:
+-- Scripts about a lease. Each uses two keys, which lie in one slot of a cluster:
 --   KEYS[1]  the lock: a string that holds its holder, and expires with the lease. redis-py's Lock has the same.
 --   KEYS[2]  the term: a hash that never expires, so that its token never falls. holder, metadata and resign are those
 --            of the newest term, and mean something only while the lock holds the same holder. released: the token
 --            that was handed back last, and when (ms since 1970). layout: the version of this layout of keys, if it is
 --            not the first.
--- A hint that can't be published must not undo what was done: hence pcall.
--- A question that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
+-- A hint that can't be published must not undo the change: hence pcall.
+-- A request that was given up may be carried out after newer ones, so an end is only ever moved forward: hence GT.
 
 if (redis.call('HGET', KEYS[2], 'layout') or '1') ~= '1' then  -- of a later layout nothing is read, and nothing written
     return redis.error_reply('LAYOUT ' .. redis.call('HGET', KEYS[2], 'layout') .. ' ' .. KEYS[2])
@@ -63,7 +63,7 @@ return {1, held, term[2] or '0', redis.call('PTTL', KEYS[1]), term[1] == held an
 -- name: ask_to_resign (channel)
 local held = redis.call('GET', KEYS[1])
 if not held or redis.call('HGET', KEYS[2], 'holder') ~= held then
-    return 0  -- nobody, or a Lock, which can't be asked
+    return 0  -- no holder, or a Lock, which can't be asked
 end
 redis.call('HSET', KEYS[2], 'resign', '1')
 redis.pcall('PUBLISH', ARGV[1], 'resign')

@@ -1,7 +1,7 @@
 -- Claims, and the return of claims whose answer was lost.
 
--- What a receiver is told of *sequences*, which are locked already. Often no message of a queue has a head.
-local function told(base, sequences, states, bodies, histories)
+-- Return the contents of the messages *sequences*. Often no message of a queue has a head.
+local function contents_of(base, sequences, states, bodies, histories)
     local heads = redis.call('HLEN', base .. 'head') > 0 and fetch('HMGET', base .. 'head', sequences) or {}
     local answer = {sequences, states, heads, bodies or fetch('HMGET', base .. 'body', sequences)}
     if histories then
@@ -11,9 +11,9 @@ local function told(base, sequences, states, bodies, histories)
     return answer
 end
 
--- Return the bodies of the first of *sequences*, up to the one that reaches CLAIM_BYTES; with histories where they are
--- dead, which count, too. Few are fetched at once, so that large ones are not fetched for nothing.
-local function weighed(base, sequences, is_dead)
+-- Return the bodies of the first of *sequences*, up to the one that reaches CLAIM_BYTES; of dead letters with their
+-- histories, which count, too. Few are fetched at once, so that large bodies are not fetched for nothing.
+local function bodies_of(base, sequences, is_dead)
     local step = math.max(1, math.min(50, math.floor(CLAIM_BYTES * 5 / setting(base, 'body_max', 2 ^ 20))))
     local bodies, histories, size = {}, is_dead and {} or nil, 0
     local last = 0
@@ -53,21 +53,21 @@ local function locked_row(base, is_dead, text, score, token)
     return ends > NOW and row or nil
 end
 
--- Note a claim, so that it can be given back if its answer is lost. An asker has a lane for each claim under way.
-local function note_claim(base, lane, mark, kind, token, what, lock)
-    redis.call('SET', base .. 'claim:' .. lane, mark .. '|' .. kind .. '|' .. token .. '|' .. what, 'PX', lock)
+-- Note a claim, so that it can be given back if its answer is lost. Each claim under way has a lane of its own.
+local function note_claim(base, lane, mark, kind, token, held, lock)
+    redis.call('SET', base .. 'claim:' .. lane, mark .. '|' .. kind .. '|' .. token .. '|' .. held, 'PX', lock)
 end
 
-local function give_back(base, kind, token, what)
+local function give_back(base, kind, token, held)
     if kind == 's' then
-        if redis.call('HGET', base .. 'session_token', what) == token then
-            leave(base, what, false)
+        if redis.call('HGET', base .. 'session_token', held) == token then
+            end_session_lock(base, held, false)
         end
         return
     end
     local is_dead = kind == 'd'
     local locks = base .. (is_dead and 'dead:locked' or 'locked')
-    for sequence in string.gmatch(what, '%d+') do
+    for sequence in string.gmatch(held, '%d+') do
         local score = redis.call('ZSCORE', locks, sequence)
         local row = score and row_of(base, sequence)
         if row and row.token == token then
@@ -84,16 +84,16 @@ local function give_back(base, kind, token, what)
     end
 end
 
--- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: nobody knows of them. Returns the
--- lanes of those that were there. The others may still come.
+-- Give back the claims that ARGV names from *first* on, by lane and mark, uncounted: their answers were lost. Returns the
+-- lanes of those that were found. The others may still be carried out.
 local function give_back_claims(base, first)
     local found = {}
     for i = first, #ARGV, 2 do
         local key = base .. 'claim:' .. ARGV[i]
-        local mark, kind, token, what = string.match(redis.call('GET', key) or '', '^([^|]*)|(%a)|([^|]*)|(.*)$')
+        local mark, kind, token, held = string.match(redis.call('GET', key) or '', '^([^|]*)|(%a)|([^|]*)|(.*)$')
         if mark == ARGV[i + 1] then
             redis.call('DEL', key)
-            give_back(base, kind, token, what)
+            give_back(base, kind, token, held)
             found[#found + 1] = ARGV[i]
         end
         local named = redis.call('GET', base .. 'named:' .. ARGV[i])
@@ -109,15 +109,15 @@ end
 
 -- name: receive (limit, lock in ms, token, whether they are dead letters, lane, then lanes and marks to give back)
 local base, limit, token, is_dead = KEYS[1], tonumber(ARGV[1]), ARGV[3], ARGV[4] == '1'
-local room = is_dead and 'dead:' or ''
+local prefix = is_dead and 'dead:' or ''
 local ends = NOW + ARGV[2]
 local sequences, states, left = {}, {}, {}
 local locks, changes, timed = {}, {}, {}
 local found = give_back_claims(base, 6)
-local more = catch_up(base)
+local more = apply_due(base)
 local bodies, histories
 repeat
-    local popped = redis.call('ZPOPMIN', base .. room .. 'ready', limit)
+    local popped = redis.call('ZPOPMIN', base .. prefix .. 'ready', limit)
     local some, ranks = {}, {}
     for i = 1, #popped, 2 do
         some[#some + 1], ranks[#ranks + 1] = popped[i], popped[i + 1]
@@ -140,7 +140,7 @@ repeat
             left[#left + 1], left[#left + 2] = ranks[i], sequence
         end
     end
-    bodies, histories = weighed(base, live, is_dead)
+    bodies, histories = bodies_of(base, live, is_dead)
     for i, sequence in ipairs(live) do
         if i <= #bodies then
             -- As read and text_of would do it, but without making a table for each message.
@@ -160,31 +160,31 @@ repeat
             left[#left + 1], left[#left + 2] = ranks[i], sequence
         end
     end
-until #sequences > 0 or #left > 0 or #popped < limit * 2  -- else all that was popped has expired
-many('ZADD', base .. room .. 'ready', left)
+until #sequences > 0 or #left > 0 or #popped < limit * 2  -- otherwise all popped messages have expired
+many('ZADD', base .. prefix .. 'ready', left)
 many('HSET', base .. 'state', changes)
-many('ZADD', base .. room .. 'locked', locks)
+many('ZADD', base .. prefix .. 'locked', locks)
 many('ZREM', base .. 'expiry', timed)
 if #sequences > 0 then
     note_claim(base, ARGV[5], token, is_dead and 'd' or 'q', token, table.concat(sequences, ' '), ARGV[2])
 end
 local due = -1
 if #sequences < limit then
-    due = (more or redis.call('EXISTS', base .. room .. 'ready') == 1) and 0
-        or due_in(base, {room .. 'delayed', room .. 'locked'})
+    due = (more or redis.call('EXISTS', base .. prefix .. 'ready') == 1) and 0
+        or due_in(base, {prefix .. 'delayed', prefix .. 'locked'})
 end
 local died = {}
 if is_dead then
     keep_deaths(base)
 else
-    died = told_deaths(base, ARGV[5], token, ARGV[2])
+    died = take_deaths(base, ARGV[5], token, ARGV[2])
 end
-return {ends, due, told(base, sequences, states, bodies, histories), found, died}
+return {ends, due, contents_of(base, sequences, states, bodies, histories), found, died}
 
 -- name: receive_deferred (lock in ms, token, lane, how many sequences, the sequences, then lanes and marks to give back)
 local base, ends, token, last = KEYS[1], NOW + ARGV[1], ARGV[2], 4 + ARGV[4]
 local found = give_back_claims(base, last + 1)
-catch_up(base)
+apply_due(base)
 keep_deaths(base)
 local sequences, states = {}, {}
 for i = 5, last do
@@ -200,4 +200,4 @@ end
 if #sequences > 0 then
     note_claim(base, ARGV[3], token, 'q', token, table.concat(sequences, ' '), ARGV[1])
 end
-return {ends, -1, told(base, sequences, states), found, {}}
+return {ends, -1, contents_of(base, sequences, states), found, {}}

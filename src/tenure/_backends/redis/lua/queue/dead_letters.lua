@@ -1,7 +1,7 @@
--- Dead letters: a look at them, and what is done to many of them.
+-- Dead letters: a look at them, their redrive, purge and move to another queue.
 
--- Keep a dead letter of another queue, whatever ids are remembered here: its head tells its id.
-local function keep_anew(base, priority, session, head, body, history)
+-- Keep a dead letter of another queue, also if its id is remembered here: its head has the id.
+local function keep_dead_letter(base, priority, session, head, body, history)
     local sequence = keep(base, '0|0|0|' .. priority .. '|' .. session, '', head, body)
     if history and history ~= '' then
         redis.call('HSET', base .. 'history', sequence, history)
@@ -10,15 +10,16 @@ end
 
 -- name: send_dead_letters (for each: priority, session, head, body, history, any of which may be empty)
 for i = 1, #ARGV, 5 do
-    keep_anew(KEYS[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
+    keep_dead_letter(KEYS[1], ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
 end
-ring(KEYS[1], false)
+notify(KEYS[1], false)
 return is_new and 1 or 0
 
--- name: dead (what: peek, count, redrive, purge or move, to the queue of the second key; how many at most, after, dead before in ms (with -, so long ago) or nothing, reason or
--- nothing, begin of made-up ids, how many sequences, the sequences, how many ids, the ids; -1 for any)
--- Looks at a part of the dead letters. Returns how many were meant, where to go on (-1: at the end), and for peek them.
-local base, what, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+-- name: dead (action: peek, count, redrive, purge, or move to the queue of the second key; how many at most; after; dead
+-- before in ms (with -, so long ago) or nothing; reason or nothing; begin of made-up ids; how many sequences, the sequences;
+-- how many ids, the ids; -1 for any)
+-- Looks at a part of the dead letters. Returns how many were selected, where to go on (-1: at the end), and for peek them.
+local base, action, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local before, reason, made_up = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 if string.sub(ARGV[4], 1, 1) == '-' then
     before = NOW + before
@@ -38,18 +39,13 @@ local function set_of()
     return set
 end
 local wanted, ids = set_of(), set_of()
-catch_up(base)
+apply_due(base)
 keep_deaths(base)
-local function id_of(sequence)
-    local head = redis.call('HGET', base .. 'head', sequence)
-    local id = head and cjson.decode(head)[1]
-    return type(id) == 'string' and id or made_up .. sequence
-end
-local function is_meant(sequence)
-    if wanted and not wanted[sequence] or ids and not ids[id_of(sequence)] then
+local function is_selected(sequence)
+    if wanted and not wanted[sequence] or ids and not ids[id_of(base, sequence) or made_up .. sequence] then
         return false
     end
-    if what ~= 'peek' and redis.call('ZSCORE', base .. 'dead:locked', sequence) then
+    if action ~= 'peek' and redis.call('ZSCORE', base .. 'dead:locked', sequence) then
         return false
     end
     if reason == '' and not before then
@@ -59,33 +55,33 @@ local function is_meant(sequence)
     return (reason == '' or death[1] == reason) and (not before or death[3] < before)
 end
 local looked_at = redis.call('ZRANGEBYSCORE', base .. 'dead', '(' .. after, '+inf', 'LIMIT', 0, WORK)
-local meant, go_on = {}, -1
+local selected, go_on = {}, -1
 for _, sequence in ipairs(looked_at) do
-    if #meant >= limit then
+    if #selected >= limit then
         break
     end
     go_on = tonumber(sequence)
-    if is_meant(sequence) then
-        meant[#meant + 1] = sequence
+    if is_selected(sequence) then
+        selected[#selected + 1] = sequence
     end
 end
 if #looked_at < WORK and (#looked_at == 0 or go_on == tonumber(looked_at[#looked_at])) then
     go_on = -1
 end
-if what == 'peek' then
-    local bodies, histories = weighed(base, meant, true)
-    if #bodies < #meant then  -- a large part: the rest is for the next one
-        meant = {unpack(meant, 1, #bodies)}
-        go_on = tonumber(meant[#meant])
+if action == 'peek' then
+    local bodies, histories = bodies_of(base, selected, true)
+    if #bodies < #selected then  -- a large part: the rest is for the next one
+        selected = {unpack(selected, 1, #bodies)}
+        go_on = tonumber(selected[#selected])
     end
-    return {#meant, go_on, told(base, meant, fetch('HMGET', base .. 'state', meant), bodies, histories)}
+    return {#selected, go_on, contents_of(base, selected, fetch('HMGET', base .. 'state', selected), bodies, histories)}
 end
-for _, sequence in ipairs(what ~= 'count' and meant or {}) do
+for _, sequence in ipairs(action ~= 'count' and selected or {}) do
     redis.call('ZREM', base .. 'dead', sequence)
     redis.call('ZREM', base .. 'dead:ready', sequence)
     redis.call('ZREM', base .. 'dead:delayed', sequence)
     redis.call('HDEL', base .. 'death', sequence)
-    if what == 'move' then  -- the head is not written anew: numbers would lose their last digits
+    if action == 'move' then  -- the head is not written anew: numbers would lose their last digits
         local row, head = row_of(base, sequence), redis.call('HGET', base .. 'head', sequence)
         local named = string.sub(cjson.encode(made_up), 1, -2) .. sequence .. '"'
         if not head then
@@ -93,10 +89,10 @@ for _, sequence in ipairs(what ~= 'count' and meant or {}) do
         elseif string.sub(head, 1, 5) == '[null' then
             head = '[' .. named .. string.sub(head, 6)
         end
-        keep_anew(KEYS[2], row.priority, row.session or '', head, redis.call('HGET', base .. 'body', sequence),
+        keep_dead_letter(KEYS[2], row.priority, row.session or '', head, redis.call('HGET', base .. 'body', sequence),
             redis.call('HGET', base .. 'history', sequence))
     end
-    if what == 'purge' or what == 'move' then
+    if action == 'purge' or action == 'move' then
         for _, key in ipairs({'state', 'head', 'body', 'history'}) do
             redis.call('HDEL', base .. key, sequence)
         end
@@ -106,9 +102,9 @@ for _, sequence in ipairs(what ~= 'count' and meant or {}) do
         put(base, sequence, row, NOW)
     end
 end
-if what == 'redrive' and #meant > 0 then
-    ring(base, false)
-elseif what == 'move' and #meant > 0 then
-    ring(KEYS[2], false)
+if action == 'redrive' and #selected > 0 then
+    notify(base, false)
+elseif action == 'move' and #selected > 0 then
+    notify(KEYS[2], false)
 end
-return {#meant, go_on, is_new and 1 or 0}
+return {#selected, go_on, is_new and 1 or 0}

@@ -1,14 +1,14 @@
 -- Due times: locks, delays and ttls that have ended.
 
--- End the lock of a session: it has expired, or was released, and what was received under it does not count. Returns
--- whether that is done: of many messages, a part is looked after, and until all are, the session is nobody else's.
-local function leave(base, session, is_expired)
+-- End the lock of a session: it has expired; or it was released, and deliveries under it don't count. Returns whether that
+-- is done: of many messages, a part is put back, and until all are, nobody else can accept the session.
+local function end_session_lock(base, session, is_expired)
     local held = redis.call('SPOP', base .. 'held:' .. session, math.max(work, 1))
     work = work - #held - 1
     for _, sequence in ipairs(held) do
         redis.call('ZREM', base .. 'locked', sequence)
         if is_expired then
-            lock_ends(base, sequence)
+            expire_lock(base, sequence)
         else
             local row = row_of(base, sequence)
             row.count = row.count - 1
@@ -20,12 +20,12 @@ local function leave(base, session, is_expired)
     end
     redis.call('HDEL', base .. 'session_token', session)
     redis.call('ZREM', base .. 'sessions', session)
-    refresh(base, session)
+    offer_session(base, session)
     return true
 end
 
--- Do a part of what time has brought; returns whether there may be more of it.
-local function catch_up(base)
+-- Apply a part of what is due; returns whether there may be more.
+local function apply_due(base)
     local function each(key, act)
         if work > 0 then
             for _, which in ipairs(redis.call('ZRANGEBYSCORE', base .. key, '-inf', NOW, 'LIMIT', 0, work)) do
@@ -37,20 +37,20 @@ local function catch_up(base)
             end
         end
     end
-    local function put_anew(sequence)
+    local function put_back(sequence)
         local row = row_of(base, sequence)
         take_out(base, sequence, row)
         put(base, sequence, row, NOW)
     end
     each('locked', function(sequence)
         redis.call('ZREM', base .. 'locked', sequence)
-        lock_ends(base, sequence)
+        expire_lock(base, sequence)
     end)
     each('sessions', function(session)
-        leave(base, session, true)
+        end_session_lock(base, session, true)
     end)
-    each('expiry', put_anew)
-    each('delayed', put_anew)
+    each('expiry', put_back)
+    each('delayed', put_back)
     for _, key in ipairs({'dead:locked', 'dead:delayed'}) do
         each(key, function(sequence)
             redis.call('ZREM', base .. key, sequence)
@@ -60,7 +60,7 @@ local function catch_up(base)
     return work <= 0
 end
 
--- In how many ms the first of these comes due; -1 if none will.
+-- Return in how many ms the first message of these sets comes due; -1 if none will.
 local function due_in(base, keys)
     local first = NEVER
     for _, key in ipairs(keys) do

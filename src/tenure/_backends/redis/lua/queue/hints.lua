@@ -1,8 +1,8 @@
--- Hints: wake those who listen to a queue.
+-- Hints to the subscribers of a queue.
 
--- Wake those who listen to *channel*, at most once in QUIET ms, or longer if they are many: whatever is done meanwhile
--- wakes nobody. So they are told for how long that is, and look again when it is over. Nothing is missed.
-local function wake(channel)
+-- Publish on *channel*, at most once in QUIET ms, or more rarely if it has many subscribers. The message is the length of
+-- this pause: the subscribers look again when it is over, so they miss nothing that happens during the pause.
+local function publish(channel)
     if redis.call('SET', channel .. ':quiet', '', 'NX', 'PX', QUIET) then
         local heard = redis.pcall('PUBSUB', 'NUMSUB', channel)
         local quiet = math.max(QUIET, math.min(QUIET_MAX, math.floor((tonumber(heard[2]) or 0) / 4)))
@@ -13,6 +13,6 @@ local function wake(channel)
     end
 end
 
-local function ring(base, is_dead)
-    wake(base .. (is_dead and 'dead' or 'live'))
+local function notify(base, is_dead)
+    publish(base .. (is_dead and 'dead' or 'live'))
 end

@@ -1,4 +1,4 @@
--- The keys of a queue, and what every script about queues begins with.
+-- The keys of a queue, and the beginning of every script about queues.
 --
 -- A queue's keys begin with its base, "PREFIXqueue:{NAME}:", and lie in one slot of a cluster:
 --   settings          hash    what was declared; a missing field has its default. layout: the version of this layout of
@@ -8,7 +8,7 @@
 --   state             hash    sequence -> count|sent|priority|expires|place|token|session; times in ms, 0 for never
 --                             place: where an unlocked message belongs: q in the queue, f deferred, d dead
 --                             token: the lock's, empty if it is not locked
---   head, body        hashes  sequence -> what its sender told (JSON; missing if there is nothing to tell), its content
+--   head, body        hashes  sequence -> id, headers, reply_to, correlation_id (JSON; missing if it has none), its body
 --   history           hash    sequence -> its attempts, a line each: number|at|outcome|error (JSON)
 --   death             hash    sequence -> reason, description, at (JSON)
 --   ready             zset    claimable, without session, by rank: priority, then sequence
@@ -26,11 +26,11 @@
 --   free              zset    sessions that can be accepted, by the sequence that is next
 --   sessions          zset    locked sessions, by the end of the lock
 --   session_token, session_state                     hashes by session
---   untold            list    deaths that no claim has named yet: sequence|count|reason|id
---   live:quiet, dead:quiet        there while hints are held back, see wake
---   claim:LANE        string  the newest claim of one asker: mark|d, q or s|token|sequences, or the session; it ends with
+--   untold            list    deaths that no claim has reported yet: sequence|count|reason|id
+--   live:quiet, dead:quiet        there while hints are held back, see publish
+--   claim:LANE        string  the newest claim of one lane: mark|d, q or s|token|sequences, or the session; it ends with
 --                             the lock. So a claim whose answer was lost can be given back
---   named:LANE        string  the mark of the newest claim of that lane that named deaths, and them (JSON); likewise
+--   named:LANE        string  the mark of the newest claim of that lane that reported deaths, and them (JSON); likewise
 --
 -- A message is in exactly one of ready, delayed, locked, deferred, dead, waiting: their sizes are the statistics.
 
@@ -43,17 +43,17 @@ end
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local RANK = 2 ^ 48   -- a rank is 9 - priority in these units, plus the sequence
-local PART = 4000     -- so many arguments go into one command; a script's stack has a limit
-local WORK = 128      -- so much that time has brought is looked after at once, so that no script runs for long
-local HEAVY = 8192    -- so many bytes that are rewritten count as one more
+local PART = 4000     -- the most arguments of one command; a script's stack has a limit
+local WORK = 128      -- so many due messages are applied by one script, so that none runs for long
+local HEAVY = 8192    -- so many rewritten bytes count as one more
 local CLAIM_BYTES = {claim_bytes}  -- a claim ends with the message whose body reaches them
 local HISTORY_MAX = {history_max}
-local UNTOLD = 10000  -- so many deaths are kept at most until a claim names them, and not for longer than a day
+local DEATHS_MAX = 10000  -- so many deaths are kept at most until a claim reports them, and for a day at most
 local QUIET = 5       -- ms
 local QUIET_MAX = 100 -- as in wake.py
 local NEVER = math.huge
 
-local work = WORK     -- what is left of it
+local work = WORK     -- the rest of it
 
 local function many(command, key, arguments)
     for first = 1, #arguments, PART do

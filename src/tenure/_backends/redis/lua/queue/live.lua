@@ -1,10 +1,10 @@
 -- Counts, and a look at live messages.
 
 -- name: stats (whether to count at once)
--- Returns nothing while more has come due than one script looks after: then it is to be asked again. What is counted at
--- once all the same is counted where it most likely belongs.
+-- Returns nothing while more is due than one script applies: then it is to be run again. If it is to count at once all the
+-- same, it counts due messages by where they most likely belong.
 local base = KEYS[1]
-local more = catch_up(base)
+local more = apply_due(base)
 keep_deaths(base)
 if more and ARGV[1] == '0' then
     return {}
@@ -30,8 +30,8 @@ return {
     math.max(0, ready), size('locked') - orphaned, size('delayed') - delayed, size('deferred'), size('dead') + expired, age,
 }
 
--- name: waiting (limit, after, whether those that are ready are meant, and those that are deferred)
--- Returns the lowest sequences behind *after* of what is there in order of them, sorted.
+-- name: waiting (limit, after, whether ready messages are selected, whether deferred ones are)
+-- Returns the lowest sequences behind *after* in the sets that are ordered by sequence, sorted.
 local base, limit, after = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local found = {}
 local function look(key, from, till)
@@ -52,11 +52,11 @@ end
 table.sort(found)
 return {unpack(found, 1, math.min(#found, tonumber(limit)))}
 
--- name: live (what: peek, count or purge; states, of rldf; session or nothing; sent before in ms or nothing; begin of made-up
--- ids; how many ids, the ids, -1 for any; then sequences)
--- Looks at these messages. Returns how many of them were meant and, for peek, them with their states and the moments that
--- go with those; if they are large, of the first only, and then the one behind which to go on.
-local base, what, states, session, before, made_up = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+-- name: live (action: peek, count or purge; states, of rldf; session or nothing; sent before in ms or nothing; begin of
+-- made-up ids; how many ids, the ids, -1 for any; then sequences)
+-- Looks at these messages. Returns how many of them were selected and, for peek, their contents, states, and the times of
+-- those; if they are large, only of the first ones, and then the sequence behind which to go on.
+local base, action, states, session, before, made_up = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local first, ids = 7 + math.max(0, tonumber(ARGV[6])), nil
 if tonumber(ARGV[6]) >= 0 then
     ids = {}
@@ -64,14 +64,9 @@ if tonumber(ARGV[6]) >= 0 then
         ids[ARGV[i]] = true
     end
 end
-catch_up(base)
+apply_due(base)
 keep_deaths(base)
-local function id_of(sequence)
-    local head = redis.call('HGET', base .. 'head', sequence)
-    local id = head and cjson.decode(head)[1]
-    return type(id) == 'string' and id or made_up .. sequence
-end
-local meant, letters, moments = {}, {}, {}
+local selected, letters, moments = {}, {}, {}
 for i = first, #ARGV do
     local sequence = ARGV[i]
     local row = row_of(base, sequence)
@@ -91,35 +86,35 @@ for i = first, #ARGV do
             end
         end
         if string.find(states, letter, 1, true) and (session == '' or row.session == session)
-            and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(sequence)]) then
-            meant[#meant + 1], letters[#letters + 1], moments[#moments + 1] = sequence, letter, moment
-            if what == 'purge' then
+            and (not before or tonumber(row.sent) < before) and (not ids or ids[id_of(base, sequence) or made_up .. sequence]) then
+            selected[#selected + 1], letters[#letters + 1], moments[#moments + 1] = sequence, letter, moment
+            if action == 'purge' then
                 take_out(base, sequence, row)
                 redis.call('ZREM', base .. 'deferred', sequence)
                 for _, key in ipairs({'state', 'head', 'body', 'history'}) do
                     redis.call('HDEL', base .. key, sequence)
                 end
                 if row.session then  -- it may have held up others
-                    ring(base, false)
+                    notify(base, false)
                 end
             end
         end
     end
 end
-if what ~= 'peek' then
-    return {#meant}
+if action ~= 'peek' then
+    return {#selected}
 end
-local bodies = weighed(base, meant, false)
+local bodies = bodies_of(base, selected, false)
 local go_on = -1
-if #bodies < #meant then
-    meant = {unpack(meant, 1, #bodies)}
-    go_on = tonumber(meant[#meant])
+if #bodies < #selected then
+    selected = {unpack(selected, 1, #bodies)}
+    go_on = tonumber(selected[#selected])
 end
-return {#meant, go_on, told(base, meant, fetch('HMGET', base .. 'state', meant), bodies), letters, moments}
+return {#selected, go_on, contents_of(base, selected, fetch('HMGET', base .. 'state', selected), bodies), letters, moments}
 
 -- name: peek_deferred (limit, after)
 local base = KEYS[1]
-catch_up(base)
+apply_due(base)
 keep_deaths(base)
 local sequences = redis.call('ZRANGEBYSCORE', base .. 'deferred', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[1])
-return {0, -1, told(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}
+return {0, -1, contents_of(base, sequences, fetch('HMGET', base .. 'state', sequences)), {}, {}}

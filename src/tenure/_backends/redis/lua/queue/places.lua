@@ -1,8 +1,8 @@
 -- The places that a message can be in, and its way from one to another.
 
-local buried, causes = {}, {}  -- what this script has buried: sequences, and count|reason of each
+local new_deaths, death_causes = {}, {}  -- the messages that this script has dead-lettered: sequences, and count|reason of each
 
-local function next_of(base, session)
+local function next_in_session(base, session)
     local first = redis.call('ZRANGE', base .. 'session:' .. session, 0, 0)[1]
     if not first then
         return nil
@@ -11,8 +11,8 @@ local function next_of(base, session)
     return not (late and tonumber(late) < tonumber(first)) and first or nil
 end
 
-local function refresh(base, session)
-    local first = redis.call('HEXISTS', base .. 'session_token', session) == 0 and next_of(base, session)
+local function offer_session(base, session)
+    local first = redis.call('HEXISTS', base .. 'session_token', session) == 0 and next_in_session(base, session)
     if first then
         redis.call('ZADD', base .. 'free', first, session)
     else
@@ -20,22 +20,22 @@ local function refresh(base, session)
     end
 end
 
-local function bury(base, sequence, row, reason, description)
+local function dead_letter(base, sequence, row, reason, description)
     row.place, row.token, row.expires = 'd', '', 0
-    buried[#buried + 1] = sequence
-    causes[#causes + 1] = row.count .. '|' .. reason
+    new_deaths[#new_deaths + 1] = sequence
+    death_causes[#death_causes + 1] = row.count .. '|' .. reason
     save(base, sequence, row)
     redis.call('HSET', base .. 'death', sequence, cjson.encode({reason, description, NOW}))
     redis.call('ZADD', base .. 'dead', sequence, sequence)
     redis.call('ZADD', base .. 'dead:ready', rank(row, sequence), sequence)
-    ring(base, true)
+    notify(base, true)
 end
 
 -- Put an unlocked message where it belongs, claimable from *visible* on. It must be in no place.
 local function put(base, sequence, row, visible)
     row.token = ''
     if row.place == 'q' and row.expires > 0 and row.expires <= NOW then
-        return bury(base, sequence, row, '{reason_expired}', '{expired_description}')
+        return dead_letter(base, sequence, row, '{reason_expired}', '{expired_description}')
     end
     save(base, sequence, row)
     if row.place == 'f' then
@@ -54,12 +54,12 @@ local function put(base, sequence, row, visible)
             redis.call('ZADD', base .. 'delayed', visible, sequence)
             if row.session and row.count > 0 then
                 redis.call('ZADD', base .. 'late:' .. row.session, sequence, sequence)
-                refresh(base, row.session)
+                offer_session(base, row.session)
             end
         elseif row.session then
             redis.call('ZADD', base .. 'session:' .. row.session, sequence, sequence)
             redis.call('ZADD', base .. 'waiting', sequence, sequence)
-            refresh(base, row.session)
+            offer_session(base, row.session)
         else
             redis.call('ZADD', base .. 'ready', rank(row, sequence), sequence)
         end
@@ -74,13 +74,13 @@ local function take_out(base, sequence, row)
         redis.call('ZREM', base .. 'session:' .. row.session, sequence)
         redis.call('ZREM', base .. 'late:' .. row.session, sequence)
         redis.call('ZREM', base .. 'waiting', sequence)
-        refresh(base, row.session)
+        offer_session(base, row.session)
     else
         redis.call('ZREM', base .. 'ready', sequence)
     end
 end
 
-local function remember(base, sequence, row, outcome, error)
+local function add_attempt(base, sequence, row, outcome, error)
     local history = redis.call('HGET', base .. 'history', sequence)
     local line = row.count .. '|' .. NOW .. '|' .. outcome .. '|' .. error
     if history then
@@ -94,19 +94,19 @@ local function remember(base, sequence, row, outcome, error)
     redis.call('HSET', base .. 'history', sequence, line)
 end
 
--- Whether *row* has no delivery left; then it is among the dead.
-local function exhausted(base, sequence, row)
+-- Dead-letter the message of *row* if it has no delivery left; return whether it was so.
+local function dead_letter_if_exhausted(base, sequence, row)
     if row.count < setting(base, 'max_deliveries', 10) then
         return false
     end
-    bury(base, sequence, row, '{reason_exhausted}', string.format('{exhausted_description}', row.count))
+    dead_letter(base, sequence, row, '{reason_exhausted}', string.format('{exhausted_description}', row.count))
     return true
 end
 
-local function lock_ends(base, sequence)
+local function expire_lock(base, sequence)
     local row = row_of(base, sequence)
-    remember(base, sequence, row, 'expired', '')
-    if not exhausted(base, sequence, row) then
+    add_attempt(base, sequence, row, 'expired', '')
+    if not dead_letter_if_exhausted(base, sequence, row) then
         put(base, sequence, row, NOW)
     end
 end

@@ -1,6 +1,6 @@
 -- The settings, the inbox and the end of a queue.
 
--- name: declare (whether only what was never declared; names and values)
+-- name: declare (whether only settings that were never declared; names and values)
 local write = ARGV[1] == '1' and 'HSETNX' or 'HSET'
 for i = 2, #ARGV, 2 do
     redis.call(write, KEYS[1] .. 'settings', ARGV[i], ARGV[i + 1])
@@ -13,14 +13,14 @@ for i, ends in ipairs(fetch('ZMSCORE', KEYS[1] .. 'inbox', ARGV)) do
 end
 return answers
 
--- name: delete (whether to delete it with what it holds)
+-- name: delete (whether to delete it with its messages)
 -- Returns whether it is gone (1), not empty (0), or too much for one step (2).
 local base, force = KEYS[1], ARGV[1] == '1'
-catch_up(base)
+apply_due(base)
 keep_deaths(base)
-local rooms = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
+local places = {'ready', 'waiting', 'locked', 'delayed', 'deferred', 'dead'}
 local found, names = {}, {}
-for _, key in ipairs(rooms) do
+for _, key in ipairs(places) do
     for _, sequence in ipairs(redis.call('ZRANGE', base .. key, 0, WORK - 1)) do
         if #found < WORK then
             found[#found + 1] = sequence
@@ -39,10 +39,10 @@ for i, text in ipairs(fetch('HMGET', base .. 'state', found)) do
         redis.call('ZREM', base .. 'session:' .. row.session, found[i])
         redis.call('ZREM', base .. 'late:' .. row.session, found[i])
         redis.call('SREM', base .. 'held:' .. row.session, found[i])
-        refresh(base, row.session)
+        offer_session(base, row.session)
     end
 end
-for _, key in ipairs({'dead:ready', 'dead:delayed', 'dead:locked', 'expiry', unpack(rooms)}) do
+for _, key in ipairs({'dead:ready', 'dead:delayed', 'dead:locked', 'expiry', unpack(places)}) do
     many('ZREM', base .. key, found)
 end
 for _, key in ipairs({'state', 'head', 'body', 'history', 'death'}) do
@@ -61,7 +61,7 @@ if redis.call('EXISTS', base .. 'sequence') == 1 then
 end
 for _, key in ipairs({
     'settings', 'sequence', 'state', 'head', 'body', 'history', 'death', 'expiry', 'dead:ready', 'dead:delayed',
-    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'untold', unpack(rooms),
+    'dead:locked', 'ids', 'inbox', 'free', 'sessions', 'session_token', 'session_state', 'untold', unpack(places),
 }) do
     redis.call('UNLINK', base .. key)
 end

@@ -19,6 +19,13 @@ local function row_of(base, sequence)
     return text and read(text)
 end
 
+-- Return a message's own id, or nil if it is made up.
+local function id_of(base, sequence)
+    local head = redis.call('HGET', base .. 'head', sequence)
+    local id = head and cjson.decode(head)[1]
+    return type(id) == 'string' and id or nil
+end
+
 local function save(base, sequence, row)
     redis.call('HSET', base .. 'state', sequence, text_of(row))
 end

@@ -2,7 +2,7 @@
 
 local is_new = false  -- whether a queue has come into being
 
--- Give out *size* sequences, and return the last of them. Those of a queue that was deleted are not given out again.
+-- Give out *size* sequences, and return the last of them. A deleted queue's sequences are not given out again.
 local function next_sequences(base, size)
     local last = redis.call('INCRBY', base .. 'sequence', size)
     is_new = is_new or last == size
@@ -14,8 +14,8 @@ local function next_sequences(base, size)
     return last
 end
 
--- Forget ids that are older than their window: a few more than come in, so that it never is much at once.
-local function sweep(base, set, until_then, size)
+-- Forget ids that are older than their window: a few more than come in, so that there are never many at once.
+local function forget_expired(base, set, until_then, size)
     local old = redis.call('ZRANGEBYSCORE', base .. set, '-inf', until_then, 'LIMIT', 0, size * 2 + 8)
     many('ZREM', base .. set, old)
 end
@@ -24,7 +24,7 @@ end
 local function keep(base, control, id, head, body)
     if id ~= '' then
         local window = setting(base, 'dedupe_window', 600) * 1000
-        sweep(base, 'ids', NOW - window, 1)
+        forget_expired(base, 'ids', NOW - window, 1)
         local known = redis.call('ZSCORE', base .. 'ids', id)
         if known and tonumber(known) > NOW - window then
             return 0
@@ -49,7 +49,7 @@ local function keep(base, control, id, head, body)
     return sequence
 end
 
--- name: send (as keep wants them: control, id, head, body; and so on)
+-- name: send (for each, as keep takes them: control, id, head, body)
 -- Returns the sequences, and whether the queue is new: it may have been deleted, and must be listed again.
 local base = KEYS[1]
 local is_plain = true
@@ -85,5 +85,5 @@ else
         sequences[#sequences + 1] = keep(base, ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
     end
 end
-ring(base, false)
+notify(base, false)
 return {sequences, is_new and 1 or 0}

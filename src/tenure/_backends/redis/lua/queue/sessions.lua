@@ -9,7 +9,7 @@ end
 -- name: accept (lock in ms, token, whether a session is named, its name, lane, then lanes and marks to give back)
 local base, ends, session = KEYS[1], NOW + ARGV[1], ARGV[3] == '1' and ARGV[4]
 local found = give_back_claims(base, 6)
-local more = catch_up(base)
+local more = apply_due(base)
 if not session then
     session = redis.call('ZRANGE', base .. 'free', 0, 0)[1]
 elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
@@ -17,7 +17,7 @@ elseif redis.call('HEXISTS', base .. 'session_token', session) == 1 then
 end
 if not session then
     local due = more and 0 or due_in(base, {'delayed', 'sessions'})
-    return {found, due, told_deaths(base, ARGV[5], ARGV[2], ARGV[1])}
+    return {found, due, take_deaths(base, ARGV[5], ARGV[2], ARGV[1])}
 end
 keep_deaths(base)
 note_claim(base, ARGV[5], ARGV[2], 's', ARGV[2], session, ARGV[1])
@@ -29,7 +29,7 @@ return {found, ends, session, redis.call('HGET', base .. 'session_state', sessio
 -- name: receive_session (session, token, limit, lane, mark, then lanes and marks to give back)
 local base, session, token, limit = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local found = give_back_claims(base, 6)
-local more = catch_up(base)
+local more = apply_due(base)
 local ends = session_holds(base, session, token)
 if not ends then
     keep_deaths(base)
@@ -37,12 +37,12 @@ if not ends then
 end
 local sequences, states, size = {}, {}, 0
 while #sequences < limit and size < CLAIM_BYTES do
-    local sequence = next_of(base, session)
+    local sequence = next_in_session(base, session)
     if not sequence then
         break
     end
     local row = row_of(base, sequence)
-    if row.expires > 0 and row.expires <= NOW then  -- more of them than were looked after just now
+    if row.expires > 0 and row.expires <= NOW then  -- more messages have expired than were applied just now
         if work <= 0 then
             more = true
             break
@@ -66,21 +66,21 @@ if #sequences > 0 then
 end
 local due = -1
 if #sequences < limit then
-    due = (more or next_of(base, session)) and 0 or due_in(base, {'delayed'})
+    due = (more or next_in_session(base, session)) and 0 or due_in(base, {'delayed'})
 end
-return {ends, due, told(base, sequences, states), found, told_deaths(base, ARGV[4], ARGV[5], left)}
+return {ends, due, contents_of(base, sequences, states), found, take_deaths(base, ARGV[4], ARGV[5], left)}
 
 -- name: release (session, token)
--- Returns 2 while more was received under the lock than one script gives back: then it is to be asked again.
+-- Returns 2 while more messages are left than one script gives back: then it is to be run again.
 if not session_holds(KEYS[1], ARGV[1], ARGV[2]) then
     return 0
 end
-local is_done = leave(KEYS[1], ARGV[1], false)
+local is_done = end_session_lock(KEYS[1], ARGV[1], false)
 keep_deaths(KEYS[1])
 if not is_done then
     return 2
 end
-ring(KEYS[1], false)
+notify(KEYS[1], false)
 return 1
 
 -- name: read_state (session, token)

@@ -3,7 +3,7 @@
 -- name: renew (lock in ms; for each: number of its key, q, d or s, token, sequence or session)
 local ends = NOW + ARGV[1]
 local answers = {}
--- Never to an earlier moment: a question that was given up may come after newer ones, which asked for more.
+-- Never to an earlier moment: a renewal that was given up may arrive after newer ones, which extend it further.
 local function extended(key, which)
     redis.call('ZADD', key, 'GT', ends, which)
     return tonumber(redis.call('ZSCORE', key, which))
@@ -38,10 +38,10 @@ for i = 1, #ARGV, 3 do
 end
 return answers
 
--- name: settle (groups, each: number of its key, q or d, token, verdict, how many, their sequences, then what the
--- verdict needs: A delay in ms, error. D reason, description, error. X remember in ms, id, how many sends, and each:
--- number of its key, then as keep wants it)
-local answers, rung, done = {}, {}, {}
+-- name: settle (groups, each: number of its key, q or d, token, verdict, how many, their sequences, then the arguments
+-- of the verdict: A delay in ms, error. D reason, description, error. X remember in ms, id, how many sends, and each:
+-- number of its key, then as keep takes it)
+local answers, notified, done = {}, {}, {}
 local at = 1
 local function argument()
     at = at + 1
@@ -58,15 +58,15 @@ local function forget(base, is_dead, sequences)
         many('ZREM', base .. 'dead', sequences)
     end
 end
-local function judge(verdict, base, is_dead, sequence, row, extra)
+local function apply_verdict(verdict, base, is_dead, sequence, row, extra)
     if verdict == 'A' or verdict == 'G' then
-        rung[base .. (is_dead and 'dead' or 'live')] = true
+        notified[base .. (is_dead and 'dead' or 'live')] = true
         if not is_dead then
             if verdict == 'G' then
                 row.count = row.count - 1
             else
-                remember(base, sequence, row, 'abandoned', extra[2])
-                if exhausted(base, sequence, row) then
+                add_attempt(base, sequence, row, 'abandoned', extra[2])
+                if dead_letter_if_exhausted(base, sequence, row) then
                     return 2
                 end
             end
@@ -77,8 +77,8 @@ local function judge(verdict, base, is_dead, sequence, row, extra)
         row.place = 'f'
         put(base, sequence, row, NOW)
     elseif verdict == 'D' then
-        remember(base, sequence, row, 'rejected', extra[3])
-        bury(base, sequence, row, extra[1], extra[2])
+        add_attempt(base, sequence, row, 'rejected', extra[3])
+        dead_letter(base, sequence, row, extra[1], extra[2])
     end
     return 1
 end
@@ -102,7 +102,7 @@ while at <= #ARGV do
     local scores = fetch('ZMSCORE', locks, sequences)
     local settled = {}
     local is_complete = verdict == 'C' or verdict == 'X'
-    local held = (is_dead and '|d|' or '|q|') .. token .. '|'  -- most are so, and need no table made for them
+    local held = (is_dead and '|d|' or '|q|') .. token .. '|'  -- most are like this, and need no table
     for i, sequence in ipairs(sequences) do
         local mark = base .. sequence
         local text, score = texts[i], tonumber(scores[i] or 0)
@@ -124,7 +124,7 @@ while at <= #ARGV do
                 answers[#answers + 1] = 1
             else
                 redis.call('ZREM', locks, sequence)
-                answers[#answers + 1] = judge(verdict, base, is_dead, sequence, row, extra)
+                answers[#answers + 1] = apply_verdict(verdict, base, is_dead, sequence, row, extra)
             end
         else
             answers[#answers + 1] = 0
@@ -135,17 +135,17 @@ while at <= #ARGV do
         forget(base, is_dead, settled)
         if verdict == 'X' and #settled > 0 then
             if tonumber(extra[1]) > 0 then
-                sweep(base, 'inbox', NOW, 1)
+                forget_expired(base, 'inbox', NOW, 1)
                 redis.call('ZADD', base .. 'inbox', 'GT', NOW + extra[1], extra[2])
             end
             for _, send in ipairs(sends) do
                 keep(unpack(send))
-                rung[send[1] .. 'live'] = true
+                notified[send[1] .. 'live'] = true
             end
         end
     end
 end
-for channel in pairs(rung) do
-    wake(channel)
+for channel in pairs(notified) do
+    publish(channel)
 end
 return answers
