@@ -63,7 +63,7 @@ NOT_QUICK = [
     "unit/test_peers_wire.py::test_a_hundred_thousand_bad_frames_change_nothing",
     "unit/test_peers_wire.py::test_a_known_tag_with_any_fields_is_a_message_or_malformed",
     "unit/test_pytest_plugin.py",
-    "unit/test_sqlite_fence.py::test_of_processes_that_race_no_old_token_slips_through",
+    "unit/test_sqlite_fence.py::test_no_old_token_passes_when_processes_race",
     "unit/test_watchdog.py",
 ]
 """Files and tests of these folders that start processes or servers, or that take a second and more."""

@@ -1,4 +1,4 @@
-"""Five members over TCP on this machine, before the suites: to a candidate, a fleet is a store of leases."""
+"""The suites for leases, on five members over TCP: to a candidate, a fleet is a store of leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.clocks import TurnedClock
 
 SIZE = 5
 HEARTBEAT = 10.0
-"""Questions are asked for two of these: longer than a busy machine takes to answer three hundred."""
+"""A question lasts two of these: longer than a busy machine takes to answer three hundred."""
 TRAITS = LeaseTraits(
     ttl_min=6.0, ttl_max=60.0, fencing="emulated", expiry="store clock", hints=True, survives_restart=False
 )

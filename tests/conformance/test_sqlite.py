@@ -1,4 +1,4 @@
-"""Leases in an SQLite file, before the suites."""
+"""The suites for leases, on an SQLite file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenure.testing.conformance import GiveUp, LeaseFaultSuite, LeaseHarness, Le
 class SqliteHarness(LeaseHarness):
     traits = sqlite.TRAITS
     is_exact = True
-    busy: ClassVar[float] = 10.0  # many ask at once, and this process may stand still while one of them writes
+    busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
 
     async def start(self) -> None:
         self._clock = ManualClock()
@@ -53,7 +53,7 @@ class TestSqliteLeases(LeaseStoreSuite):
 
 @asynccontextmanager
 async def moved_away(folder: Path) -> AsyncIterator[None]:
-    """Let *folder*, in which the database lies, have another name."""
+    """Rename *folder*, which has the database."""
     there = folder.with_name("there")
     folder.rename(there)
     try:
@@ -64,7 +64,7 @@ async def moved_away(folder: Path) -> AsyncIterator[None]:
 
 class HurtSqliteHarness(SqliteHarness):
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
-    busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
+    busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
         assert isinstance(store, Lossy)

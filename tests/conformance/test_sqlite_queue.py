@@ -1,4 +1,4 @@
-"""Queues in an SQLite file, before the suites."""
+"""The suites for queues, on an SQLite file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SqliteQueueHarness(QueueHarness):
     traits = sqlite.QUEUE_TRAITS
     is_exact = True
     counts_bytes = True
-    busy: ClassVar[float] = 10.0  # many ask at once, and this process may stand still while one of them writes
+    busy: ClassVar[float] = 10.0  # many calls come at once, and this process may be slow while one of them writes
 
     async def start(self) -> None:
         self._clock = ManualClock()
@@ -76,7 +76,7 @@ class TestSqliteConsumers(ConsumerSuite):
 
 class HurtSqliteQueueHarness(SqliteQueueHarness):
     faults = frozenset({"lose_answer", "cut", "late", "away", "restart"})
-    busy = 0.5  # a cut is a lock that somebody else holds, and is waited out
+    busy = 0.5  # a cut is a lock of another connection
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
         assert isinstance(broker, LossyBroker)

@@ -1,4 +1,4 @@
-"""Rows that another boot has stamped: they can't be compared with our clock, and are waited out in full."""
+"""Rows that were stamped in another boot: they can't be compared with the own clock, and are waited out in full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Boot = Callable[[str, float], tuple[SqliteLeases, ManualClock]]
 
 @pytest.fixture
 async def boot(tmp_path: Path) -> AsyncIterator[Boot]:
-    """Open the file as a process of the boot so named, whose clock shows so much."""
+    """Open the file as a process in *boot*, whose clock shows *now*."""
     path, workers = str(tmp_path / "x.db"), []
 
     def start(name: str, now: float) -> tuple[SqliteLeases, ManualClock]:
@@ -42,7 +42,7 @@ async def claimed(store: SqliteLeases, holder: str, ttl: float) -> Grant:
 
 
 @pytest.mark.parametrize("now", [0.0, 5.0, 1e6], ids=["just started", "clock is behind", "clock is far ahead"])
-async def test_it_is_waited_out_in_full(boot: Boot, now: float) -> None:
+async def test_a_row_of_another_boot_is_waited_out_in_full(boot: Boot, now: float) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("after", now)
@@ -56,7 +56,7 @@ async def test_it_is_waited_out_in_full(boot: Boot, now: float) -> None:
     assert (await claimed(after, "bob#1", 10)).token == old.token + 1
 
 
-async def test_its_holder_may_still_renew_it(boot: Boot) -> None:
+async def test_a_row_of_another_boot_may_be_renewed_by_its_holder(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("after", 5.0)
@@ -112,7 +112,7 @@ async def test_a_holder_that_asks_again_counts_as_alive(boot: Boot) -> None:
         assert await before.acquire("name", "ann#1", 30) == Granted(old)
 
 
-async def test_its_holder_may_still_release_it(boot: Boot) -> None:
+async def test_a_row_of_another_boot_may_be_released_by_its_holder(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, _ = boot("after", 5.0)
@@ -120,14 +120,14 @@ async def test_its_holder_may_still_release_it(boot: Boot) -> None:
     assert await after.inspect("name") == Vacant("name", old.token)
 
 
-async def test_its_holder_may_still_ask_again(boot: Boot) -> None:
+async def test_a_row_of_another_boot_may_be_acquired_again_by_its_holder(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, _ = boot("after", 5.0)
     assert await after.acquire("name", "ann#1", 10) == Granted(old)
 
 
-async def test_to_look_at_it_stamps_nothing(boot: Boot) -> None:
+async def test_inspecting_a_row_of_another_boot_stamps_nothing(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("after", 5.0)
@@ -138,7 +138,7 @@ async def test_to_look_at_it_stamps_nothing(boot: Boot) -> None:
     assert list(await after.renew([old], 10)) == [Granted(old, resign_asked=True)]
 
 
-async def test_what_was_released_before_is_free_after(boot: Boot) -> None:
+async def test_a_name_released_before_a_boot_is_free_after_it(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     await before.release(old)
@@ -147,7 +147,7 @@ async def test_what_was_released_before_is_free_after(boot: Boot) -> None:
     assert (await claimed(after, "bob#1", 10)).token == old.token + 1
 
 
-async def test_a_wrong_token_is_lost_there_too(boot: Boot) -> None:
+async def test_a_wrong_token_is_lost_in_another_boot_too(boot: Boot) -> None:
     before, _ = boot("before", 1_000.0)
     old = await claimed(before, "ann#1", 30)
     wrong = Grant(old.name, old.holder, old.token + 1)
@@ -159,8 +159,8 @@ async def test_a_wrong_token_is_lost_there_too(boot: Boot) -> None:
 # --- the same boot, and a clock that went back ---
 
 
-async def test_a_row_that_ends_later_than_its_ttl_is_not_believed(boot: Boot) -> None:
-    """A virtual machine was set back to a snapshot of days ago, and the file lies on a disk that was not."""
+async def test_a_row_that_ends_later_than_its_ttl_counts_as_another_boots(boot: Boot) -> None:
+    """A virtual machine was set back to a snapshot of days ago, and the disk with the file was not."""
     before, _ = boot("same", 1_000_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("same", 1_000.0)
@@ -173,7 +173,7 @@ async def test_a_row_that_ends_later_than_its_ttl_is_not_believed(boot: Boot) ->
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
-async def test_its_holder_that_is_alive_brings_it_back_to_the_clock(boot: Boot, again: bool) -> None:
+async def test_a_live_holder_restamps_a_row_that_ends_too_late(boot: Boot, again: bool) -> None:
     before, _ = boot("same", 1_000_000.0)
     old = await claimed(before, "ann#1", 30)
     after, clock = boot("same", 1_000.0)
@@ -187,7 +187,7 @@ async def test_its_holder_that_is_alive_brings_it_back_to_the_clock(boot: Boot, 
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["renewed", "asked again"])
-async def test_a_shorter_ttl_does_not_shorten_what_was_given(boot: Boot, again: bool) -> None:
+async def test_a_shorter_ttl_does_not_shorten_a_lease(boot: Boot, again: bool) -> None:
     store, clock = boot("same", 1_000_000.3)
     old = await claimed(store, "ann#1", 30)
     for passed in (0.1, 9.9, 10.0):
@@ -229,7 +229,7 @@ EARLIER, LATER = "0c1d2e3f-0000-4000-8000-00000000000a", "0c1d2e3f-0000-4000-800
         ("booted:1000", "booted:9000", None),  # a guess may be wrong
     ],
 )
-async def test_what_an_earlier_start_has_released_was_free_since_ours(
+async def test_a_name_released_in_an_earlier_boot_is_vacant_since_this_one(
     boot: Boot, before: str, after: str, vacant_for: float | None
 ) -> None:
     store, _ = boot(before, 1_000.0)

@@ -1,4 +1,4 @@
-"""What an operator reads when an SQLite file can't be used, and that it works again once it can."""
+"""The errors for an SQLite file that can't be used; and that it works again once it can."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_the_path_is_decoded_and_relative_to_where_it_was_opened(
     assert (tmp_path / "sub dir" / "what?#100%.db").is_file()
 
 
-async def test_two_ways_to_one_file_meet(tmp_path: Path, opener: Opener) -> None:
+async def test_two_paths_to_one_file_share_their_sockets(tmp_path: Path, opener: Opener) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     one, other = opener(tmp_path / "real" / "x.db"), opener(tmp_path / "link" / "x.db")
@@ -163,7 +163,7 @@ async def test_a_library_that_is_too_old(tmp_path: Path, opener: Opener, monkeyp
 
 
 def test_a_file_system_that_can_not_keep_the_log() -> None:
-    """Stood in for by SQLite's own memory, which can't keep it either."""
+    """SQLite's own memory stands for it, which can't have a log either."""
     database = Database(":memory:", Options(), [])
     with pytest.raises(ConfigError, match="needs a write-ahead log, and its journal mode stayed 'memory'"):
         database.read(lambda connection: None)
@@ -182,7 +182,9 @@ async def test_a_file_without_a_log_that_is_in_use(tmp_path: Path, opener: Opene
         connection.execute("CREATE TABLE t (x)")
         connection.execute("BEGIN IMMEDIATE")
         backend = opener(path)
-        assert isinstance(await refusal(backend), Unavailable)  # the mode can't be changed while somebody writes
+        assert isinstance(
+            await refusal(backend), Unavailable
+        )  # the mode can't be changed while another connection writes
         connection.execute("COMMIT")
     assert isinstance(await backend.leases.acquire("name", "ann#1", 10), Granted)
 
@@ -212,7 +214,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """Return a folder that others may come to: pytest's own ones are shut again by every run that begins."""
+    """Return a folder that other users may enter: pytest closes its own folders to them with every run."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -291,7 +293,7 @@ def locked(path: Path, how: str = "BEGIN EXCLUSIVE") -> Iterator[sqlite3.Connect
 
 
 async def in_time(ask: Callable[[], Awaitable[object]], least: float = 0.0, most: float = 4.5) -> TenureError:
-    """Return what *ask* raises; sooner than if it had waited as long as it does without ``busy``."""
+    """Return what *ask* raises, and check that it took less time than the default of ``busy``."""
     asked_at = time.monotonic()
     with pytest.raises(Unavailable) as raised:
         await ask()
@@ -313,14 +315,14 @@ async def test_a_file_that_stays_locked(tmp_path: Path, opener: Opener) -> None:
         ):
             error = await in_time(ask, 0.2)
             assert "stayed locked by another connection" in str(error)
-        # To look, and to be told that another holds the name, takes no lock.
+        # Inspecting, and acquiring a name that another holds, take no lock.
         assert isinstance(await store.inspect("name"), HeldBy)
         assert isinstance(await store.acquire("name", "bob#1", 10), HeldBy)
         assert list(await store.names()) == ["name"]
     assert list(await store.renew([answer.grant], 10)) == [Granted(answer.grant)]
 
 
-async def test_those_who_queue_behind_a_lock_give_up_together(tmp_path: Path, opener: Opener) -> None:
+async def test_calls_that_queue_behind_a_lock_give_up_together(tmp_path: Path, opener: Opener) -> None:
     store = opener(tmp_path / "x.db", "busy=0.5").leases
     await store.acquire("name", "ann#1", 10)
     with locked(tmp_path / "x.db"):
@@ -448,12 +450,12 @@ async def test_a_full_disk(tmp_path: Path, opener: Opener) -> None:
 # --- the rest ---
 
 
-def test_foreign_errors_fly() -> None:
+def test_foreign_errors_are_not_translated() -> None:
     with pytest.raises(AssertionError, match="foreign error"):
         translate(sqlite3.ProgrammingError("a bug of ours"), "/x.db")
 
 
-def test_a_bug_in_a_statement_is_not_taken_for_weather(tmp_path: Path) -> None:
+def test_a_bug_in_a_statement_is_not_reported_as_unavailable(tmp_path: Path) -> None:
     database = Database(str(tmp_path / "x.db"), Options(), [])
     with pytest.raises(sqlite3.ProgrammingError):
         database.write(lambda connection: connection.execute("SELECT ?", ()))
@@ -461,7 +463,7 @@ def test_a_bug_in_a_statement_is_not_taken_for_weather(tmp_path: Path) -> None:
     database.close()
 
 
-async def test_what_is_closed_says_so(tmp_path: Path, opener: Opener) -> None:
+async def test_a_closed_backend_says_so(tmp_path: Path, opener: Opener) -> None:
     backend = opener(tmp_path / "x.db")
     await backend.leases.acquire("name", "ann#1", 10)
     await backend.close()
@@ -469,7 +471,7 @@ async def test_what_is_closed_says_so(tmp_path: Path, opener: Opener) -> None:
     error = await refusal(backend)
     assert isinstance(error, ConfigError)
     assert "was closed; connect again" in str(error)
-    assert not list(tmp_path.glob("x.db-[!r]*"))  # the log was put back into the file
+    assert not list(tmp_path.glob("x.db-[!r]*"))  # the log was moved into the file
 
 
 async def test_a_users_own_database_is_left_as_it_is(tmp_path: Path, opener: Opener) -> None:
@@ -485,7 +487,7 @@ async def test_a_users_own_database_is_left_as_it_is(tmp_path: Path, opener: Ope
     assert tables == {"customer", "tenure_schema", "tenure_lease"}
 
 
-async def test_twenty_who_create_the_file_at_once(tmp_path: Path, opener: Opener) -> None:
+async def test_twenty_backends_that_create_the_file_at_once(tmp_path: Path, opener: Opener) -> None:
     backends = [opener(tmp_path / "x.db", "busy=60") for _ in range(20)]
     answers = await asyncio.gather(*(b.leases.acquire("name", f"c{n}#1", 60) for n, b in enumerate(backends)))
     assert sum(isinstance(answer, Granted) for answer in answers) == 1

@@ -1,4 +1,4 @@
-"""The fence in SQLite: an old token is refused in the transaction of the write, whatever the mode and the race."""
+"""The fence in SQLite: an old token is refused in the transaction of the write, in every mode and in races."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_resources_are_guarded_apart(connection: sqlite3.Connection) -> None:
         fence.check("report", 8)
 
 
-def test_a_rollback_takes_the_token_back(connection: sqlite3.Connection, file: Path) -> None:
+def test_a_rollback_undoes_the_token(connection: sqlite3.Connection, file: Path) -> None:
     write(connection, 1)
     Fence(connection).check("report", 5)
     connection.execute("INSERT INTO report VALUES ('by 5')")
@@ -96,8 +96,8 @@ def test_the_first_check_can_be_rolled_back_with_its_table(connection: sqlite3.C
     assert lines(file) == ["by 2"]
 
 
-def test_check_and_write_are_one(connection: sqlite3.Connection, file: Path) -> None:
-    """After the check, until the commit, no other can write: neither with an older token nor with a newer one."""
+def test_check_and_write_are_one_transaction(connection: sqlite3.Connection, file: Path) -> None:
+    """Between the check and the commit, no other connection can write, with an older token or a newer one."""
     write(connection, 1)
     Fence(connection).check("report", 2)
     with closing(sqlite3.connect(file, timeout=0)) as other, pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -125,7 +125,7 @@ def test_a_refusal_keeps_a_transaction_that_the_caller_began(plain: sqlite3.Conn
 
 
 @pytest.mark.parametrize("mode", EXPLICIT.values(), ids=EXPLICIT.keys())
-def test_without_a_transaction_it_refuses_to_pretend(file: Path, mode: dict[str, Any]) -> None:
+def test_without_a_transaction_the_check_is_refused(file: Path, mode: dict[str, Any]) -> None:
     with closing(sqlite3.connect(file, **mode)) as connection:
         with pytest.raises(ConfigError, match="BEGIN IMMEDIATE first"):
             Fence(connection).check("report", 1)
@@ -135,7 +135,7 @@ def test_without_a_transaction_it_refuses_to_pretend(file: Path, mode: dict[str,
 
 
 def test_an_old_snapshot_does_not_let_an_old_token_pass(plain: sqlite3.Connection, file: Path) -> None:
-    """A deferred transaction that has read before another wrote can't write any more: SQLite says so."""
+    """A deferred transaction that has read before another wrote can't write any more: SQLite refuses it."""
     with closing(sqlite3.connect(file)) as other:
         write(other, 1)
         plain.execute("BEGIN")
@@ -153,7 +153,7 @@ def test_the_callers_row_factory_does_not_matter(plain: sqlite3.Connection) -> N
         Fence(plain).check("report", 1)
 
 
-def test_another_table_that_is_missing_is_not_taken_for_ours(plain: sqlite3.Connection) -> None:
+def test_another_missing_table_is_not_mistaken_for_the_fence(plain: sqlite3.Connection) -> None:
     plain.execute("CREATE TABLE tenure_fence (unknown TEXT)")
     plain.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError, match="no column named resource"):
@@ -161,14 +161,14 @@ def test_another_table_that_is_missing_is_not_taken_for_ours(plain: sqlite3.Conn
 
 
 @pytest.mark.parametrize("token", [0, -1, True, 1.0, "7", None, 2**63])
-def test_what_is_no_token_is_refused(plain: sqlite3.Connection, token: Any) -> None:
+def test_an_invalid_token_is_refused(plain: sqlite3.Connection, token: Any) -> None:
     plain.execute("BEGIN IMMEDIATE")
     with pytest.raises(ConfigError, match="token must be"):
         Fence(plain).check("report", token)
 
 
 @pytest.mark.parametrize("resource", ["", None, 7])
-def test_what_is_no_resource_is_refused(plain: sqlite3.Connection, resource: Any) -> None:
+def test_an_invalid_resource_is_refused(plain: sqlite3.Connection, resource: Any) -> None:
     plain.execute("BEGIN IMMEDIATE")
     with pytest.raises(ConfigError, match="resource must be"):
         Fence(plain).check(resource, 1)
@@ -196,7 +196,7 @@ def _race(file: Path, tokens: list[int], begin: str | None, answers: SimpleQueue
 
 @pytest.mark.process
 @pytest.mark.parametrize("begin", ["BEGIN IMMEDIATE", "BEGIN", None])
-def test_of_processes_that_race_no_old_token_slips_through(file: Path, begin: str | None) -> None:
+def test_no_old_token_passes_when_processes_race(file: Path, begin: str | None) -> None:
     spawn = multiprocessing.get_context("spawn")
     answers: SimpleQueue[int] = spawn.SimpleQueue()
     hands = [list(range(start, 300, 4)) for start in range(1, 5)]
@@ -211,7 +211,7 @@ def test_of_processes_that_race_no_old_token_slips_through(file: Path, begin: st
     assert len(written) == passed >= 4
 
 
-def test_the_errors_are_the_callers_own(file: Path) -> None:
+def test_errors_of_the_database_are_not_translated(file: Path) -> None:
     answers: list[Callable[[], None]] = []
     with closing(sqlite3.connect(file)) as connection:
         answers.append(lambda: Fence(connection).check("report", 1))

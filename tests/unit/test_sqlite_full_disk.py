@@ -1,4 +1,4 @@
-"""A disk that is full: nothing more can be sent, and whatever takes messages off goes on."""
+"""A full disk: nothing more can be sent, and everything that removes messages still works."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def drain(backend: sqlite.SqliteBackend) -> int:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_what_was_sent_until_the_disk_was_full_can_be_drained(disk: Path, restarted: bool) -> None:
+async def test_a_queue_on_a_full_disk_can_be_drained(disk: Path, restarted: bool) -> None:
     backend = opened(disk)
     sent = await send_until_full(backend)
     assert 300 < sent < 10_000
@@ -87,7 +87,7 @@ async def test_headers_take_room_too(disk: Path) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("count", [10, 300])
-async def test_a_disk_that_somebody_else_has_filled(disk: Path, restarted: bool, count: int) -> None:
+async def test_a_disk_that_another_program_has_filled(disk: Path, restarted: bool, count: int) -> None:
     backend = opened(disk)
     assert await send_until_full(backend, count) == count
     answer = await backend.leases.acquire("name", "ann#1", 60)
@@ -105,7 +105,7 @@ async def test_a_disk_that_somebody_else_has_filled(disk: Path, restarted: bool,
     await backend.close()
 
 
-async def test_a_batch_that_does_not_fit_keeps_nobody_from_settling(disk: Path) -> None:
+async def test_a_batch_that_does_not_fit_does_not_prevent_settling(disk: Path) -> None:
     backend = opened(disk)
     await send_until_full(backend, 20)
     deliveries = (await backend.broker.receive("q", 20, 10.0)).deliveries
@@ -123,7 +123,7 @@ async def test_a_batch_that_does_not_fit_keeps_nobody_from_settling(disk: Path) 
     await backend.close()
 
 
-async def test_what_a_completion_sends_is_kept_with_it_or_neither_is(disk: Path) -> None:
+async def test_a_completion_and_what_it_sends_are_kept_together_or_not_at_all(disk: Path) -> None:
     backend = opened(disk)
     broker = backend.broker
     await send_until_full(backend)
@@ -131,7 +131,7 @@ async def test_what_a_completion_sends_is_kept_with_it_or_neither_is(disk: Path)
     before = await broker.stats("q")
     done = bytes(150_000)
     with pytest.raises(Unavailable, match="full"):
-        await broker.send("replies", [Outgoing(done)])  # there is no room but the reserve
+        await broker.send("replies", [Outgoing(done)])  # the reserve is the only room
     reply = Complete(sends=(("replies", Outgoing(done, id="reply")),), remember=60.0)
     assert list(await broker.settle([Settlement(first, reply)])) == [SETTLED]
     assert await broker.handled("q", [first.id]) == [True]
@@ -186,7 +186,7 @@ asyncio.run(main())
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on files are tried on Linux")
-def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_handled_like_a_full_disk(tmp_path: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", LIMITED, f"sqlite:///{tmp_path}/x.db"], capture_output=True, text=True, timeout=60
     )
@@ -198,7 +198,7 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path: Path) -> None:
 # --- the file ---
 
 
-async def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
+async def test_another_file_in_the_reserves_place_is_left_alone(tmp_path: Path) -> None:
     victim, place = tmp_path / "victim", tmp_path / "x.db-reserve"
     victim.write_bytes(b"dear")
     for plant in (place.write_bytes, lambda _: place.symlink_to(victim), lambda _: place.hardlink_to(victim)):
@@ -212,7 +212,7 @@ async def test_another_file_in_its_place_is_left_alone(tmp_path: Path) -> None:
         place.unlink()
 
 
-async def test_one_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
+async def test_a_deleted_reserve_is_made_again(tmp_path: Path) -> None:
     backend, place = opened(tmp_path), tmp_path / "x.db-reserve"
     for _ in range(2):
         assert await send_until_full(backend, 200) == 200

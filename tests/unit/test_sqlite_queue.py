@@ -1,4 +1,4 @@
-"""What only queues in an SQLite file have: shared commits, a file clock, locks by boot, transactions of the caller."""
+"""Queues in an SQLite file only: shared commits, a file clock, locks by boot, transactions of the caller."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tenure.events import Event, GivenBack
 from tenure.testing import ManualClock, until
 
 PATIENCE = 30.0
-"""Seconds after which something hangs."""
+"""Seconds after which a wait counts as hanging."""
 
 ORPHANS = {
     "death of no dead letter": """
@@ -79,11 +79,11 @@ ORPHANS = {
         )
     ),
 }
-"""Rows that nothing should have left behind, by kind."""
+"""Tables that must be empty at the end."""
 
 
-class House:
-    """A file, and processes on it that are none: each broker has its own threads and connections."""
+class QueueFile:
+    """A file, and simulated processes on it: each broker has its own threads and connections."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "x.db")
@@ -93,7 +93,7 @@ class House:
         self._workers: list[Worker] = []
 
     def open(self, boot: str = "this boot", options: Options | None = None) -> SqliteBroker:
-        """Return a broker of a process that was started in *boot*."""
+        """Return a broker of a process in *boot*."""
         options = options or Options(synchronous="normal", busy=30.0)
         times = FileClock(self.clock, lambda: self.wall, boot)
         worker = Worker(lambda: Database(self.path, options, TABLES, reads_only=True))
@@ -108,17 +108,17 @@ class House:
         return SqliteBroker(writer, worker, wake, times)
 
     def connect(self) -> sqlite3.Connection:
-        """Return a connection as a user of the file would make it."""
+        """Return a connection like a user's."""
         return sqlite3.connect(self.path, timeout=30.0)
 
     def count(self, table: str) -> int:
-        """Return how many rows *table* has."""
+        """Return the number of rows of *table*."""
         with closing(self.connect()) as connection:
             (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         return int(count)
 
     def check(self) -> None:
-        """See that every message is in exactly one place, and that the counts say so."""
+        """Check that every message is in exactly one place, and that the counts agree."""
         with closing(self.connect()) as connection:
             for number, *counts in connection.execute(
                 "SELECT queue, ready, locked, delayed, deferred FROM tenure_queue"
@@ -147,11 +147,11 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    house = House(tmp_path)
-    yield house
-    await house.close()
-    house.check()
+async def queue_file(tmp_path: Path) -> AsyncIterator[QueueFile]:
+    queue_file = QueueFile(tmp_path)
+    yield queue_file
+    await queue_file.close()
+    queue_file.check()
 
 
 async def receive(broker: SqliteBroker, name: str = "q", limit: int = 10, lock: float = 10.0) -> Sequence[Delivery]:
@@ -167,7 +167,7 @@ def bodies(deliveries: Sequence[Delivery]) -> list[bytes]:
 
 @asynccontextmanager
 async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncIterator[None]:
-    """Keep the writer busy until so many requests wait for it, which the block makes."""
+    """Keep the writer busy until the requests of the block wait for it."""
     begun, go_on = threading.Event(), threading.Event()
 
     def hold_up(operations: Operations) -> None:
@@ -186,8 +186,8 @@ async def until_asked_for(writer: Writer, count: int, urgent: int = 0) -> AsyncI
     await held_up
 
 
-async def test_requests_that_come_together_share_a_commit(house: House) -> None:
-    broker = house.open()
+async def test_requests_that_come_together_share_a_commit(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"first")])
     transactions: list[int] = []
     write = Database.write
@@ -198,17 +198,17 @@ async def test_requests_that_come_together_share_a_commit(house: House) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "write", counted)
-        async with until_asked_for(house.writers[0], 200):
+        async with until_asked_for(queue_file.writers[0], 200):
             sends = [asyncio.ensure_future(broker.send("q", [Outgoing(b"%d" % number)])) for number in range(200)]
         await asyncio.gather(*sends)
     assert len(transactions) < 20
     assert (await broker.stats("q")).ready == 201
 
 
-async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
-    broker = house.open()
+async def test_a_bad_request_does_not_fail_the_others(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"first")])
-    [writer] = house.writers
+    [writer] = queue_file.writers
 
     def half_way(operations: Operations) -> None:
         operations.send("q", [Outgoing(b"never")])
@@ -226,23 +226,23 @@ async def test_a_bad_request_takes_no_other_with_it(house: House) -> None:
     ]
     told = [type(answer) for answer in await asyncio.gather(*asked, return_exceptions=True)]
     assert told[:3] + told[4:] == [list, ValueError, list, list]
-    assert told[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # Python has called it by both names
+    assert told[3] in (sqlite3.InterfaceError, sqlite3.ProgrammingError)  # depends on the version of Python
     assert sorted(bodies(await receive(broker))) == [b"a", b"b", b"c", b"first"]
 
 
-async def test_deaths_beside_a_bad_request_are_told_once(house: House) -> None:
-    broker = house.open()
+async def test_deaths_beside_a_bad_request_are_reported_once(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"late", id="late", expires_in=5.0)])
-    house.clock.advance(6.0)
-    house.wall += 6.0
-    [writer] = house.writers
+    queue_file.clock.advance(6.0)
+    queue_file.wall += 6.0
+    [writer] = queue_file.writers
 
     def bad(operations: Operations) -> None:
         raise ValueError("bad by itself")
 
     async with until_asked_for(writer, 2):
         asked: list[asyncio.Future[Any]] = [asyncio.ensure_future(broker.receive("q", 1, 10.0))]
-        await asyncio.sleep(0)  # so that it is asked first, and done together with the other
+        await asyncio.sleep(0)  # so that it comes first, and shares a commit with the other
         asked.append(writer.submit(bad))
     told = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(told[0], Claim)
@@ -251,12 +251,12 @@ async def test_deaths_beside_a_bad_request_are_told_once(house: House) -> None:
     assert [(one.id, one.reason) for one in died] == [("late", EXPIRED)]
 
 
-async def test_a_renewal_goes_before_what_is_to_be_sent(house: House) -> None:
-    broker = house.open()
+async def test_a_renewal_goes_before_waiting_sends(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x")])
     got = await receive(broker)
     order: list[str] = []
-    async with until_asked_for(house.writers[0], 20, urgent=1):
+    async with until_asked_for(queue_file.writers[0], 20, urgent=1):
         outgoing = [Outgoing(bytes(1_000)) for _ in range(1_000)]
         sends = [asyncio.ensure_future(broker.send("q", outgoing)) for _ in range(20)]
         for send in sends:
@@ -268,10 +268,10 @@ async def test_a_renewal_goes_before_what_is_to_be_sent(house: House) -> None:
     assert order[0] == "renewed"
 
 
-async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -> None:
-    broker = house.open(options=Options(busy=0.2))
+async def test_a_locked_file_fails_all_requests_and_changes_nothing(queue_file: QueueFile) -> None:
+    broker = queue_file.open(options=Options(busy=0.2))
     await broker.send("q", [Outgoing(b"before")])
-    with closing(house.connect()) as other:
+    with closing(queue_file.connect()) as other:
         other.execute("BEGIN IMMEDIATE")
         asked_at = time.monotonic()
         asked = [broker.send("q", [Outgoing(b"x")]), broker.receive("q", 1, 10.0)]
@@ -281,13 +281,13 @@ async def test_a_locked_file_is_told_to_all_and_nothing_was_done(house: House) -
     assert bodies(await receive(broker)) == [b"before"]
 
 
-async def test_a_full_disk_is_no_answer_and_the_next_question_is_asked_anew(house: House) -> None:
-    broker = house.open()
+async def test_a_full_disk_is_unavailable_and_the_next_request_tries_again(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"before")])
-    [writer] = house.writers
+    [writer] = queue_file.writers
 
     def limit(operations: Operations) -> None:
-        operations._run("PRAGMA max_page_count = 1").fetchone()  # never below what there is, so: full
+        operations._run("PRAGMA max_page_count = 1").fetchone()  # never below the present size, so the file is full
 
     await writer.submit(limit)
     with pytest.raises(Unavailable, match="full"):
@@ -297,18 +297,18 @@ async def test_a_full_disk_is_no_answer_and_the_next_question_is_asked_anew(hous
     assert (await broker.stats("q")).ready == 2
 
 
-async def test_a_newer_version_is_refused(house: House) -> None:
-    await house.open().send("q", [Outgoing(b"x")])
-    with closing(house.connect()) as other, other:
+async def test_a_newer_version_is_refused(queue_file: QueueFile) -> None:
+    await queue_file.open().send("q", [Outgoing(b"x")])
+    with closing(queue_file.connect()) as other, other:
         other.execute("UPDATE tenure_schema SET version = 99, written_by = '9.9' WHERE part = 'queues'")
     with pytest.raises(ConfigError, match=r"version 99, written by tenure 9\.9"):
-        await house.open().send("q", [Outgoing(b"x")])
-    with closing(house.connect()) as other, pytest.raises(ConfigError, match="version 99"):
+        await queue_file.open().send("q", [Outgoing(b"x")])
+    with closing(queue_file.connect()) as other, pytest.raises(ConfigError, match="version 99"):
         sqlite.Within(other)
 
 
-async def test_who_gave_up_leaves_no_lock_behind(house: House) -> None:
-    broker, other = house.open(), house.open()
+async def test_a_cancelled_claim_leaves_no_lock_behind(queue_file: QueueFile) -> None:
+    broker, other = queue_file.open(), queue_file.open()
     await broker.send("q", [Outgoing(b"x"), Outgoing(b"s", session="s")])
     for asked in (broker.receive("q", 1, 60.0), broker.accept("q", None, 60.0)):
         asking = asyncio.ensure_future(asked)
@@ -318,17 +318,17 @@ async def test_who_gave_up_leaves_no_lock_behind(house: House) -> None:
 
     async def is_back() -> bool:
         stats = await other.stats("q")
-        return (stats.ready, stats.locked) == (2, 0) and house.count("tenure_hold") == 0
+        return (stats.ready, stats.locked) == (2, 0) and queue_file.count("tenure_hold") == 0
 
     await until(is_back, what="the claim that nobody waited for to be given back")
     [got] = await receive(other)
     assert got.delivery_count == 1
 
 
-async def test_what_was_given_up_before_its_turn_is_not_done(house: House) -> None:
-    broker = house.open()
+async def test_a_request_cancelled_before_its_turn_is_not_done(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x")])
-    [writer] = house.writers
+    [writer] = queue_file.writers
     done: list[str] = []
     go_on = threading.Event()
     busy = writer.submit(lambda _: go_on.wait(PATIENCE))
@@ -344,10 +344,10 @@ async def test_what_was_given_up_before_its_turn_is_not_done(house: House) -> No
     assert done == ["wanted"]
 
 
-async def test_a_claim_whose_loop_is_closed_is_given_back(house: House) -> None:
-    broker = house.open()
+async def test_a_claim_whose_loop_is_closed_is_given_back(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x"), Outgoing(b"s", session="s")])
-    [writer] = house.writers
+    [writer] = queue_file.writers
     go_on = threading.Event()
 
     async def give_up() -> None:
@@ -379,11 +379,11 @@ async def test_a_claim_whose_loop_is_closed_is_given_back(house: House) -> None:
 
 
 class Disk:
-    """Stands between the writer and the disk: what is to be kept waits until the test lets it."""
+    """A disk whose syncs wait until the test lets them finish."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.asked: list[tuple[str, int]] = []  # which file was synced, and how many messages others saw then
+        self.asked: list[tuple[str, int]] = []  # the file that was synced, and how many messages others saw then
         self.go_on = threading.Event()
 
     def sync(self, file: int) -> None:
@@ -394,35 +394,35 @@ class Disk:
         os.fdatasync(file)
 
 
-async def answers_wait_for_the_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send, then settle, on a disk that is slow to keep what was written."""
-    broker = house.open(options=Options(synchronous="full", busy=30.0))
+async def answers_wait_for_the_disk(queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send, then settle, on a disk with slow syncs."""
+    broker = queue_file.open(options=Options(synchronous="full", busy=30.0))
     await broker.send("q", [Outgoing(b"before")])
     deliveries = await receive(broker)
     for ask, seen in (
-        (lambda: broker.send("q", [Outgoing(b"x")]), 2),  # committed, and not kept yet
+        (lambda: broker.send("q", [Outgoing(b"x")]), 2),  # committed, not synced yet
         (lambda: broker.settle([Settlement(deliveries[0], COMPLETE)]), 1),
     ):
-        disk = Disk(house.path)
+        disk = Disk(queue_file.path)
         monkeypatch.setattr(client, "_sync", disk.sync)
         asked = asyncio.ensure_future(ask())
         try:
             await until(lambda disk=disk, asked=asked: disk.asked or asked.done())  # type: ignore[misc]
             await asyncio.sleep(0.02)
             assert not asked.done()
-            assert disk.asked == [(f"{house.path}-wal", seen)]
+            assert disk.asked == [(f"{queue_file.path}-wal", seen)]
         finally:
             disk.go_on.set()
             await asked
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
-async def test_an_answer_that_lasts_waits_for_the_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    await answers_wait_for_the_disk(house, monkeypatch)
+async def test_a_lasting_answer_waits_for_the_disk(queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    await answers_wait_for_the_disk(queue_file, monkeypatch)
 
 
-async def test_a_disk_that_could_not_keep_it_is_no_answer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = house.open(options=Options(synchronous="full", busy=30.0))
+async def test_a_failed_sync_is_unavailable(queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = queue_file.open(options=Options(synchronous="full", busy=30.0))
     await broker.send("q", [Outgoing(b"before")])
 
     def fail(file: int) -> None:
@@ -446,24 +446,24 @@ def _forgets_the_disk(self: Any, group: list[Any]) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to tell which file is meant")
 @pytest.mark.parametrize("plant", [_answers_first, _forgets_the_disk])
-async def test_an_answer_before_the_disk_is_found(
-    house: House, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any, list[Any]], None]
+async def test_an_answer_given_before_the_sync_is_detected(
+    queue_file: QueueFile, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Any, list[Any]], None]
 ) -> None:
     monkeypatch.setattr(_WriterThread, "_answer", plant)
     with pytest.raises(AssertionError):
-        await answers_wait_for_the_disk(house, monkeypatch)
+        await answers_wait_for_the_disk(queue_file, monkeypatch)
 
 
-def test_leases_are_kept_by_sqlite_itself(tmp_path: Path) -> None:
-    """They have no sync of their own, so each commit must wait for the disk."""
+def test_commits_of_leases_wait_for_the_disk(tmp_path: Path) -> None:
+    """The leases have no sync of their own, so each commit must wait for the disk."""
     for options, level in ((Options(synchronous="full"), 2), (Options(synchronous="normal"), 1)):
         database = Database(str(tmp_path / "x.db"), options, [LEASES])
         assert database.read(lambda connection: connection.execute("PRAGMA synchronous").fetchone()) == (level,)
         database.close()
 
 
-async def test_calls_come_from_several_loops_at_once(house: House) -> None:
-    broker = house.open()
+async def test_calls_come_from_several_loops_at_once(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
 
     def other_thread() -> None:
         async def work() -> None:
@@ -482,13 +482,13 @@ async def test_calls_come_from_several_loops_at_once(house: House) -> None:
     assert (await broker.stats("q")).ready == 200
 
 
-async def test_what_is_sent_in_the_transaction_of_a_deletion_is_kept(house: House) -> None:
-    broker = house.open()
+async def test_a_message_sent_in_the_transaction_of_a_deletion_is_kept(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     for name in ("q", "other"):
         await broker.send(name, [Outgoing(b"a")])
     await broker.delete("q", force=True)
-    with closing(house.connect()) as third, closing(house.connect()):
-        third.execute("BEGIN IMMEDIATE")  # what is asked meanwhile is done together
+    with closing(queue_file.connect()) as third, closing(queue_file.connect()):
+        third.execute("BEGIN IMMEDIATE")  # requests that come meanwhile share a commit
         asked = [
             asyncio.ensure_future(question)
             for question in (
@@ -506,24 +506,24 @@ async def test_what_is_sent_in_the_transaction_of_a_deletion_is_kept(house: Hous
     assert (await broker.stats("other")).ready == 3
 
 
-async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(house: House) -> None:
-    broker = house.open()
+async def test_a_dead_letter_that_is_settled_purged_or_redriven_leaves_no_death(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"%d" % number, expires_in=90.0) for number in range(6)])
     await broker.settle([Settlement(one, DeadLetter("bad")) for one in await receive(broker)])
-    assert house.count("tenure_death") == 6
+    assert queue_file.count("tenure_death") == 6
     dead = await receive(broker, dead_letters_of("q"), limit=4)
     verdicts: list[Verdict] = [COMPLETE, COMPLETE, Complete(remember=9.0), Abandon()]
     assert await broker.settle([Settlement(*pair) for pair in zip(dead, verdicts, strict=True)]) == [SETTLED] * 4
-    house.check()
-    assert house.count("tenure_death") == 3
+    queue_file.check()
+    assert queue_file.count("tenure_death") == 3
     assert await broker.redrive("q", EVERYTHING, 1) == 1
     assert await broker.purge("q", EVERYTHING, 1) == 1
-    house.check()
-    assert (house.count("tenure_death"), house.count("tenure_message")) == (1, 2)
+    queue_file.check()
+    assert (queue_file.count("tenure_death"), queue_file.count("tenure_message")) == (1, 2)
 
 
-async def test_a_queue_that_was_deleted_by_force_leaves_no_row(house: House) -> None:
-    broker = house.open()
+async def test_a_queue_that_was_deleted_by_force_leaves_no_row(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.declare("q", {"dead_retention": 90.0})
     kinds = (
         Outgoing(id="a"),
@@ -543,17 +543,17 @@ async def test_a_queue_that_was_deleted_by_force_leaves_no_row(house: House) -> 
     await broker.receive_deferred("q", [some[0].sequence], 10.0)
     await broker.delete_when_idle("q", 90.0)
     tables = ["deferred", "expiry", "death", "hold", "session", "dedupe", "inbox", "idle", "dead_retention", "declared"]
-    assert {table for table in tables if house.count(f"tenure_{table}") == 0} == set()
+    assert {table for table in tables if queue_file.count(f"tenure_{table}") == 0} == set()
     assert isinstance(await broker.delete("q"), NotEmpty)
     assert isinstance(await broker.delete("q", force=True), Deleted)
     tables += ["message", "ready", "delayed", "queue"]
-    assert {table for table in tables if house.count(f"tenure_{table}")} == set()
+    assert {table for table in tables if queue_file.count(f"tenure_{table}")} == set()
 
 
-async def test_a_count_that_is_wrong_keeps_no_queue_from_its_deletion(house: House) -> None:
-    broker = house.open()
+async def test_a_wrong_count_does_not_prevent_a_deletion(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"a")])
-    with closing(house.connect()) as third:
+    with closing(queue_file.connect()) as third:
         third.execute("UPDATE tenure_queue SET ready = ready + 1")
         third.commit()
     async with asyncio.timeout(PATIENCE):
@@ -562,12 +562,12 @@ async def test_a_count_that_is_wrong_keeps_no_queue_from_its_deletion(house: Hou
     await broker.send("other", [Outgoing(b"a")])
 
 
-async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) -> None:
-    broker = house.open()
+async def test_counting_and_claiming_do_not_grow_with_the_queue(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
 
     async def steps() -> tuple[int, int]:
-        """Return how many steps of SQLite's machine it takes to count, and to claim one."""
-        [writer] = house.writers
+        """Return the steps of SQLite's virtual machine for a count, and for a claim of one message."""
+        [writer] = queue_file.writers
         counted = [0, 0]
 
         def look(operations: Operations) -> None:
@@ -607,21 +607,21 @@ async def test_counting_and_claiming_do_not_grow_with_the_queue(house: House) ->
     assert many[1] < few[1] * 1.5
 
 
-async def test_what_ripens_all_at_once_is_entered_in_bounded_steps(house: House) -> None:
-    broker = house.open()
+async def test_many_messages_due_at_once_are_applied_in_bounded_steps(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     count = DUE_MAX * 2 + 100
     await broker.send("q", [Outgoing(b"x", delay=5.0) for _ in range(count)])
-    house.clock.advance(5.0)
-    house.wall += 5.0
+    queue_file.clock.advance(5.0)
+    queue_file.wall += 5.0
     claim = await broker.receive("q", count, 10.0)
     assert len(claim.deliveries) == DUE_MAX
-    assert claim.due_in == 0.0  # come again at once
+    assert claim.due_in == 0.0  # claim again at once
     stats = await broker.stats("q")
     assert (stats.ready, stats.locked, stats.delayed) == (count - DUE_MAX, DUE_MAX, 0)
 
 
-async def test_a_claim_is_so_small_that_a_verdict_costs_little(house: House) -> None:
-    broker = house.open()
+async def test_a_claim_is_so_small_that_a_verdict_costs_little(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x")] * (CLAIM_MAX + 5))
     claim = await broker.receive("q", CLAIM_MAX * 2, 10.0)
     assert (len(claim.deliveries), claim.due_in) == (CLAIM_MAX, 0.0)
@@ -631,19 +631,19 @@ async def test_a_claim_is_so_small_that_a_verdict_costs_little(house: House) -> 
     assert claim.due_in > 0
 
 
-async def test_ids_are_forgotten_also_where_nobody_sends(house: House) -> None:
-    broker = house.open()
+async def test_ids_are_deleted_also_in_queues_without_senders(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     for name in ("q", "idle"):
         await broker.declare(name, {"dedupe_window": 5.0})
         await broker.send(name, [Outgoing(b"x", id=f"{number}") for number in range(50)])
         claim = await broker.receive(name, 100, 10.0)
         await broker.settle([Settlement(one, Complete(remember=5.0)) for one in claim.deliveries])
-    house.clock.advance(6.0)
-    house.wall += 6.0
+    queue_file.clock.advance(6.0)
+    queue_file.wall += 6.0
 
     async def forgotten() -> bool:
         await receive(broker)  # in one of the two only
-        return house.count("tenure_dedupe") == house.count("tenure_inbox") == 0
+        return queue_file.count("tenure_dedupe") == queue_file.count("tenure_inbox") == 0
 
     await until(forgotten)
 
@@ -651,140 +651,142 @@ async def test_ids_are_forgotten_also_where_nobody_sends(house: House) -> None:
 # --- clocks ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wall_clock_set_back_or_forward_breaks_no_lock(house: House) -> None:
-    broker, other = house.open(), house.open()
+async def test_a_wall_clock_set_back_or_forward_breaks_no_lock(queue_file: QueueFile) -> None:
+    broker, other = queue_file.open(), queue_file.open()
     await broker.send("q", [Outgoing(b"x")])
     got = await receive(broker)
     for step in (-86_400.0, 86_400.0 * 3, -3_600.0):
-        house.wall += step
-        house.clock.advance(1.0)
+        queue_file.wall += step
+        queue_file.clock.advance(1.0)
         assert await receive(other) == ()
         assert (await other.stats("q")).locked == 1
-    house.clock.advance(7.5)
+    queue_file.clock.advance(7.5)
     [again] = await receive(other)
     assert again.delivery_count == 2
     assert await broker.settle([Settlement(got[0], COMPLETE)]) == [LAPSED]
 
 
-async def test_a_delay_goes_on_when_the_wall_clock_is_set_back(house: House) -> None:
-    broker = house.open()
+async def test_a_delay_continues_when_the_wall_clock_is_set_back(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x", delay=10.0), Outgoing(b"y", expires_in=20.0, delay=15.0)])
-    house.wall -= 3_600.0
-    late = house.open()  # has never seen the clock as it was
-    house.clock.advance(9.0)
+    queue_file.wall -= 3_600.0
+    late = queue_file.open()  # has not seen the earlier clock
+    queue_file.clock.advance(9.0)
     assert await receive(late) == ()
-    house.clock.advance(1.1)
+    queue_file.clock.advance(1.1)
     assert bodies(await receive(late)) == [b"x"]
-    house.clock.advance(10.0)
+    queue_file.clock.advance(10.0)
     [dead] = await late.peek_dead("q", EVERYTHING, 10)
     assert dead.reason == "expired"
 
 
-async def test_a_delay_survives_a_boot(house: House) -> None:
-    broker = house.open("boot 1")
+async def test_a_delay_survives_a_boot(queue_file: QueueFile) -> None:
+    broker = queue_file.open("boot 1")
     await broker.send("q", [Outgoing(b"x", delay=100.0)])
-    house.clock = ManualClock(5.0)  # counts anew
-    house.wall += 60.0
-    broker = house.open("boot 2")
+    queue_file.clock = ManualClock(5.0)  # starts again
+    queue_file.wall += 60.0
+    broker = queue_file.open("boot 2")
     assert await receive(broker) == ()
-    house.wall += 41.0
-    house.clock.advance(41.0)
+    queue_file.wall += 41.0
+    queue_file.clock.advance(41.0)
     assert bodies(await receive(broker)) == [b"x"]
 
 
-async def test_a_lock_of_another_boot_runs_out_anew(house: House) -> None:
-    before = house.open("boot 1")
+async def test_a_lock_of_another_boot_restarts(queue_file: QueueFile) -> None:
+    before = queue_file.open("boot 1")
     await before.send("q", [Outgoing(b"x")])
     await receive(before, lock=10.0)
-    house.clock = ManualClock(5.0)
-    broker = house.open("boot 2")
-    assert await receive(broker) == ()  # stamped anew: it may be live, as in another container
-    house.clock.advance(9.0)
+    queue_file.clock = ManualClock(5.0)
+    broker = queue_file.open("boot 2")
+    assert await receive(broker) == ()  # restarted: it may be live, as in another container
+    queue_file.clock.advance(9.0)
     assert await receive(broker) == ()
-    house.clock.advance(1.5)
+    queue_file.clock.advance(1.5)
     [again] = await receive(broker)
     assert again.delivery_count == 2
 
 
-async def test_a_lock_that_ends_later_than_it_can_runs_out_anew(house: House) -> None:
-    """A virtual machine was set back to a snapshot of days ago, and the file lies on a disk that was not."""
-    house.clock = ManualClock(1_000_000.0)
-    before = house.open()
+async def test_a_lock_that_ends_later_than_possible_restarts(queue_file: QueueFile) -> None:
+    """A virtual machine was set back to a snapshot of days ago, and the disk with the file was not."""
+    queue_file.clock = ManualClock(1_000_000.0)
+    before = queue_file.open()
     await before.send("q", [Outgoing(b"x"), Outgoing(b"y", session="s"), Outgoing(b"z", delay=100.0)])
     await before.send("other", [Outgoing(b"x")])
     await receive(before, lock=10.0)
     assert isinstance(await before.accept("q", None, 10.0), SessionLock)
-    house.clock = ManualClock(1_000.0)
-    broker = house.open()
-    await broker.send("other", [Outgoing(b"y")])  # this writes the clock down, so nobody sees later that it went back
+    queue_file.clock = ManualClock(1_000.0)
+    broker = queue_file.open()
+    await broker.send(
+        "other", [Outgoing(b"y")]
+    )  # this updates the clock's row, which then no longer shows that it went back
     assert (await broker.stats("q")).locked == 1
     assert await receive(broker) == ()
-    house.clock.advance(9.9)
+    queue_file.clock.advance(9.9)
     assert await receive(broker) == ()
     assert isinstance(await broker.accept("q", None, 10.0), NoSession)
-    house.clock.advance(0.2)
+    queue_file.clock.advance(0.2)
     [again] = await receive(broker)
     assert again.delivery_count == 2
     assert isinstance(await broker.accept("q", None, 10.0), SessionLock)
-    house.clock.advance(90.0)
+    queue_file.clock.advance(90.0)
     assert [one.body for one in await receive(broker)] == [b"x", b"z"]
 
 
 @pytest.mark.parametrize("boot", ["boot 1", "boot 2"])
 async def test_a_lock_that_can_not_be_compared_is_renewed_for_as_long_as_asked_and_no_longer(
-    house: House, boot: str
+    queue_file: QueueFile, boot: str
 ) -> None:
-    """As its holder renews it after the clock went back, or in a container with another clock."""
-    house.clock = ManualClock(1_000_000.0)
-    before = house.open("boot 1")
+    """Its holder renews it after the clock went back, or in a container with another clock."""
+    queue_file.clock = ManualClock(1_000_000.0)
+    before = queue_file.open("boot 1")
     await before.send("q", [Outgoing(b"x"), Outgoing(b"y"), Outgoing(b"z", session="s")])
     got = await receive(before, lock=10.0)
     session = await before.accept("q", None, 10.0)
     assert isinstance(session, SessionLock)
-    house.clock = ManualClock(1_000.0)
-    after = house.open(boot)
+    queue_file.clock = ManualClock(1_000.0)
+    after = queue_file.open(boot)
     for held in (got[0], session):  # a part of a claim, and a session
         assert LAPSED not in await after.renew([held], 10.0)
-    house.clock.advance(10.1)
+    queue_file.clock.advance(10.1)
     assert b"x" in bodies(await receive(after))
     assert isinstance(await after.accept("q", None, 10.0), SessionLock)
 
 
-async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(house: House) -> None:
-    broker = house.open()
+async def test_one_reading_of_the_wall_clock_in_the_future_changes_nothing(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x", delay=1_000.0), Outgoing(b"y", expires_in=1_000.0)])
-    house.wall += 10_000.0
+    queue_file.wall += 10_000.0
     await broker.send("q", [Outgoing(b"z")])
-    house.clock.advance(3.0)
+    queue_file.clock.advance(3.0)
     await broker.stats("q")
-    house.wall -= 10_000.0 - 3.0
+    queue_file.wall -= 10_000.0 - 3.0
     assert bodies(await receive(broker)) == [b"y", b"z"]
     await broker.send("q", [Outgoing(b"now")])
     [seen] = await receive(broker)
     assert seen.enqueued_at == pytest.approx(1_700_000_003.0)
 
 
-async def test_a_wall_clock_that_stays_ahead_is_believed(house: House) -> None:
-    broker = house.open()
+async def test_a_wall_clock_that_stays_ahead_is_believed(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.send("q", [Outgoing(b"x", delay=1_000.0)])
-    house.wall += 10_000.0
+    queue_file.wall += 10_000.0
     for _ in range(4):
         assert await receive(broker) == ()
-        house.clock.advance(3.0)
-        house.wall += 3.0
+        queue_file.clock.advance(3.0)
+        queue_file.wall += 3.0
     assert bodies(await receive(broker)) == [b"x"]
 
 
-async def test_a_part_of_a_claim_can_be_renewed(house: House) -> None:
-    broker, other = house.open(), house.open()
+async def test_a_part_of_a_claim_can_be_renewed(queue_file: QueueFile) -> None:
+    broker, other = queue_file.open(), queue_file.open()
     await broker.send("q", [Outgoing(b"%d" % number) for number in range(6)])
     got = await receive(broker)
-    house.clock.advance(6.0)
+    queue_file.clock.advance(6.0)
     assert len(await broker.renew([got[1], got[4]], 10.0)) == 2
-    house.clock.advance(6.0)
+    queue_file.clock.advance(6.0)
     await broker.renew([got[4]], 10.0)
     assert bodies(await receive(other)) == [b"0", b"2", b"3", b"5"]
-    house.clock.advance(6.0)
+    queue_file.clock.advance(6.0)
     assert bodies(await receive(other)) == [b"1"]
     assert await broker.settle([Settlement(one, COMPLETE) for one in got]) == [LAPSED] * 4 + [SETTLED, LAPSED]
 
@@ -798,23 +800,25 @@ async def held(broker: SqliteBroker) -> Delivery:
     return got
 
 
-def effects(house: House) -> int:
-    return house.count("effect")
+def effects(queue_file: QueueFile) -> int:
+    return queue_file.count("effect")
 
 
 @pytest.fixture
-async def user(house: House) -> AsyncIterator[sqlite3.Connection]:
-    await house.open().declare("q", {})
-    with closing(house.connect()) as connection:
+async def user(queue_file: QueueFile) -> AsyncIterator[sqlite3.Connection]:
+    await queue_file.open().declare("q", {})
+    with closing(queue_file.connect()) as connection:
         with connection:
             connection.execute("CREATE TABLE effect (what TEXT)")
         yield connection
 
 
-async def test_an_effect_and_the_end_of_its_message_are_one(
-    house: House, user: sqlite3.Connection, caplog: object
+async def test_an_effect_and_its_message_are_committed_together(
+    queue_file: QueueFile, user: sqlite3.Connection, caplog: object
 ) -> None:
-    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))  # with real clocks, as the user's connection has them
+    backend = sqlite.open(
+        Url.parse(f"sqlite:///{queue_file.path}")
+    )  # with real clocks, as the user's connection has them
     try:
         broker = backend.broker
         await broker.send("q", [Outgoing(b"x", id="x")])
@@ -826,7 +830,7 @@ async def test_an_effect_and_the_end_of_its_message_are_one(
             queues.complete(got, remember=60.0)
             assert queues.handled("q", "x")
             [sent] = queues.send("next", Outgoing(b"y", headers={"a": 1}))
-        assert effects(house) == 1
+        assert effects(queue_file) == 1
         assert await broker.handled("q", ["x", "z"]) == [True, False]
         [after] = (await broker.receive("next", 1, 10.0)).deliveries
         assert (after.id, after.body, dict(after.headers)) == (sent, b"y", {"a": 1})
@@ -835,13 +839,13 @@ async def test_an_effect_and_the_end_of_its_message_are_one(
         with pytest.raises(LockLost, match="roll back"), sqlite.transact(user) as queues:
             user.execute("INSERT INTO effect VALUES ('twice')")
             queues.complete(got)
-        assert effects(house) == 1
+        assert effects(queue_file) == 1
     finally:
         await backend.close()
 
 
-async def test_what_is_rolled_back_has_not_happened(house: House, user: sqlite3.Connection) -> None:
-    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+async def test_a_rollback_undoes_queue_operations(queue_file: QueueFile, user: sqlite3.Connection) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{queue_file.path}"))
     try:
         broker = backend.broker
         await broker.send("q", [Outgoing(b"x")])
@@ -851,14 +855,14 @@ async def test_what_is_rolled_back_has_not_happened(house: House, user: sqlite3.
             queues.complete(got)
             queues.send("next", Outgoing(b"y"))
             raise ZeroDivisionError
-        assert effects(house) == 0
+        assert effects(queue_file) == 0
         assert await broker.stats("next") == Stats()
         assert await broker.settle([Settlement(got, COMPLETE)]) == [SETTLED]
     finally:
         await backend.close()
 
 
-async def test_a_transaction_of_the_users_own(house: House, user: sqlite3.Connection) -> None:
+async def test_a_transaction_of_the_users_own(queue_file: QueueFile, user: sqlite3.Connection) -> None:
     with pytest.raises(ConfigError, match="BEGIN IMMEDIATE"):
         sqlite.Within(user).send("q", Outgoing(b"x"))
     user.execute("BEGIN IMMEDIATE")
@@ -870,51 +874,51 @@ async def test_a_transaction_of_the_users_own(house: House, user: sqlite3.Connec
     queues.send("q", Outgoing(b"x"))
     user.commit()
     queues.committed()
-    assert (await house.open().stats("q")).ready == 1
+    assert (await queue_file.open().stats("q")).ready == 1
 
 
-async def test_a_transaction_is_committed_once(house: House, user: sqlite3.Connection) -> None:
+async def test_a_transaction_is_committed_once(queue_file: QueueFile, user: sqlite3.Connection) -> None:
     with pytest.raises(ConfigError, match="commits at the end of its block"), sqlite.transact(user) as queues:
         queues.send("q", Outgoing(b"x"))
         queues.commit()
-    assert (await house.open().stats("q")).ready == 0
+    assert (await queue_file.open().stats("q")).ready == 0
     user.execute("BEGIN IMMEDIATE")
     queues = sqlite.Within(user)
     queues.send("q", Outgoing(b"x"))
     queues.commit()
-    assert (await house.open().stats("q")).ready == 1
+    assert (await queue_file.open().stats("q")).ready == 1
 
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_handler_under_the_pump_settles_in_its_own_transaction(
-    house: House, user: sqlite3.Connection, is_async: bool
+    queue_file: QueueFile, user: sqlite3.Connection, is_async: bool
 ) -> None:
     happened: list[Event] = []
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def work(message: tenure.Message | tenure.BlockingMessage) -> None:
-        with closing(house.connect()) as connection, sqlite.transact(connection) as queues:
+        with closing(queue_file.connect()) as connection, sqlite.transact(connection) as queues:
             connection.execute("INSERT INTO effect VALUES (?)", (message.id,))
             queues.complete(message)
-        if effects(house) == 20:
+        if effects(queue_file) == 20:
             loop.call_soon_threadsafe(stop.set)
 
     async def work_on_the_loop(message: tenure.Message) -> None:
         work(message)
 
-    async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
+    async with tenure.connect(f"sqlite:///{queue_file.path}", on_event=happened.append) as backend:
         queue = backend.queue("q")
         await queue.send_batch([Outgoing(b"x") for _ in range(20)])
         async with asyncio.timeout(PATIENCE):
             await queue.consume(work_on_the_loop if is_async else work, stop=stop)
         assert await queue.stats() == Stats()
-    assert effects(house) == 20
+    assert effects(queue_file) == 20
     assert [event for event in happened if not isinstance(event, GivenBack)] == []
 
 
 class Lingering(sqlite3.Connection):
-    """Stays in its commit, when that is done, until the pump has asked for more time."""
+    """Stays in its finished commit until the pump has renewed the lock."""
 
     renewed: threading.Event
 
@@ -926,8 +930,8 @@ class Lingering(sqlite3.Connection):
         return cursor
 
 
-async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
-    house: House, user: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+async def test_a_renewal_between_the_commit_and_its_report_is_no_loss(
+    queue_file: QueueFile, user: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[Event] = []
     errors: list[BaseException] = []
@@ -936,7 +940,7 @@ async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
     Lingering.renewed = threading.Event()
 
     def work(message: tenure.BlockingMessage) -> None:
-        with closing(sqlite3.connect(house.path, isolation_level=None, factory=Lingering)) as connection:
+        with closing(sqlite3.connect(queue_file.path, isolation_level=None, factory=Lingering)) as connection:
             with sqlite.transact(connection) as queues:
                 queues.complete(message)
             loop.call_soon_threadsafe(stop.set)
@@ -945,11 +949,11 @@ async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
 
     async def renewing(self: SqliteBroker, *arguments: Any) -> Any:
         answers = await renew(self, *arguments)
-        asyncio.get_running_loop().call_later(0.1, Lingering.renewed.set)  # when the pump has heard
+        asyncio.get_running_loop().call_later(0.1, Lingering.renewed.set)  # when the pump has the answer
         return answers
 
     monkeypatch.setattr(SqliteBroker, "renew", renewing)
-    async with tenure.connect(f"sqlite:///{house.path}", on_event=happened.append) as backend:
+    async with tenure.connect(f"sqlite:///{queue_file.path}", on_event=happened.append) as backend:
         queue = backend.queue("q", lock=4.0)
         await queue.send(b"x")
         async with asyncio.timeout(PATIENCE):
@@ -959,7 +963,7 @@ async def test_a_renewal_between_the_commit_and_its_news_is_no_loss(
     assert happened == []
 
 
-async def test_a_commit_that_fails_leaves_the_message_ours(house: House, user: sqlite3.Connection) -> None:
+async def test_a_failed_commit_leaves_the_lock(queue_file: QueueFile, user: sqlite3.Connection) -> None:
     user.executescript(
         "PRAGMA foreign_keys = ON; CREATE TABLE a (id INTEGER PRIMARY KEY);"
         "CREATE TABLE b (a REFERENCES a DEFERRABLE INITIALLY DEFERRED);"
@@ -973,7 +977,7 @@ async def test_a_commit_that_fails_leaves_the_message_ours(house: House, user: s
         def note_settled(self, stands: bool = True) -> None:
             noted.append(stands)
 
-    async with tenure.connect(f"sqlite:///{house.path}") as backend:
+    async with tenure.connect(f"sqlite:///{queue_file.path}") as backend:
         queue = backend.queue("q")
         await queue.send(b"x")
         [got] = await queue.receive()
@@ -985,8 +989,8 @@ async def test_a_commit_that_fails_leaves_the_message_ours(house: House, user: s
         await got.complete()
 
 
-async def test_a_sender_in_a_transaction_wakes_who_waits(house: House, user: sqlite3.Connection) -> None:
-    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+async def test_a_send_in_a_transaction_wakes_waiting_consumers(queue_file: QueueFile, user: sqlite3.Connection) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{queue_file.path}"))
     try:
         hints = backend.broker.hints("q")
         await anext(hints)
@@ -1019,14 +1023,14 @@ asyncio.run(main())
 """
 
 
-async def test_processes_wake_each_other(house: House) -> None:
-    backend = sqlite.open(Url.parse(f"sqlite:///{house.path}"))
+async def test_processes_wake_each_other(queue_file: QueueFile) -> None:
+    backend = sqlite.open(Url.parse(f"sqlite:///{queue_file.path}"))
     try:
         broker = backend.broker
         hints = broker.hints("q")
         await anext(hints)
         assert (await broker.receive("q", 1, 10.0)).deliveries == ()
-        sender = subprocess.Popen([sys.executable, "-c", SENDER, f"sqlite:///{house.path}"])
+        sender = subprocess.Popen([sys.executable, "-c", SENDER, f"sqlite:///{queue_file.path}"])
         async with asyncio.timeout(PATIENCE):
             while not (got := (await broker.receive("q", 1, 10.0)).deliveries):
                 await anext(hints)
@@ -1043,13 +1047,13 @@ def test_partitions_are_the_same_in_every_process() -> None:
         partition_of("x", 0)
 
 
-async def test_dead_letters_with_a_delay_are_redriven_too(house: House) -> None:
-    broker = house.open()
+async def test_dead_letters_with_a_delay_are_redriven_too(queue_file: QueueFile) -> None:
+    broker = queue_file.open()
     await broker.declare("q", {"max_deliveries": 1})
     await broker.send("q", [Outgoing(b"x")])
     await broker.settle([Settlement(one, Abandon()) for one in await receive(broker)])
     await broker.settle([Settlement(one, Abandon(60.0)) for one in await receive(broker, dead_letters_of("q"))])
-    house.check()
+    queue_file.check()
     assert await broker.redrive("q", EVERYTHING, None, dry_run=True) == 1
     assert await broker.redrive("q", EVERYTHING, None) == 1
     assert await broker.stats("q") == Stats(ready=1)

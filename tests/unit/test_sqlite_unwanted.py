@@ -1,4 +1,4 @@
-"""Claims that are carried out after their caller has gone: handed back, unless the same holder may know of them."""
+"""Claims that are made after their caller has gone: released, unless the same holder may know of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def opener(file: Path) -> AsyncIterator[Opener]:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Keep everybody from writing."""
+    """Keep every connection from writing."""
     other = sqlite3.connect(file, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -51,14 +51,14 @@ def locked(file: Path) -> Iterator[None]:
 
 
 async def asked(backend: sqlite.SqliteBackend, holder: str) -> asyncio.Task[Granted | HeldBy]:
-    """Let *holder* ask for the name, and return when the thread is about it, or the one before."""
+    """Let *holder* ask for the name, and return when the thread works on it, or on the call before."""
     call = asyncio.create_task(backend.leases.acquire("name", holder, 60))
     await asyncio.sleep(0.05)
     assert not call.done()
     return call
 
 
-async def test_a_claim_that_is_carried_out_while_its_backend_closes_is_handed_back(file: Path, opener: Opener) -> None:
+async def test_a_claim_made_while_its_backend_closes_is_released(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
@@ -70,9 +70,7 @@ async def test_a_claim_that_is_carried_out_while_its_backend_closes_is_handed_ba
     assert isinstance(await other.leases.inspect("name"), Vacant)
 
 
-async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_claim_whose_caller_got_no_answer_is_released(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = opener("busy=0.1"), opener()
     assert await one.leases.names() == []
     committed, goes_on = threading.Event(), threading.Event()
@@ -83,7 +81,7 @@ async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
 
     monkeypatch.setattr(one._wake, "notify", notify)
     with monkeypatch.context() as patch, pytest.raises(Unavailable, match="no answer"):
-        patch.setattr(worker, "PATIENCE", 1.0)  # enough for the thread to be about it
+        patch.setattr(worker, "PATIENCE", 1.0)  # enough for the thread to begin it
         await one.leases.acquire("name", "ann#1", 600)
     assert await asyncio.to_thread(committed.wait, 30)
     assert isinstance(await other.leases.inspect("name"), HeldBy)
@@ -95,7 +93,7 @@ async def test_a_claim_whose_caller_was_told_of_no_answer_is_handed_back(
     await until(is_vacant, within=30)
 
 
-async def test_it_is_kept_for_a_holder_that_asked_again(file: Path, opener: Opener) -> None:
+async def test_a_claim_is_kept_for_a_holder_that_asked_again(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
@@ -104,14 +102,14 @@ async def test_it_is_kept_for_a_holder_that_asked_again(file: Path, opener: Open
         first.cancel()
         await asyncio.sleep(0.05)
     assert isinstance(await again, Granted)
-    await one.leases.names()  # the thread has done all that came before
+    await one.leases.names()  # the thread has finished all jobs before it
     seen = await other.leases.inspect("name")
     assert isinstance(seen, HeldBy)
     assert seen.holder == "ann#1"
     assert one.leases._pending == {}
 
 
-async def test_it_is_handed_back_when_nobody_waits_for_any_of_the_answers(file: Path, opener: Opener) -> None:
+async def test_a_claim_is_released_when_no_call_waits_for_it(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     assert await one.leases.names() == []
     with locked(file):
@@ -124,7 +122,7 @@ async def test_it_is_handed_back_when_nobody_waits_for_any_of_the_answers(file: 
     assert one.leases._pending == {}
 
 
-async def test_a_grant_that_was_told_is_not_taken_away_by_a_question_given_up(file: Path, opener: Opener) -> None:
+async def test_a_delivered_grant_survives_a_cancelled_call(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     assert isinstance(await one.leases.acquire("name", "ann#1", 60), Granted)
     with locked(file):

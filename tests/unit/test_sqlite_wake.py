@@ -1,4 +1,4 @@
-"""Waking other processes through sockets beside the file; what is left of dead ones, and of forks."""
+"""Notifications between processes through sockets beside the file; leftovers of dead processes; forks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this sys
 Opener = Callable[[], sqlite.SqliteBackend]
 
 PATIENCE = 30.0
-"""Seconds after which something hangs."""
+"""Seconds after which a wait counts as hanging."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def sockets(file: Path) -> list[Path]:
 
 
 async def listening(backend: sqlite.SqliteBackend, name: str = "name") -> AsyncIterator[None]:
-    """Return hints that are surely heard: the first one is past."""
+    """Return hints that are connected for certain: the first one has come."""
     hints = backend.leases.hints(name)
     await anext(hints)
     return hints
@@ -70,7 +70,7 @@ async def silence(hints: AsyncIterator[None]) -> None:
 # --- in one process, with a socket for each ---
 
 
-async def test_nothing_is_made_before_somebody_listens(file: Path, opener: Opener) -> None:
+async def test_no_socket_is_made_before_the_first_listener(file: Path, opener: Opener) -> None:
     backend = opener()
     await backend.leases.acquire("name", "ann#1", 10)
     assert sockets(file) == []
@@ -101,7 +101,7 @@ async def test_every_change_wakes_and_nothing_else_does(opener: Opener) -> None:
     await silence(hints)
 
 
-async def test_a_burst_that_overflows_wakes_everybody(opener: Opener) -> None:
+async def test_a_burst_that_overflows_wakes_all_listeners(opener: Opener) -> None:
     one, other = opener(), opener()
     hints = await listening(other)
     names = [f"other-{number}" for number in range(60)]
@@ -117,7 +117,7 @@ async def test_a_burst_that_overflows_wakes_everybody(opener: Opener) -> None:
 
 
 async def test_a_full_socket_does_not_keep_others_from_being_woken(opener: Opener) -> None:
-    """A stopped process never reads. What it has not read must not count against those who do."""
+    """A stopped process never reads. Its unread datagrams must not count against the other processes."""
     one, stopped, other = opener(), opener(), opener()
     await listening(stopped)
     home, reading = stopped._wake._loop, stopped._wake._socket
@@ -130,7 +130,7 @@ async def test_a_full_socket_does_not_keep_others_from_being_woken(opener: Opene
         await asyncio.wait_for(anext(hints), PATIENCE)
 
 
-async def test_what_a_dead_process_left_is_taken_away(file: Path, opener: Opener) -> None:
+async def test_a_socket_of_a_dead_process_is_removed(file: Path, opener: Opener) -> None:
     one, other = opener(), opener()
     hints = await listening(other)
     dead = Path(f"{file}.wake", "99999-deadbeef")
@@ -142,9 +142,7 @@ async def test_what_a_dead_process_left_is_taken_away(file: Path, opener: Opener
     assert len(sockets(file)) == 1
 
 
-async def test_what_a_process_left_that_died_before_its_socket_had_a_name_is_taken_away(
-    file: Path, opener: Opener
-) -> None:
+async def test_a_socket_of_a_process_that_died_before_renaming_it_is_removed(file: Path, opener: Opener) -> None:
     folder = Path(f"{file}.wake")
     folder.mkdir()
     for name in (".99999-deadbeef", ".99999-0000beef"):
@@ -153,7 +151,7 @@ async def test_what_a_process_left_that_died_before_its_socket_had_a_name_is_tak
     os.utime(folder / ".99999-deadbeef", (0.0, 0.0))
     await listening(opener())
     new, mine = sockets(file)
-    assert new.name == ".99999-0000beef"  # as far as one can tell, its process may be about it
+    assert new.name == ".99999-0000beef"  # its process may be about to rename it
     assert not mine.name.startswith(".")
 
 
@@ -161,7 +159,7 @@ async def test_what_a_process_left_that_died_before_its_socket_had_a_name_is_tak
 
 
 def planted(folder: Path) -> dict[str, bytes]:
-    """Fill *folder* with files that are none of ours, however they are called."""
+    """Fill *folder* with foreign files, with names of all kinds."""
     folder.mkdir()
     for name in ("notes.txt", "12345-deadbeef", ".12345-deadbeef", ".profile"):
         (folder / name).write_bytes(name.encode())
@@ -174,7 +172,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 async def use(opener: Opener) -> None:
-    """Do all that touches the folder: make a socket, ring, take the socket away."""
+    """Do everything that touches the folder: make a socket, notify, remove the socket."""
     one, other = opener(), opener()
     first = asyncio.ensure_future(anext(other.leases.hints("name")))
     await until(lambda: other._wake._socket is not None or other._wake._obstacle or other._wake._why_not)
@@ -185,7 +183,7 @@ async def use(opener: Opener) -> None:
     await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_what_is_no_socket_of_ours_is_left_alone(file: Path, opener: Opener) -> None:
+async def test_foreign_files_in_the_folder_are_left_alone(file: Path, opener: Opener) -> None:
     folder = Path(f"{file}.wake")
     before = planted(folder)
     others = [folder / "somebody else's", folder / ".agent"]
@@ -199,7 +197,7 @@ async def test_what_is_no_socket_of_ours_is_left_alone(file: Path, opener: Opene
 
 
 async def test_a_link_at_the_folder_is_not_followed(file: Path, tmp_path: Path, opener: Opener) -> None:
-    """A user who can write the folder of the file could name any folder by it, and root would work in that."""
+    """A user with write access to the file's folder could link to any folder, and root would work in that."""
     victim = tmp_path / "victim"
     before = planted(victim)
     mode = victim.stat().st_mode
@@ -244,7 +242,7 @@ as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, re
 
 
 @as_root
-async def test_another_users_socket_is_left_to_him(file: Path, opener: Opener) -> None:
+async def test_another_users_socket_is_left_alone(file: Path, opener: Opener) -> None:
     folder = Path(f"{file}.wake")
     folder.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
@@ -287,7 +285,7 @@ async def test_two_loops_may_listen_on_one_backend(opener: Opener) -> None:
     thread.join()
 
 
-def test_a_socket_finds_a_new_home_when_its_loop_is_closed(file: Path) -> None:
+def test_another_loop_reads_the_socket_when_its_loop_is_closed(file: Path) -> None:
     one, other = (sqlite.open(Url.parse(f"sqlite:///{file}")) for _ in range(2))
 
     async def round_trip(holder: str) -> None:
@@ -319,7 +317,7 @@ async def test_a_socket_that_is_made_while_the_backend_is_closed_is_not_left(fil
     await backend.leases.inspect("name")
     first = asyncio.ensure_future(anext(backend.leases.hints("name")))
     for _ in range(3):
-        await asyncio.sleep(0)  # now the thread has been asked for the socket
+        await asyncio.sleep(0)  # now the thread has the job to make the socket
     await backend.close()
     await asyncio.gather(first, return_exceptions=True)
     assert sockets(file) == []
@@ -338,7 +336,7 @@ async def test_a_path_may_be_longer_than_an_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o700), (0o664, 0o1770), (0o666, 0o1777), (0o640, 0o700)])
-async def test_the_folder_is_open_to_those_who_may_write_the_file(
+async def test_users_that_may_write_the_file_may_use_the_folder(
     file: Path, opener: Opener, mode: int, expected: int
 ) -> None:
     sqlite3.connect(file).executescript("CREATE TABLE t (x)").connection.close()
@@ -355,7 +353,7 @@ async def test_where_no_socket_can_be_made_the_store_works_without_hints(file: P
     await until(lambda: not backend.leases.traits.hints)
     assert not waiting.done()
     assert isinstance(await backend.leases.acquire("name", "ann#1", 10), Granted)
-    await waiting  # within the process it needs no socket
+    await waiting  # no socket is needed within the process
     (fact,) = [fact for fact in await backend.describe() if fact.name == "wake-up"]
     assert "no socket can be made" in fact.advice
 
@@ -364,16 +362,16 @@ def no_socket(*_: object) -> socket.socket:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-async def test_what_was_won_is_told_even_if_nobody_can_be_woken(
+async def test_a_claim_is_answered_even_if_no_process_can_be_woken(
     file: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim is committed by then: an error would leave a lease that nobody knows to be his."""
+    """The claim is committed by then: an error would leave a lease that its holder does not know."""
     Path(f"{file}.wake").mkdir()
     monkeypatch.setattr(socket, "socket", no_socket)
     assert isinstance(await opener().leases.acquire("name", "ann#1", 10), Granted)
 
 
-async def test_what_kept_a_socket_from_being_made_may_pass(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_is_made_once_the_obstacle_is_gone(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
     one, other = opener(), opener()
     with monkeypatch.context() as patch:
@@ -383,20 +381,20 @@ async def test_what_kept_a_socket_from_being_made_may_pass(opener: Opener, monke
         await until(lambda: other._wake._obstacle is not None)
         (fact,) = [fact for fact in await other.describe() if fact.name == "wake-up"]
         assert "no socket can be made" in fact.advice
-        assert other.leases.traits.hints  # it is no reason to poll from now on
+        assert other.leases.traits.hints  # that is no reason to poll from now on
     await asyncio.wait_for(first, PATIENCE)
     await one.leases.acquire("name", "ann#1", 10)
     await asyncio.wait_for(anext(hints), PATIENCE)
 
 
-async def test_a_socket_that_was_taken_away_is_made_anew(
+async def test_a_removed_socket_is_made_again(
     file: Path, tmp_path: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wake, "LOOK_EVERY", 0.01)
     one, other = opener(), opener()
     hints = await listening(other)
-    Path(f"{file}.wake").rename(tmp_path / "away")  # in one step: it may be looked for at any moment
-    await asyncio.wait_for(anext(hints), PATIENCE)  # something may have been missed
+    Path(f"{file}.wake").rename(tmp_path / "away")  # in one step: a process may look for it at any moment
+    await asyncio.wait_for(anext(hints), PATIENCE)  # a hint may have been missed
     assert len(sockets(file)) == 1
     await one.leases.acquire("name", "ann#1", 10)
     await asyncio.wait_for(anext(hints), PATIENCE)
@@ -462,7 +460,7 @@ async def said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 
 @pytest.mark.process
 async def test_processes_hand_over_without_polling(file: Path, opener: Opener) -> None:
-    """Leases of ten minutes, and a hand-over at once: only a wake-up can do that."""
+    """With leases of ten minutes, only a notification can hand over at once."""
     first = await candidate(file, "ann#1")
     assert (await said(first, "leads"))[1] == "1"
     second = await candidate(file, "bob#1")
@@ -479,7 +477,7 @@ async def test_processes_hand_over_without_polling(file: Path, opener: Opener) -
 
 
 @pytest.mark.process
-async def test_a_killed_process_leaves_its_lease_and_a_socket_that_goes(file: Path, opener: Opener) -> None:
+async def test_the_socket_of_a_killed_process_is_removed(file: Path, opener: Opener) -> None:
     process = await candidate(file, "ann#1")
     await said(process, "leads")
     named = lambda: [one for one in sockets(file) if not one.name.startswith(".")]  # noqa: E731
@@ -517,7 +515,7 @@ async def hand_back(grant):
     return released
 
 grant = asyncio.run(work("parent"))
-warnings.simplefilter("ignore")  # Python warns of forks while threads run; that is what is tried here
+warnings.simplefilter("ignore")  # Python warns of forks while threads run; that is tested here
 child = os.fork()
 if child == 0:
     code = 1
