@@ -11,13 +11,13 @@ from tenure._registry import BACKENDS
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 
 HEAD = """\
-# What each backend can do
+# Traits of the backends
 
 Written by `python scripts/traits.py` from the traits that each backend declares, and checked by the tests. The
 conformance suites choose their tests by the same traits; `tenure doctor URL` shows those of the store at hand.
 
-*native*: the store does it itself. *emulated*: we do it in the store, in one step with what it belongs to.
-*impossible*: asking for it is an error that says so. Times are in seconds, sizes in bytes.
+*native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step. *impossible*: it is
+refused with an error. Times are in seconds, sizes in bytes.
 """
 
 
