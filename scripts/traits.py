@@ -16,8 +16,8 @@ HEAD = """\
 Written by `python scripts/traits.py` from the traits that each backend declares, and checked by the tests. The
 conformance suites choose their tests by the same traits; `tenure doctor URL` shows those of the store at hand.
 
-*native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step. *impossible*: it is
-refused with an error. Times are in seconds, sizes in bytes.
+*native*: the store does it itself. *emulated*: tenure does it in the store, in the same atomic step. *impossible*: it
+is refused with an error. Times are in seconds, sizes in bytes.
 """
 
 

@@ -100,7 +100,7 @@ def test_a_worker_and_the_leader_are_killed_and_the_result_is_right(
     assert summary["unreadable"] == {"unreadable": "Input/output error"}
     check_kills(summary, happened)
     check_messages(summary)
-    assert {"store.db", "ledger.db", "poisonous.py"} <= {path.name for path in (tmp_path / "kept").iterdir()}
+    assert {"store.db", "ledger.db", "poison.py"} <= {path.name for path in (tmp_path / "kept").iterdir()}
     assert list(temporary.iterdir()) == []
 
 
@@ -139,11 +139,11 @@ def check_kills(summary: dict[str, Any], happened: str) -> None:
 
 
 def check_messages(summary: dict[str, Any]) -> None:
-    assert summary["messages"] == 24  # one for each file, and one for the poisonous
-    assert summary["redeliveries"] >= 2  # that of the killed worker's message, and some of the poisonous
+    assert summary["messages"] == 24  # one for each file, and one for the poison
+    assert summary["redeliveries"] >= 2  # that of the killed worker's message, and some of the poison
     assert summary["results_again"] >= 1
     [letter] = summary["dead_letters"]
-    assert (letter["poisonous"], letter["reason"], letter["deliveries"]) == (True, "max_deliveries", 5)
+    assert (letter["poison"], letter["reason"], letter["deliveries"]) == (True, "max_deliveries", 5)
     assert "TooDeep: " in letter["why"]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tenure
 from tenure._demo import computation, job
 from tenure._demo.computation import Count, TooDeep, count_chunk, count_file, differences, merge
-from tenure._demo.job import Chunk, File, poisoned, survey
+from tenure._demo.job import Chunk, File, survey, with_poison_file
 from tenure._demo.messages import BODY_MAX, Task
 
 
@@ -50,16 +50,16 @@ def test_a_syntax_tree_is_counted_if_there_is_one(tmp_path: Path) -> None:
     assert counted == {"good": 5, "bad": 0, "zero": 0, "deep": 0}
 
 
-def test_a_poisonous_file_fails_its_whole_chunk_every_time(tmp_path: Path) -> None:
+def test_a_poison_file_fails_its_whole_chunk_every_time(tmp_path: Path) -> None:
     write(tmp_path, **{f"{number}.py": "x = 1\n" for number in range(8)})
     job = survey(tmp_path, at_least=0.0)
-    with_poison, chunk = poisoned(job, tmp_path / "poison.py")
-    assert [one.number for one in with_poison.chunks] == list(range(1, len(job.chunks) + 2))
-    assert with_poison.chunks[chunk.number - 1] == chunk
-    assert {*with_poison.files} == {*job.files, *chunk.files}
+    poisoned_job, chunk = with_poison_file(job, tmp_path / "poison.py")
+    assert [one.number for one in poisoned_job.chunks] == list(range(1, len(job.chunks) + 2))
+    assert poisoned_job.chunks[chunk.number - 1] == chunk
+    assert {*poisoned_job.files} == {*job.files, *chunk.files}
     for _ in range(2):
         with pytest.raises(TooDeep, match=r"poison\.py nests brackets"):
-            count_chunk(with_poison.folder, Chunk(1, (File("0.py", parsed=True), *chunk.files)))
+            count_chunk(poisoned_job.folder, Chunk(1, (File("0.py", parsed=True), *chunk.files)))
 
 
 def test_a_chunk_is_counted_file_by_file_and_takes_its_time(tmp_path: Path) -> None:

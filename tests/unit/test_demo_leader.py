@@ -11,15 +11,15 @@ import pytest
 
 import tenure
 from tenure._demo.computation import Count, count_chunk, merge
-from tenure._demo.job import Job, poisoned, survey
+from tenure._demo.job import Job, survey, with_poison_file
 from tenure._demo.leader import Leader
 from tenure._demo.ledger import Ledger
-from tenure._demo.messages import Channels, Result
+from tenure._demo.messages import Queues, Result
 from tenure._demo.worker import Worker
 from tenure.testing import until
 
-CHANNELS = Channels("work", "results", lock=30.0, named=True)
-UNNAMED = Channels("work", "results", lock=30.0, named=False)
+CHANNELS = Queues("work", "results", lock=30.0, named=True)
+UNNAMED = Queues("work", "results", lock=30.0, named=False)
 
 
 @pytest.fixture
@@ -38,23 +38,23 @@ def counts(job: Job) -> list[Count]:
 
 @pytest.fixture
 def ledger(tmp_path: Path, job: Job) -> Iterator[Ledger]:
-    with_poison, _ = poisoned(job, tmp_path / "poisonous.py")
-    with closing(Ledger.create(tmp_path / "ledger.db", with_poison)) as created:
+    poisoned_job, _ = with_poison_file(job, tmp_path / "poison.py")
+    with closing(Ledger.create(tmp_path / "ledger.db", poisoned_job)) as created:
         yield created
 
 
 @asynccontextmanager
-async def leading(backend: tenure.Backend, ledger: Ledger, channels: Channels) -> AsyncIterator[tenure.Term]:
+async def leading(backend: tenure.Backend, ledger: Ledger, queues: Queues) -> AsyncIterator[tenure.Term]:
     stop = asyncio.Event()
-    queues = channels.work_of(backend), channels.results_of(backend)
+    both = queues.work_of(backend), queues.results_of(backend)
     async with backend.election("demo", ttl=30).campaign() as term:
-        task = asyncio.create_task(Leader(1, ledger, *queues, named=channels.named, stop=stop).lead(term))
+        task = asyncio.create_task(Leader(1, ledger, *both, named=queues.named, stop=stop).lead(term))
         yield term
         stop.set()
         await task
 
 
-async def test_all_is_counted_but_what_is_poisonous(ledger: Ledger, counts: list[Count]) -> None:
+async def test_all_but_the_poison_chunk_is_counted(ledger: Ledger, counts: list[Count]) -> None:
     stop = asyncio.Event()
     async with tenure.connect("memory:") as backend, leading(backend, ledger, CHANNELS):
         queue = CHANNELS.work_of(backend)
@@ -70,16 +70,16 @@ async def test_all_is_counted_but_what_is_poisonous(ledger: Ledger, counts: list
     assert (stats.ready, stats.locked, stats.delayed, stats.dead) == (0, 0, 0, 1)
 
 
-@pytest.mark.parametrize(("channels", "times"), [(CHANNELS, 1), (UNNAMED, 2)], ids=["ids", "no ids"])
+@pytest.mark.parametrize(("queues", "times"), [(CHANNELS, 1), (UNNAMED, 2)], ids=["ids", "no ids"])
 async def test_a_second_leader_sends_again(
-    ledger: Ledger, channels: Channels, times: int, capfd: pytest.CaptureFixture[str]
+    ledger: Ledger, queues: Queues, times: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Where ids are known, nothing comes of it; where they are not, the ledger knows the results."""
     of = len(ledger.remaining())
     async with tenure.connect("memory:") as backend:
-        queue = channels.work_of(backend)
+        queue = queues.work_of(backend)
         for _ in range(2):
-            async with leading(backend, ledger, channels):
+            async with leading(backend, ledger, queues):
                 await until(lambda: '"split"' in capfd.readouterr().out, within=60)
         assert (await queue.stats()).ready == of * times
 

@@ -14,13 +14,13 @@ import tenure
 from tenure._demo.computation import Count, merge
 from tenure._demo.job import Chunk, File, Job
 from tenure._demo.ledger import Ledger, Progress
-from tenure._demo.messages import Dead, Result
+from tenure._demo.messages import DeadChunk, Result
 
 FILES = (File("a.py", True), File(os.fsdecode(b"caf\xe9"), False), File("c", False), File("d", False))
 JOB = Job("/some/where", (Chunk(1, FILES[:2]), Chunk(2, FILES[2:3]), Chunk(3, FILES[3:])), 0.5)
 COUNTS = [Count(file.path, size=9, lines=1, words=2, digest="d") for file in FILES]
 FIRST, SECOND, THIRD = Result.of(1, 1, COUNTS[:2]), Result.of(2, 1, COUNTS[2:3]), Result.of(3, 2, COUNTS[3:])
-POISONOUS = Dead(3, "max_deliveries", "TooDeep: so it is", 5)
+POISONOUS = DeadChunk(3, "max_deliveries", "TooDeep: so it is", 5)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import tenure
 from tenure._demo.computation import Count
 from tenure._demo.job import Chunk, File
-from tenure._demo.messages import Dead, Result, Task
+from tenure._demo.messages import DeadChunk, Result, Task
 
 TASK = Task("/some/where", Chunk(7, (File("a.py", True), File(os.fsdecode(b"caf\xe9"), False))), 0.25)
 
@@ -32,4 +32,4 @@ async def test_a_dead_letter_tells_which_chunk_and_why() -> None:
         [message] = await queue.receive()
         await message.abandon(error=LookupError("not here"))
         [letter] = await queue.dead_letters.peek()
-    assert Dead.of(letter) == Dead(7, "max_deliveries", "LookupError: not here", 1)
+    assert DeadChunk.of(letter) == DeadChunk(7, "max_deliveries", "LookupError: not here", 1)

@@ -15,15 +15,15 @@ from tenure._cli.demo_display import Lines, Picture, show_summary
 from tenure._demo.computation import Count, merge
 from tenure._demo.job import Chunk, File, Job
 from tenure._demo.ledger import Progress
-from tenure._demo.messages import Dead
-from tenure._demo.setup import Player, Scene
-from tenure._demo.summary import Failover, Strike, Summary, Term
+from tenure._demo.messages import DeadChunk
+from tenure._demo.state import InstanceState, RunState
+from tenure._demo.summary import Failover, Summary, Term, WorkerKill
 from tests.terminal import HOME, SHOW, plain
 
 TOTAL = merge([Count("a", words=3), Count("b", error="Permission denied")])
 FAILOVER = Failover(1, 4711, token=1, done=1, at=0.0, elected=1.5, wrote=1.6, refusal="token 1 is too old; so there")
-STRIKE = Strike(2, 4712, chunk=2, at=0.0, again=2.75)
-POISONOUS = Dead(3, "max_deliveries", "TooDeep: so deep", 5)
+WORKER_KILL = WorkerKill(2, 4712, chunk=2, at=0.0, again=2.75)
+POISONOUS = DeadChunk(3, "max_deliveries", "TooDeep: so deep", 5)
 WELL = Summary(
     folder="/some/where",
     url="sqlite:///demo.db",
@@ -37,7 +37,7 @@ WELL = Summary(
     again=1,
     deliveries_max=5,
     dead=[POISONOUS],
-    poisonous=3,
+    poison=3,
     left_out=[3],
     lost=[],
     twice=[],
@@ -46,7 +46,7 @@ WELL = Summary(
     differing=[],
     unreadable={"b": "Permission denied"},
     terms=[Term(1, 1), Term(2, 2)],
-    strike=STRIKE,
+    worker_kill=WORKER_KILL,
     failover=FAILOVER,
     seconds=9.0,
     plain_seconds=1.0,
@@ -63,7 +63,7 @@ def test_a_good_run_has_no_problems() -> None:
     assert told["unreadable"] == {"b": "Permission denied"}
     assert (told["messages"], told["redeliveries"], told["results_again"]) == (3, 5, 1)
     assert (told["lost"], told["counted_twice"]) == ([], [])
-    assert [letter["poisonous"] for letter in told["dead_letters"]] == [True]
+    assert [letter["poison"] for letter in told["dead_letters"]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_good_run_has_no_problems() -> None:
         ({"terms": [Term(1, 1), Term(1, 2)]}, "tokens did not rise"),
         ({"terms": [Term(2, 1), Term(1, 2)]}, "tokens did not rise"),
         ({"plain": merge([])}, "not that of the plain run"),
-        ({"strike": None}, "no worker was killed"),
-        ({"strike": dataclasses.replace(STRIKE, again=None)}, "message 2, which the killed worker had"),
-        ({"dead": []}, "message 3, the poisonous one, is not among"),
+        ({"worker_kill": None}, "no worker was killed"),
+        ({"worker_kill": dataclasses.replace(WORKER_KILL, again=None)}, "message 2, which the killed worker had"),
+        ({"dead": []}, "message 3, the poison one, is not among"),
         ({"dead": [dataclasses.replace(POISONOUS, reason="expired")]}, "died of expired after 5"),
-        ({"dead": [dataclasses.replace(POISONOUS, deliveries=1)]}, "max_deliveries after 1 deliveries, and not"),
-        ({"dead": [POISONOUS, dataclasses.replace(POISONOUS, chunk=2)]}, "messages died that can be handled: 2"),
+        ({"dead": [dataclasses.replace(POISONOUS, deliveries=1)]}, "max_deliveries after 1 deliveries, not"),
+        ({"dead": [POISONOUS, dataclasses.replace(POISONOUS, chunk=2)]}, "messages died that could be handled: 2"),
         ({"lost": ["a"]}, "lost, neither counted nor dead: a"),
         ({"twice": ["a"]}, "counted twice: a"),
         ({"differing": ["a", "b", "c", "d"]}, "a, b, c and 1 more"),
@@ -99,7 +99,7 @@ def test_the_summary_names_what_matters() -> None:
     for part in ("1.50 s after the kill", "pid 4711", "b (Permission denied)", "token 1 is too old", "the same result"):
         assert part in text
     for part in (
-        "5, 4 of them of the poisonous",
+        "5, 4 of them of the poison",
         "max_deliveries after 5 deliveries (TooDeep: so deep)",
         "after 2.75 s",
     ):
@@ -116,10 +116,10 @@ def shown(summary: Summary) -> str:
     return file.getvalue()
 
 
-def scene() -> Scene:
+def run() -> RunState:
     files = tuple(File(str(number), parsed=False) for number in range(10))
     job = Job("/some/where", tuple(Chunk(number, (file,)) for number, file in enumerate(files, 1)), 0.0)
-    return Scene(job, "sqlite:///demo.db", "demo", 2.0, progress(0))
+    return RunState(job, "sqlite:///demo.db", "demo", 2.0, progress(0))
 
 
 def progress(counted: int, dead: int = 0) -> Progress:
@@ -128,9 +128,9 @@ def progress(counted: int, dead: int = 0) -> Progress:
 
 def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
     file = io.StringIO()
-    now = scene()
-    now.players = [Player(1, 4711, "killed", 1), Player(2, 4712, "leading", 2)]
-    now.players[1].chunk, now.players[1].counted = 7, 3
+    now = run()
+    now.instances = [InstanceState(1, 4711, "killed", 1), InstanceState(2, 4712, "leading", 2)]
+    now.instances[1].chunk, now.instances[1].counted = 7, 3
     now.leader, now.token, now.progress, now.lease_left = 2, 2, progress(4, dead=1), 1.25
     now.queue = tenure.Stats(ready=3, locked=2, dead=1)
     now.news.append((3.0, "kill -9"))
@@ -153,13 +153,11 @@ def test_the_picture_shows_who_leads_and_how_far_the_work_is() -> None:
 @pytest.mark.parametrize(("width", "height", "instances"), [(80, 24, 4), (80, 24, 64), (160, 50, 4), (40, 12, 4)])
 def test_the_picture_fits_and_shows_the_newest(width: int, height: int, instances: int) -> None:
     file = io.StringIO()
-    now = scene()
-    now.players = [Player(number, 4_710 + number) for number in range(1, instances + 1)]
-    now.players[-1].state = "leading"
+    now = run()
+    now.instances = [InstanceState(number, 4_710 + number) for number in range(1, instances + 1)]
+    now.instances[-1].state = "leading"
     now.queue = tenure.Stats(ready=3_000, locked=200, delayed=100, dead=1)
-    now.news = [
-        (float(n), f"news {n}: the poisonous file nests brackets more than 1,000 deep, " * 2) for n in range(40)
-    ]
+    now.news = [(float(n), f"news {n}: the poison file nests brackets more than 1,000 deep, " * 2) for n in range(40)]
     now.news.append((40.0, "the very newest, which ends with these words"))
     console = Console(file=file, width=width, height=height, force_terminal=True, color_system=None)
     with Picture(console) as picture:
@@ -207,7 +205,7 @@ def test_a_run_that_is_slower_says_why(cores: int, seconds: float, why: str) -> 
 
 def test_a_run_that_had_little_to_do_says_so() -> None:
     text = shown(dataclasses.replace(WELL, pace=0.25))
-    assert "as there was little to do, each file was dwelt on for 250 ms here; only this run keeps" in text
+    assert "as there was little to do, each file was made to take 250 ms here; only this run keeps" in text
 
 
 def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:
@@ -216,14 +214,14 @@ def test_a_run_that_is_faster_on_enough_cores_says_nothing_more() -> None:
 
 def test_lines_tell_each_quarter_once() -> None:
     file = io.StringIO()
-    now = scene()
+    now = run()
     with Lines(Console(file=file, width=80)) as lines:
         for done in (0, 3, 3, 5, 10):
             now.progress = progress(done)
             lines.draw(now)
         lines.tell(1.0, "something")
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()] == [
-        "3 of 10 messages are accounted for",
-        "5 of 10 messages are accounted for",
+        "3 of 10 messages are done",
+        "5 of 10 messages are done",
         "something",
     ]

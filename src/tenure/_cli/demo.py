@@ -20,10 +20,10 @@ from tenure._cli.exits import Exit, Failure
 from tenure._cli.group import complete, duration, json_option
 from tenure._cli.live import can_be_live
 from tenure._cli.output import log_to_stderr, say_json
-from tenure._demo.director import Setting, perform
 from tenure._demo.job import survey
-from tenure._demo.setup import Display
-from tenure._demo.stage import Failed
+from tenure._demo.processes import Failed
+from tenure._demo.run import DemoSettings, run_demo
+from tenure._demo.state import Display
 from tenure._demo.summary import Summary
 
 INSTANCES_MAX = 64
@@ -80,7 +80,7 @@ def command(
     job = survey(folder, at_least=SECONDS_LEAST * instances)
     console = Console(stderr=as_json, highlight=False)
     with _place(keep) as place, Picture(console) if can_be_live(console) else Lines(console) as display:
-        summary = complete(_interruptible(Setting(job, place, url, instances, ttl), display))
+        summary = complete(_interruptible(DemoSettings(job, place, url, instances, ttl), display))
     if as_json:
         say_json(summary.as_json())
     else:
@@ -108,10 +108,10 @@ def _place(keep: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-async def _interruptible(setting: Setting, display: Display) -> Summary:
+async def _interruptible(setting: DemoSettings, display: Display) -> Summary:
     """Run to the end; when a signal comes, stop all processes first, and then end as the signal would."""
     loop, came = asyncio.get_running_loop(), list[int]()
-    playing = asyncio.create_task(perform(setting, display))
+    playing = asyncio.create_task(run_demo(setting, display))
 
     def interrupt(number: int) -> None:
         came.append(number)

@@ -10,11 +10,11 @@ from rich.text import Text
 from tenure._cli.live import Canvas
 from tenure._cli.output import ALARM, LEADING, QUIET, TITLE, Cell, clean, ellipsis
 from tenure._cli.tables import Column, laid_out
-from tenure._demo.setup import Player, Scene, State
+from tenure._demo.state import InstanceState, RunState, State
 from tenure._demo.summary import Summary
 
 NEWS_LEAST = 6
-"""Lines that are kept for the news, however many instances there are."""
+"""Lines for the news, however many instances there are."""
 
 BAR, BAR_LEAST = 40, 10
 
@@ -27,7 +27,7 @@ COLUMNS = (
     Column("instance"),
     Column("pid", numbers=True),
     Column("counted", numbers=True),
-    Column("in hand"),
+    Column("message"),
     Column("state"),
 )
 
@@ -42,7 +42,7 @@ _STYLES: dict[State, str] = {
 
 
 class Lines:
-    """Says what happens line by line, and at each quarter how far the work is."""
+    """Prints events line by line, and the progress at each quarter."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -54,24 +54,24 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def draw(self, scene: Scene) -> None:
-        """Say it when another quarter is done."""
-        progress = scene.progress
+    def draw(self, run: RunState) -> None:
+        """Print the progress when another quarter is done."""
+        progress = run.progress
         quarter = 4 * progress.settled // progress.of
         if self._quarter < quarter < 4:
             self._quarter = quarter
-            self.tell(scene.elapsed, f"{progress.settled:,} of {progress.of:,} messages are accounted for")
+            self.tell(run.elapsed, f"{progress.settled:,} of {progress.of:,} messages are done")
 
     def tell(self, at: float, text: str) -> None:
-        """Say it."""
+        """Print it."""
         self._console.print(*_line(at, text, None), soft_wrap=True)
 
 
 class Picture:
-    """Draws the whole scene, again and again, on the terminal's other screen; the last picture stays, with all news."""
+    """Draws the whole run, repeatedly, on the terminal's alternate screen; the last picture stays, with all news."""
 
     def __init__(self, console: Console) -> None:
-        self._scene: Scene | None = None
+        self._state_of_run: RunState | None = None
         self._canvas = Canvas(self._lines, console)
 
     def __enter__(self) -> Picture:
@@ -80,24 +80,24 @@ class Picture:
     def __exit__(self, *_: object) -> None:
         self._canvas.leave()
 
-    def draw(self, scene: Scene) -> None:
+    def draw(self, run: RunState) -> None:
         """Draw it."""
-        self._scene = scene
+        self._state_of_run = run
         self._canvas.draw()
 
     def tell(self, at: float, text: str) -> None:
-        """Do nothing: what happened is among the scene's news, and drawn with it."""
+        """Do nothing: what happened is among the run's news, and drawn with it."""
 
     def stop(self) -> None:
-        """Stop this process, with the usual screen shown, until the shell lets it go on."""
+        """Stop this process, with the normal screen shown, until the shell resumes it."""
         self._canvas.stop()
 
     def _lines(self, width: int, height: int | None) -> list[Text]:
-        return _picture(self._scene, width, height) if self._scene else []
+        return _picture(self._state_of_run, width, height) if self._state_of_run else []
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """Print what happened, and what of it is wrong: for people on a terminal, wrapped at words."""
+    """Print the summary and its problems; on a terminal, wrapped at words."""
     width = console.width if console.is_terminal else None
     console.print()
     for title, text in summary.rows():
@@ -114,65 +114,65 @@ def _print(console: Console, head: Text, text: str, width: int | None, style: st
         console.print(line, soft_wrap=True)
 
 
-def _picture(scene: Scene, width: int, height: int | None) -> list[Text]:
-    """Return the lines of the whole scene; where the height is given, with those of the news that fit, the newest."""
-    state = Text.assemble(("tenure demo", TITLE), f"  election {scene.election!r}: ", (_lead(scene), TITLE))
+def _picture(run: RunState, width: int, height: int | None) -> list[Text]:
+    """Return the lines of the whole run; where the height is given, with those of the news that fit, the newest."""
+    state = Text.assemble(("tenure demo", TITLE), f"  election {run.election!r}: ", (_lead(run), TITLE))
     room = None if height is None else height - 7 - NEWS_LEAST  # what stands around them
-    head = [state, Text(), *_players(scene, width, room), Text(), *_bars(scene, width), Text()]
-    news = [line for at, text in sorted(scene.news) for line in _line(at, text, width)]
+    head = [state, Text(), *_instances(run, width, room), Text(), *_bars(run, width), Text()]
+    news = [line for at, text in sorted(run.news) for line in _line(at, text, width)]
     if height is None:
         return [*head, *news]
     left = height - len(head)
     return [*head, *(news[-left:] if left > 0 else [])]
 
 
-def _lead(scene: Scene) -> str:
-    for player in scene.players:
-        if player.number == scene.leader:
-            held = "held by the dead" if player.state == "killed" else "led by"
-            return f"{held} {player.name}, term {scene.token}"
+def _lead(run: RunState) -> str:
+    for instance in run.instances:
+        if instance.number == run.leader:
+            held = "lease of the dead" if instance.state == "killed" else "led by"
+            return f"{held} {instance.name}, term {run.token}"
     return "nobody leads"
 
 
-def _players(scene: Scene, width: int, room: int | None) -> list[Text]:
-    """Return a table of the instances; of more than there is room for, those that matter most."""
-    shown = scene.players
+def _instances(run: RunState, width: int, room: int | None) -> list[Text]:
+    """Return a table of the instances; if there are more than fit, the most relevant."""
+    shown = run.instances
     if room is not None and len(shown) > room:
-        ranked = sorted(shown, key=lambda player: player.state not in ("leading", "killed", "failed"))
-        kept = {player.number for player in ranked[: max(1, room - 1)]}
-        shown = [player for player in shown if player.number in kept]
+        ranked = sorted(shown, key=lambda instance: instance.state not in ("leading", "killed", "failed"))
+        kept = {instance.number for instance in ranked[: max(1, room - 1)]}
+        shown = [instance for instance in shown if instance.number in kept]
     rows = [
         (
-            str(player.number),
-            str(player.pid),
-            str(player.counted),
-            f"message {player.chunk}" if player.chunk else "",
-            Cell(_state(player, scene), _STYLES[player.state]),
+            str(instance.number),
+            str(instance.pid),
+            str(instance.counted),
+            f"message {instance.chunk}" if instance.chunk else "",
+            Cell(_state(instance, run), _STYLES[instance.state]),
         )
-        for player in shown
+        for instance in shown
     ]
     table = laid_out(COLUMNS, rows, width)
-    left_out = len(scene.players) - len(shown)
+    left_out = len(run.instances) - len(shown)
     return [*table, Text(f"{ellipsis()} and {left_out} more", QUIET)] if left_out else table
 
 
-def _state(player: Player, scene: Scene) -> str:
-    if player.state == "leading":
-        return f"leading, term {player.token}"
-    if player.state == "killed" and player.number == scene.leader:
-        return f"killed; its lease of term {player.token} runs on"
-    return player.state
+def _state(instance: InstanceState, run: RunState) -> str:
+    if instance.state == "leading":
+        return f"leading, term {instance.token}"
+    if instance.state == "killed" and instance.number == run.leader:
+        return f"killed; its lease of term {instance.token} runs on"
+    return instance.state
 
 
-def _bars(scene: Scene, width: int) -> list[Text]:
-    progress, queue = scene.progress, scene.queue
+def _bars(run: RunState, width: int) -> list[Text]:
+    progress, queue = run.progress, run.queue
     bars = [
-        ("lease", scene.ttl, scene.lease_left, f"{scene.lease_left:.1f} s left"),
+        ("lease", run.ttl, run.lease_left, f"{run.lease_left:.1f} s left"),
         (
             "work",
             progress.of,
             progress.settled,
-            f"{progress.settled:,} of {progress.of:,} messages; plain run: {scene.plain}",
+            f"{progress.settled:,} of {progress.of:,} messages; plain run: {run.plain}",
         ),
         (
             "queue",

@@ -1,4 +1,4 @@
-"""The computation: what is counted in one file, and how the counts of many make a total. It knows no election."""
+"""The computation: counts one file, and merges the counts of many into a total. It knows no election."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYNTAX_MAX = 1 << 17
 on a busy machine."""
 
 NESTED_MAX = 1_000
-"""So many opening brackets in a row are more than any of Python's parsers gets through."""
+"""More opening brackets in a row than any of Python's parsers accepts."""
 
 
 class TooDeep(Exception):
@@ -26,7 +26,7 @@ class TooDeep(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What was found in one file; ``error`` says why it could not be read, and then the rest is nothing."""
+    """The counts of one file; ``error`` says why it could not be read, and then the rest is empty."""
 
     path: str
     size: int = 0
@@ -39,7 +39,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What was found in all files; ``digest`` stands for every path and every content."""
+    """The counts of all files; ``digest`` covers every path and every content."""
 
     files: int
     unreadable: int
@@ -54,12 +54,12 @@ def count_chunk(folder: str, chunk: Chunk, *, pace: float = 0.0) -> list[Count]:
     """Count the files of *chunk*, each in *pace* seconds at least; all of them, or none.
 
     Raises:
-        TooDeep: One of them can't be parsed. The chunk is left out of the total, whoever computes it.
+        TooDeep: One of them can't be parsed. The chunk is omitted from the total.
     """
     counts = []
     for file in chunk.files:
         began = time.monotonic()
-        time.sleep(pace / 2)  # so that also a chunk that fails at once is in somebody's hands for a while
+        time.sleep(pace / 2)  # so that even a chunk that fails at once is handled for a while
         counts.append(count_file(folder, file.path, parsed=file.parsed))
         time.sleep(max(0.0, began + pace - time.monotonic()))
     return counts
@@ -80,7 +80,7 @@ def count_file(folder: str, path: str, *, parsed: bool) -> Count:
                 digest.update(block)
                 size += len(block)
                 lines += block.count(b"\n")
-                # A word that reaches over the edge of a block is one word.
+                # A word that spans two blocks is one word.
                 words += len(block.split()) - (not between_words and not block[:1].isspace())
                 between_words = block[-1:].isspace()
                 if parsed and size <= SYNTAX_MAX:
@@ -97,11 +97,11 @@ def _nodes(path: str, source: bytes) -> int:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if b"(" * NESTED_MAX in source:
             raise TooDeep(f"{path} nests brackets more than {NESTED_MAX:,} deep") from error
-        return 0  # another Python's source, or none at all: Python's own tests have many
+        return 0  # source of another Python, or no Python: Python's own tests have many
 
 
 def merge(counts: Iterable[Count]) -> Total:
-    """Put the counts of many files together; their order does not matter."""
+    """Merge the counts of many files; their order does not matter."""
     ordered = sorted(counts, key=lambda count: os.fsencode(count.path))
     digest = hashlib.sha256()
     for count in ordered:
@@ -118,7 +118,7 @@ def merge(counts: Iterable[Count]) -> Total:
 
 
 def differences(some: Sequence[Count], others: Sequence[Count]) -> list[str]:
-    """Name the files that were not counted alike, sorted."""
+    """Return the files whose counts differ, sorted."""
     mine = {count.path: count for count in some}
     theirs = {count.path: count for count in others}
     return sorted(path for path in mine.keys() | theirs.keys() if mine.get(path) != theirs.get(path))

@@ -1,4 +1,4 @@
-"""The job: which files are to be counted, in which chunks, which of them parsed, and how fast at most."""
+"""The job: the files to count, in chunks, which of them are parsed, and the pace."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from tenure.errors import ConfigError
 
 PARSED_MAX = 8_000_000
-"""Bytes of Python that are parsed: some seconds of work, so that a run is neither over at once nor tedious."""
+"""Bytes of Python that are parsed: some seconds of work, so that a run is neither too short nor too long."""
 
 CHUNKS = 120
-"""About so many chunks a large job is cut into: enough for all to compete for, few enough to be told of."""
+"""The approximate number of chunks of a large job: enough for all to compete, few enough to display."""
 
 FILES_MAX = 100
 TEXT_MAX = 7_000  # characters of paths
-"""What one chunk has at most, so that its message and its result fit into any store's (the smallest take 45 kB)."""
+"""The limits of a chunk, so that its message and its result fit into every store (the smallest limit is 45 kB)."""
 
 PACE_MAX = 1.0
-"""Seconds for which a file is dwelt on at most."""
+"""The most seconds that a file is made to take."""
 
 _PARSED = 2_500_000.0  # bytes a second, roughly, of sources that are parsed
 _READ = 150_000_000.0  # bytes a second of everything else
@@ -41,7 +41,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Files that are counted together, by one worker at a time: what a message is about. Numbers begin at 1."""
+    """Files that are counted together, by one worker at a time: the content of a message. Numbers start at 1."""
 
     number: int
     files: tuple[File, ...]
@@ -51,7 +51,7 @@ class Chunk:
 class Job:
     """Files to count.
 
-    ``pace`` is how many seconds a file takes at least: 0.0, unless there is so little to do that nothing could be seen.
+    ``pace`` is the least time for a file, in seconds: 0.0, unless the work is so little that it would be over at once.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class Job:
 def survey(folder: Path | None, *, at_least: float) -> Job:
     """List the files of *folder* (None: the Python sources of this installation).
 
-    Little work is spread, so that one process would be busy for *at_least* seconds with it.
+    Little work is spread, so that it would keep one process busy for *at_least* seconds.
 
     Raises:
         ConfigError: There is no such folder, it can't be listed, or no file is in it.
@@ -85,12 +85,12 @@ def survey(folder: Path | None, *, at_least: float) -> Job:
     return Job(str(root), _cut([File(path, path in parsed) for path in paths], expected), pace)
 
 
-def poisoned(job: Job, path: Path) -> tuple[Job, Chunk]:
+def with_poison_file(job: Job, path: Path) -> tuple[Job, Chunk]:
     """Write a file to *path* that makes the computation fail; return *job* with it, and the chunk that it is in."""
-    path.write_text("# No parser gets through this: tenure demo puts it among the files, to see what becomes of it.\n")
+    path.write_text("# No parser gets through this: tenure demo puts it among the files, to show what becomes of it.\n")
     with path.open("a") as file:
         file.write("(" * 10_000)
-    before = len(job.chunks) // 4  # early: that it fails again and again should not be what is waited for in the end
+    before = len(job.chunks) // 4  # early, so that the run does not end by waiting for its retries
     files = [chunk.files for chunk in job.chunks]
     files.insert(before, (File(str(path), parsed=True),))
     chunks = tuple(Chunk(number, group) for number, group in enumerate(files, 1))
@@ -116,7 +116,7 @@ def _cut(files: list[File], expected: Mapping[str, float]) -> tuple[Chunk, ...]:
 
 
 def _paths(root: Path, *, but: Collection[str] = ()) -> list[str]:
-    """List every file under *root*, relative to it and sorted; whether it can be read is found out by reading."""
+    """List every file under *root*, relative to it and sorted; whether it can be read shows when it is read."""
     if not root.is_dir():
         raise ConfigError(f"{root} is not a folder; name one with --input")
     found: list[str] = []
@@ -130,7 +130,7 @@ def _paths(root: Path, *, but: Collection[str] = ()) -> list[str]:
         folders[:] = [name for name in folders if name not in but]
         for name in names:
             path = os.path.join(place, name)
-            if os.path.isfile(path) or not os.path.exists(path):  # not a pipe, which nobody may ever write to
+            if os.path.isfile(path) or not os.path.exists(path):  # not a pipe, whose read could block for ever
                 found.append(os.path.relpath(path, root))
     return sorted(found, key=os.fsencode)
 

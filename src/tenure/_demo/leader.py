@@ -1,4 +1,4 @@
-"""The leader: splits the work into messages, and aggregates what comes back. The counting is not its affair."""
+"""The leader: splits the work into messages, and aggregates the results. It does not count."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import suppress
 import tenure
 from tenure._demo.computation import merge
 from tenure._demo.ledger import Ledger
-from tenure._demo.messages import LETTERS_MAX, Dead, Result, Task
+from tenure._demo.messages import LETTERS_MAX, DeadChunk, Result, Task
 from tenure._demo.report import Report, report
 
 TOGETHER = 100
-"""Messages that are sent, and results that are written down, in one step."""
+"""Messages that are sent, and results that are stored, in one step."""
 
 WAIT = 0.25
-"""Seconds to wait for results, before the dead letters are looked at."""
+"""Seconds to wait for results, before the dead letters are checked."""
 
 AGAIN_AFTER = 0.2
-"""Seconds until a store that could not be asked is asked again."""
+"""Seconds until a request that the store did not answer is repeated."""
 
 
 class Leader:
@@ -52,16 +52,16 @@ class Leader:
                 try:
                     await self._aggregate(term)
                 except tenure.Unavailable:
-                    await asyncio.sleep(AGAIN_AFTER)  # what was not completed comes again, and is known
+                    await asyncio.sleep(AGAIN_AFTER)  # messages that were not completed come again, and are recognised
         except tenure.TermLost as refusal:
-            # A newer leader has written already. Ours is over, and the store will tell so in a moment.
+            # A newer leader has written already. This term is over; the store will say so in a moment.
             report(Report("refused", term.token, str(refusal)))
             await term.lost.wait()
         finally:
             report(Report("left", term.token))
 
     async def _split(self) -> int:
-        """Send a message for every chunk that is not accounted for; return how many.
+        """Send a message for every chunk that is not done; return how many.
 
         A predecessor may have sent it already. Its id makes that harmless; where a store knows no ids, it is computed
         twice, and the ledger takes the first result.
@@ -94,7 +94,7 @@ class Leader:
         """Write down which chunks nobody could count."""
         letters = await self._queue.dead_letters.peek(LETTERS_MAX)
         if letters:
-            self._ledger.bury(term.token, [Dead.of(letter) for letter in letters])
+            self._ledger.bury(term.token, [DeadChunk.of(letter) for letter in letters])
 
 
 async def _complete(message: tenure.Message) -> None:

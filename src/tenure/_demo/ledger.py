@@ -1,8 +1,7 @@
-"""The ledger: the work's own SQLite database, in which a leader keeps what is done, so that the next can go on.
+"""The ledger: the work's own SQLite database, in which a leader stores the results, so that the next can continue.
 
-Every write of a leader goes through the fence in the transaction that it is part of: a leader that was taken for dead,
-and isn't, is refused. In the same transaction stands the key of what is written, so that a result that comes twice, as
-every queue may bring it, counts once.
+Every write of a leader passes the fence in its own transaction: an old leader that was slow, and not dead, is refused.
+The same transaction stores the key of each result, so that one that is delivered twice counts once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from tenure._demo.computation import Count, Total
 from tenure._demo.job import Chunk, File, Job
-from tenure._demo.messages import Dead, Result
+from tenure._demo.messages import DeadChunk, Result
 from tenure.backends.sqlite import Fence
 from tenure.errors import ConfigError
 
@@ -30,7 +29,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the work has come, in chunks; ``again`` is how many results came once more than they were counted."""
+    """The progress of the work, in chunks; ``again`` is the number of repeated results."""
 
     counted: int
     dead: int
@@ -40,12 +39,12 @@ class Progress:
 
     @property
     def settled(self) -> int:
-        """How many chunks are accounted for."""
+        """The chunks that are counted or dead."""
         return self.counted + self.dead
 
     @property
     def left(self) -> int:
-        """How many are not."""
+        """The chunks that are not."""
         return self.of - self.settled
 
 
@@ -59,16 +58,16 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, job: Job) -> Ledger:
-        """Make the database, and write the job down.
+        """Create the database, and store the job.
 
         Raises:
-            ConfigError: The file can't be made or written there.
+            ConfigError: The file can't be created or written there.
         """
         try:
             ledger = cls(path)
             ledger._prepare(job)
         except sqlite3.Error as error:
-            raise ConfigError(f"the work's database {path} can't be made: {error}; keep it elsewhere") from error
+            raise ConfigError(f"the work's database {path} can't be created: {error}; use another folder") from error
         return ledger
 
     def _prepare(self, job: Job) -> None:
@@ -91,7 +90,7 @@ class Ledger:
         return Job(os.fsdecode(folder), tuple(self._chunks()), pace)
 
     def remaining(self) -> list[Chunk]:
-        """List the chunks that are not accounted for yet."""
+        """List the chunks that are not done yet."""
         return self._chunks("WHERE chunk NOT IN (SELECT chunk FROM result UNION SELECT chunk FROM dead)")
 
     def _chunks(self, where: str = "") -> list[Chunk]:
@@ -121,10 +120,10 @@ class Ledger:
         )
         return Result(chunk, instance, tuple(rows))
 
-    def dead(self) -> list[Dead]:
+    def dead(self) -> list[DeadChunk]:
         """Return the chunks that nobody could count."""
         rows = self._connection.execute("SELECT chunk, reason, why, deliveries FROM dead ORDER BY chunk")
-        return [Dead(*row) for row in rows]
+        return [DeadChunk(*row) for row in rows]
 
     def progress(self) -> Progress:
         """Tell how far the work has come."""
@@ -180,7 +179,7 @@ class Ledger:
         rows = [(file, *count) for (file,), count in zip(files, result.counts, strict=True)]
         self._connection.executemany("INSERT INTO count VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def bury(self, token: int, letters: Sequence[Dead]) -> None:
+    def bury(self, token: int, letters: Sequence[DeadChunk]) -> None:
         """Write down which chunks nobody could count. What was written down before, stays.
 
         Raises:

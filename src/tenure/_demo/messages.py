@@ -18,7 +18,7 @@ MAX_DELIVERIES = 5
 """How often a chunk is tried. The two kills take two from it, at most, if it has bad luck."""
 
 LETTERS_MAX = 10_000
-"""Dead letters that are looked at; one is expected."""
+"""DeadChunk letters that are looked at; one is expected."""
 
 BODY_MAX = 45_000
 """Bytes; every store takes as many."""
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a worker has counted in a chunk: of each file in turn everything but its path."""
+    """The counts of a chunk: for each file in order, everything but its path."""
 
     chunk: int
     instance: int
@@ -72,8 +72,8 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
-    """A chunk that nobody could count: the reason of its dead letter, and what its last failure said."""
+class DeadChunk:
+    """A chunk that could not be counted: the reason of its dead letter, and its last error."""
 
     chunk: int
     reason: str
@@ -81,27 +81,27 @@ class Dead:
     deliveries: int
 
     @classmethod
-    def of(cls, letter: DeadMessage) -> Dead:
-        """Return what is worth knowing of a dead letter."""
+    def of(cls, letter: DeadMessage) -> DeadChunk:
+        """Return the relevant fields of a dead letter."""
         error = letter.error
         why = f"{error.type.rpartition('.')[2]}: {error.message}" if error else letter.description
         return cls(Task.read(letter.body).chunk.number, letter.reason, why, letter.delivery_count)
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
-    """How the queues are called and used, the same for all instances."""
+class Queues:
+    """The names and settings of the queues, the same for all instances."""
 
     work: str
     results: str
     lock: float
     named: bool
-    """Whether the store knows a message by its id, and keeps it once."""
+    """Whether the store drops a message whose id it has had before."""
 
     def work_of(self, backend: Backend) -> Queue:
         """Return the queue that all instances compete for."""
         return backend.queue(self.work, lock=self.lock, max_deliveries=MAX_DELIVERIES, body_max=BODY_MAX)
 
     def results_of(self, backend: Backend) -> Queue:
-        """Return the queue that brings the results back to whoever leads."""
+        """Return the queue of the results for the leader."""
         return backend.queue(self.results, lock=self.lock, body_max=BODY_MAX)

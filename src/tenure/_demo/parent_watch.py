@@ -1,6 +1,6 @@
-"""A watch on the parent: a pipe on standard input. When it breaks, this process ends, however its parent died.
+"""Watches the parent by a pipe on standard input: when it breaks, this process ends, however its parent died.
 
-The first line says what to do: the URL in it may have a password, and a command line can be read by everybody.
+The first line has the settings: their URL may have a password, and every user can read a command line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 EXIT_ALONE = 3
-"""With which code a process ends whose parent is gone."""
+"""The exit code of a process whose parent has died."""
 
 
-def orders() -> bytes:
-    """Read the first line. Nothing beyond it is taken from the pipe."""
+def read_first_line() -> bytes:
+    """Read the first line, and nothing beyond it."""
     line = b""
     while not line.endswith(b"\n"):
         letter = os.read(0, 1)
@@ -27,11 +27,11 @@ def orders() -> bytes:
     return line
 
 
-def wear(on_stop: Callable[[], object] | None = None) -> None:
+def watch_parent(on_stop: Callable[[], object] | None = None) -> None:
     """Watch standard input from a thread: a line calls *on_stop*, its end ends the process at once."""
 
     def watch() -> None:
-        while os.read(0, 1024):  # not sys.stdin: a thread that is blocked in it disturbs the interpreter's end
+        while os.read(0, 1024):  # not sys.stdin: a thread blocked in it disturbs the end of the interpreter
             if on_stop is not None:
                 on_stop()
         os._exit(EXIT_ALONE)
@@ -39,10 +39,10 @@ def wear(on_stop: Callable[[], object] | None = None) -> None:
     threading.Thread(target=watch, name="parent_watch", daemon=True).start()
 
 
-def tie() -> None:
-    """Let the system end this process with its parent, too: one that is stopped watches nothing.
+def die_with_parent() -> None:
+    """Let the system end this process with its parent, too, as a stopped process can't watch.
 
-    Called in the child before it becomes another program, so that there is no moment without it.
+    Called in the child between fork and exec, so that there is no gap.
     """
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, *_arguments)
@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 _prctl: Callable[..., object] | None = None
 _arguments: tuple[object, ...] = ()
 if sys.platform == "linux":
-    # Loaded here and not in tie(): between fork and exec, nothing may be imported.
+    # Loaded here and not in die_with_parent(): between fork and exec, nothing may be imported.
     with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, a C library without prctl
         import ctypes
 

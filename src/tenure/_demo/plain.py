@@ -1,6 +1,6 @@
 """The plain run: the same computation in one process, without election and queue, to compare with.
 
-It goes by the same chunks, and one that can't be counted it leaves out as well: whole, as it would be dead-lettered.
+It uses the same chunks, and also omits a whole chunk that can't be counted, as it would be dead-lettered.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tenure._demo.ledger import Ledger
 
 
 def main() -> int:
-    """Count the files of the job in the ledger that is named on standard input; write what came of it as JSON."""
-    ledger = Ledger(Path(json.loads(parent_watch.orders())))
-    parent_watch.wear()
+    """Count the files of the job in the ledger that standard input names; write the result as JSON."""
+    ledger = Ledger(Path(json.loads(parent_watch.read_first_line())))
+    parent_watch.watch_parent()
     job = ledger.job()
     ledger.close()
     counts, left_out = [], []

@@ -1,4 +1,4 @@
-"""What an instance tells the director: JSON lines on its standard output."""
+"""The reports of an instance to its parent: JSON lines on its standard output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WHY_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened; ``at`` is the machine's monotonic clock, the same in all its processes.
+    """An event; ``at`` is the machine's monotonic clock, the same in all its processes.
 
     Of a leader: it is ``elected``, it ``wrote`` for the first time, has ``split`` the work into ``count`` messages, was
-    ``refused`` by the fence, has ``left`` office. Of a worker: it ``took`` a chunk, has ``counted`` it (and is about to
-    complete its message), has ``tripped`` over it.
+    ``refused`` by the fence, has ``left`` its term. Of a worker: it ``took`` a chunk, has ``counted`` it (and will
+    complete its message), or ``tripped``: it could not count it.
     """
 
     what: Literal["standing", "elected", "wrote", "split", "refused", "left", "took", "counted", "tripped", "failed"]
@@ -37,6 +37,6 @@ class Report:
 
 
 def report(what: Report) -> None:
-    """Tell the director, now. From any thread."""
+    """Send a report, now. Any thread may call it."""
     line = json.dumps(dataclasses.asdict(dataclasses.replace(what, why=what.why[:WHY_MAX], at=time.monotonic())))
-    os.write(1, line.encode() + b"\n")  # one write, so that a kill leaves no half a line
+    os.write(1, line.encode() + b"\n")  # one write, so that a kill leaves no partial line

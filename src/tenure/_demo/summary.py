@@ -1,4 +1,4 @@
-"""The summary: what happened, what of it is wrong, and the same for programs."""
+"""The summary of a run: its events, its problems, and both as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tenure._demo.computation import Total
-from tenure._demo.messages import Dead
+from tenure._demo.messages import DeadChunk
 
 NAMED_MAX = 3
-"""Files that are named; of more, the number is told."""
+"""Names that are listed; of more, only the number is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Term:
 
 
 @dataclass(slots=True)
-class Strike:
-    """A worker's death with a message in hand; ``again`` is how many seconds later another had it, None until then.
+class WorkerKill:
+    """The kill of a worker that handled a message; ``again``: the seconds until another instance had it, or None.
 
     ``at`` is the moment of the kill on the monotonic clock.
     """
@@ -37,10 +37,10 @@ class Strike:
 
 @dataclass(slots=True)
 class Failover:
-    """A leader's death, and what followed; ``elected`` and ``wrote`` are seconds from the kill, None until it happens.
+    """The kill of a leader, and the fail-over; ``elected`` and ``wrote`` are seconds from the kill, or None.
 
     ``at`` is the moment of the kill on the monotonic clock, ``done`` how many messages were settled then, ``refusal``
-    what the fence said to a write under the dead leader's token.
+    the fence's answer to a write under the dead leader's token.
     """
 
     instance: int
@@ -57,10 +57,9 @@ class Failover:
 class Summary:
     """A whole run.
 
-    ``redelivered`` tells of each chunk how often it was handed out again, ``again`` how many results came that had come
-    before, ``poisonous`` which chunk nobody could count, ``left_out`` which ones the plain run could not. ``led_after``
-    is how many seconds it took until the first leader was elected, ``cores`` how many processors there were for all,
-    ``pace`` how many seconds each file was dwelt on, as there was little to do.
+    ``redelivered``: the redeliveries of each chunk; ``again``: the repeated results; ``poison``: the chunk that always
+    fails; ``left_out``: the chunks that the plain run could not count; ``led_after``: the seconds until the first
+    leader; ``cores``: the processors; ``pace``: the least seconds for each file, if there was little to do.
     """
 
     folder: str
@@ -74,8 +73,8 @@ class Summary:
     redelivered: Mapping[int, int]
     again: int
     deliveries_max: int
-    dead: Sequence[Dead]
-    poisonous: int
+    dead: Sequence[DeadChunk]
+    poison: int
     left_out: Sequence[int]
     lost: Sequence[str]
     twice: Sequence[str]
@@ -84,7 +83,7 @@ class Summary:
     differing: Sequence[str]
     unreadable: Mapping[str, str]
     terms: Sequence[Term]
-    strike: Strike | None
+    worker_kill: WorkerKill | None
     failover: Failover | None
     seconds: float
     plain_seconds: float
@@ -98,14 +97,14 @@ class Summary:
         return self.total == self.plain and not self.differing
 
     def problems(self) -> list[str]:
-        """Say what did not go as promised; nothing, if all is well."""
+        """Return the broken promises; none, if all went well."""
         return [*self._problems_of_kills(), *self._problems_of_dead_letters(), *self._problems_of_result()]
 
     def _problems_of_kills(self) -> Iterator[str]:
-        if self.strike is None:
-            yield "no worker was killed: none was found with a message in hand"
-        elif self.strike.again is None:
-            yield f"message {self.strike.chunk}, which the killed worker had in hand, was not handed to another"
+        if self.worker_kill is None:
+            yield "no worker was killed: none was found that handled a message"
+        elif self.worker_kill.again is None:
+            yield f"message {self.worker_kill.chunk}, which the killed worker had, was not delivered to another"
         if self.failover is None or self.failover.wrote is None:
             yield "no fail-over happened: the work was finished before the leader could be killed and followed"
         elif not self.failover.refusal:
@@ -116,16 +115,16 @@ class Summary:
 
     def _problems_of_dead_letters(self) -> Iterator[str]:
         dead = {letter.chunk: letter for letter in self.dead}
-        poisonous = dead.get(self.poisonous)
-        if poisonous is None:
-            yield f"message {self.poisonous}, the poisonous one, is not among the dead letters"
-        elif (poisonous.reason, poisonous.deliveries) != ("max_deliveries", self.deliveries_max):
+        poison = dead.get(self.poison)
+        if poison is None:
+            yield f"message {self.poison}, the poison one, is not among the dead letters"
+        elif (poison.reason, poison.deliveries) != ("max_deliveries", self.deliveries_max):
             yield (
-                f"the poisonous message died of {poisonous.reason} after {poisonous.deliveries} deliveries, and not of "
+                f"the poison message died of {poison.reason} after {poison.deliveries} deliveries, not of "
                 f"max_deliveries after {self.deliveries_max}"
             )
         if healthy := sorted(dead.keys() - set(self.left_out)):
-            yield f"messages died that can be handled: {named(list(map(str, healthy)))}"
+            yield f"messages died that could be handled: {named(list(map(str, healthy)))}"
 
     def _problems_of_result(self) -> Iterator[str]:
         if self.lost:
@@ -150,10 +149,10 @@ class Summary:
             "messages": self.messages,
             "redeliveries": sum(self.redelivered.values()),
             "results_again": self.again,
-            "dead_letters": [asdict(letter) | {"poisonous": letter.chunk == self.poisonous} for letter in self.dead],
+            "dead_letters": [asdict(letter) | {"poison": letter.chunk == self.poison} for letter in self.dead],
             "elections": len(self.terms),
             "terms": [asdict(term) for term in self.terms],
-            "worker_killed": _lasting(self.strike),
+            "worker_killed": _lasting(self.worker_kill),
             "failover": _lasting(self.failover),
             "lost": list(self.lost),
             "counted_twice": list(self.twice),
@@ -168,7 +167,7 @@ class Summary:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what people want to read, as pairs of a title and a text."""
+        """Return the summary for people, as pairs of a title and a text."""
         rows = [*self._rows_of_work(), *self._rows_of_messages(), *self._rows_of_kills(), *self._rows_of_result()]
         return [(title, text) for title, text in rows if text]
 
@@ -182,24 +181,25 @@ class Summary:
         yield "digest", total.digest
 
     def _rows_of_messages(self) -> Iterator[tuple[str, str]]:
-        of_poison = self.redelivered.get(self.poisonous, 0)
+        of_poison = self.redelivered.get(self.poison, 0)
         yield "messages", f"{self.messages:,}, all competed for by {self.instances} instances"
         yield (
             "redeliveries",
-            f"{sum(self.redelivered.values()):,}, {of_poison:,} of them of the poisonous message; "
+            f"{sum(self.redelivered.values()):,}, {of_poison:,} of them of the poison message; "
             f"results that came again: {self.again:,}",
         )
         for letter in self.dead:
-            which = "the poisonous one" if letter.chunk == self.poisonous else "of this folder"
+            which = "the poison one" if letter.chunk == self.poison else "of this folder"
             why = f"{letter.reason} after {letter.deliveries} deliveries ({letter.why})"
             yield "dead letter", f"message {letter.chunk}, {which}: {why}"
 
     def _rows_of_kills(self) -> Iterator[tuple[str, str]]:
-        strike, kill = self.strike, self.failover
-        if strike:
-            again = f"with another after {strike.again:.2f} s" if strike.again is not None else "with nobody since"
-            message = f"message {strike.chunk} in hand was {again} (lock {self.lock:g} s)"
-            yield "worker killed", f"instance {strike.instance}, pid {strike.pid}; {message}"
+        worker_kill, kill = self.worker_kill, self.failover
+        if worker_kill:
+            seen = worker_kill.again
+            again = f"delivered to another after {seen:.2f} s" if seen is not None else "not delivered since"
+            message = f"its message {worker_kill.chunk} was {again} (lock {self.lock:g} s)"
+            yield "worker killed", f"instance {worker_kill.instance}, pid {worker_kill.pid}; {message}"
         if kill:
             done = f"at {kill.done:,} messages"
             yield "leader killed", f"instance {kill.instance}, pid {kill.pid}, term {kill.token}, {done}"
@@ -217,24 +217,24 @@ class Summary:
         yield "lost", f"{len(self.lost):,}"
         yield "counted twice", f"{len(self.twice):,}"
         same = "the same result" if self.equals_plain_run else "ANOTHER RESULT"
-        left_out = f"; it leaves message {named(list(map(str, self.left_out)))} out as well" if self.left_out else ""
+        left_out = f"; it omits message {named(list(map(str, self.left_out)))} as well" if self.left_out else ""
         yield "plain run", f"{same}, in {self.plain_seconds:.1f} s; this run took {self.seconds:.1f} s{left_out}"
         yield "", self._why_no_faster()
 
     def _why_no_faster(self) -> str:
-        """Say why several instances may need longer than the plain run; nothing if there is nothing to explain."""
-        shared = self.cores <= self.instances  # the plain run needs one, too
+        """Explain why several instances may need longer than the plain run; empty if they did not."""
+        shared = self.cores <= self.instances  # the plain run needs one core, too
         if not shared and self.seconds < self.plain_seconds:
             return ""
         cores = f"{self.cores} core{'' if self.cores == 1 else 's'}"
         together = f"{self.instances} instances and the plain run shared {cores}, so there was little to gain; "
         waits = [f"{self.led_after:.1f} s for its processes and a first leader"]
-        if self.strike and self.strike.again:
-            waits.append(f"{self.strike.again:.1f} s for the dead worker's message")
+        if self.worker_kill and self.worker_kill.again:
+            waits.append(f"{self.worker_kill.again:.1f} s for the dead worker's message")
         if self.failover and self.failover.elected:
             waits.append(f"{self.failover.elected:.1f} s for a new leader")
         alone = f"only this run keeps each message and result safe on a store, and it waited {', '.join(waits)}"
-        slow = f"as there was little to do, each file was dwelt on for {seconds(self.pace)} here; " if self.pace else ""
+        slow = f"as there was little to do, each file was made to take {seconds(self.pace)} here; " if self.pace else ""
         return f"{slow}{together if shared and not slow else ''}{alone}"
 
 
@@ -243,12 +243,12 @@ def seconds(duration: float) -> str:
     return f"{duration * 1_000:.0f} ms" if duration < 1 else f"{duration:.1f} s"
 
 
-def _lasting(act: Strike | Failover | None) -> dict[str, Any] | None:
-    """Return an act as plain values, without the moment, which means nothing outside this run."""
+def _lasting(act: WorkerKill | Failover | None) -> dict[str, Any] | None:
+    """Return a fault as plain values, without its time, which means nothing outside this run."""
     return {name: value for name, value in asdict(act).items() if name != "at"} if act else None
 
 
 def named(names: Sequence[str]) -> str:
-    """Name the first few of *names*."""
+    """List the first few of *names*."""
     more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more

@@ -10,10 +10,10 @@ from tenure._demo.messages import Result, Task
 from tenure._demo.report import Report, report
 
 RETRY = tenure.RetryPolicy(initial=0.2, factor=2.0, maximum=1.0)
-"""Quick: the poisonous file has to fail as often as it may while people look on."""
+"""Quick: the poison file has to fail as often as it may while people look on."""
 
 GRACE = 2.0
-LOOK_EVERY = 0.5
+CHECK_EVERY = 0.5
 """Seconds between looks for messages where the store doesn't tell of them."""
 
 
@@ -34,7 +34,7 @@ class Worker:
             retry=RETRY,
             grace=GRACE,
             on_error=self._trip,
-            poll_every=LOOK_EVERY,
+            poll_every=CHECK_EVERY,
             sigterm=False,
         )
 
