@@ -1,4 +1,4 @@
-"""Checks of what users give: a message names the setting, shows its value and says what fits."""
+"""Checks of settings: the error names the setting, its value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from tenure.errors import ConfigError
 
 LONGEST = 250e9
-"""Nothing lasts longer, in seconds, and no moment is later, in Unix seconds: every store can count so far."""
+"""The longest duration, in seconds, and the latest time, in Unix seconds: every store can represent it."""
 
 
 def check_seconds(
@@ -18,7 +18,7 @@ def check_seconds(
     least: float | None = None,
     what: str = "a finite number of seconds",
 ) -> None:
-    """Refuse what is no number of seconds, or more than every clock and store can count."""
+    """Refuse a value that is not a number of seconds, or more than every clock and store can represent."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) == math.inf or value != value:
         raise ConfigError(f"{name} must be {what}, not {value!r:.80}")
     if abs(value) > LONGEST:

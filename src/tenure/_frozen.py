@@ -1,4 +1,4 @@
-"""A dict that does not change: for plain values that are to be copied, pickled and written as JSON."""
+"""An immutable dict, for plain values that are copied, pickled and written as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ V = TypeVar("V")
 class FrozenDict(dict[K, V]):
     """A dict whose items can't be changed.
 
-    Unlike a ``MappingProxyType``, it is a dict to ``json``, ``dataclasses.asdict``, ``pickle`` and ``copy``.
-    ``dict(it)`` and ``it.copy()`` return one that can be changed.
+    Unlike a ``MappingProxyType``, it works as a dict with ``json``, ``dataclasses.asdict``, ``pickle`` and ``copy``.
+    ``dict(it)`` and ``it.copy()`` return a mutable copy.
     """
 
     __slots__ = ()

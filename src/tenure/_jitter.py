@@ -1,4 +1,4 @@
-"""Durations made a little longer or shorter at random, so that equal instances do not act in step."""
+"""Jitter: durations made a little longer or shorter at random, so that equal instances do not act in step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Rng(Protocol):
-    """A source of uniform numbers in [0, 1): ``random.Random`` is one, a simulation brings its own."""
+    """A source of uniform numbers in [0, 1): ``random.Random`` is one; a simulation has its own."""
 
     def random(self) -> float: ...
 

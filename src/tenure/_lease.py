@@ -1,11 +1,11 @@
-"""A lease: a claim that is good only for a while. Plain values, and the one sum that says how long to believe in it.
+"""A lease: a claim that is good only for a while. Plain values, and the one sum that says how long to trust it.
 
-House rules:
+Rules:
 
-- A claim is counted from *before the question was sent*, on the asker's own clock. The answer may have been on the
-  road for the whole lease.
-- A ``Grant`` names one claim exactly. Every later verb takes it, so that a late message from an old claim cannot touch
-  a newer one.
+- A claim is counted from *before the request was sent*, on the client's own clock: the answer may be delayed by up to
+  the whole lease.
+- A ``Grant`` identifies one claim exactly. Every later operation takes it, so that a late request of an old claim can't
+  affect a newer one.
 - ``token`` rises with every acquisition and never falls; it is the fencing token.
 """
 
@@ -22,7 +22,7 @@ NO_METADATA: Metadata = FrozenDict()
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One claim on one name: who won it, and its number among all claims on that name."""
+    """One claim on one name: its holder, and its number among all claims on that name."""
 
     name: str
     holder: str
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Yes: the claim stands, for ``ttl`` seconds from some moment after the question was sent."""
+    """Yes: the claim stands, for ``ttl`` seconds from some time after the request was sent."""
 
     grant: Grant
     resign_asked: bool = False
@@ -39,9 +39,9 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """No: somebody else holds the name.
+    """No: another holder has the name.
 
-    ``remaining`` is the time left in seconds by the store's clock when it answered; None where the store can't tell.
+    ``remaining`` is the time left in seconds by the store's clock when it answered; None if the store doesn't know.
     """
 
     name: str
@@ -53,10 +53,10 @@ class HeldBy:
 
 @dataclass(frozen=True, slots=True)
 class Vacant:
-    """Nobody holds the name; ``token`` is the newest ever given out for it, 0 if none was.
+    """The name has no holder; ``token`` is the newest ever given for it, 0 if none was.
 
-    ``vacant_for`` is for how many seconds at least nobody has held it, by the store's clock when it answered; None
-    where the store can't tell, and if nobody ever has.
+    ``vacant_for`` is the seconds without a holder, at least, by the store's clock when it answered; None if the store
+    doesn't know, and if there never was a holder.
     """
 
     name: str
@@ -66,31 +66,31 @@ class Vacant:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No: this claim is over, for certain and for ever. Another may hold the name, or nobody."""
+    """No: this claim is certainly over. The name may have another holder, or none."""
 
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Yes: the claim was handed back; the name is free at once."""
+    """Yes: the claim was released; the name is free at once."""
 
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Don't know: the store could not be asked about this claim, or did not say. It counts as neither yes nor no."""
+    """Don't know: the store could not be asked about this claim, or did not answer. It counts as neither yes nor no."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads: the holder's identity, the term's fencing token, and what the holder tells about itself.
+    """The leader of a name: its identity, the term's fencing token, and its metadata.
 
-    ``remaining`` is how many seconds the lease had left when the store was asked, if it isn't renewed; None where the
-    store can't tell. It doesn't count when two leaders are compared.
+    ``remaining`` is the seconds that the lease had left when the store was asked, unless it is renewed; None if the
+    store doesn't know. It is ignored when two leaders are compared.
     """
 
     holder: str
@@ -100,10 +100,10 @@ class Leader:
 
 
 def trusted_until(asked_at: float, ttl: float, drift: float, margin: float) -> float:
-    """Return the moment up to which a claim of *ttl* seconds, asked for at *asked_at*, may be believed.
+    """Return the time until which a claim of *ttl* seconds, requested at *asked_at*, is trusted.
 
     *drift* is the share by which our clock may run slower than the store's (0.05: five per cent); *margin* is in
-    seconds. The holder's term is shortened, the store's is not: Gray & Cheriton, "Leases: an efficient fault-tolerant
-    mechanism for distributed file cache consistency", SOSP 1989.
+    seconds. The holder's view of the lease is shortened, not the store's: Gray & Cheriton, "Leases: an efficient
+    fault-tolerant mechanism for distributed file cache consistency", SOSP 1989.
     """
     return asked_at + ttl - drift * ttl - margin

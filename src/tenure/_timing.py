@@ -1,4 +1,4 @@
-"""When to renew, when to ask again, when to stop believing: durations in seconds, checked when built."""
+"""When to renew, when to ask again, how long to trust a lease: durations in seconds, checked when built."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from tenure._checks import check_seconds
 from tenure.errors import ConfigError
 
 ATTEMPTS_MIN = 3
-"""A term must survive two lost answers in a row, so three questions must fit into its trusted time."""
+"""A term must survive two lost answers in a row, so three requests must fit into its trusted time."""
 
 RENEWALS_TOGETHER = 0.2
-"""A renewal may go out this share of ``renew_every`` early, so that many of one process share one statement."""
+"""A renewal may go out this share of ``renew_every`` early, so that the renewals of one process share a statement."""
 
-MARGIN_MOST = 1.0
-"""A margin that follows from ``ttl`` is never longer."""
+MARGIN_MAX = 1.0
+"""The longest margin that is derived from ``ttl``."""
 
 DERIVED: Final[Any] = None
-"""The default of a time that follows from another if it is not given; once a ``Timing`` is built, it is a number."""
+"""The default of a time that is derived from others; in a built ``Timing`` it is a number."""
 
 SHORTEST = 1e-6
-"""Nothing is asked more often, in seconds: no clock and no timer is finer."""
+"""The shortest time between requests, in seconds: no clock and no timer is finer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """The times of an election, in seconds, all counted on the candidate's own clock.
 
-    Unset ones follow from ``ttl``: ``renew_every`` a third, ``retry_every`` two fifteenths (at most 2 s), ``margin`` a
-    twentieth (at most 1 s), ``grace`` two fifteenths (at most 2 s). So ``Timing()`` is 15 / 5 / 2 / 5 % / 0.75 / 2.
+    Unset ones are derived from ``ttl``: ``renew_every`` is a third, ``retry_every`` two fifteenths (at most 2 s),
+    ``margin`` a twentieth (at most 1 s), ``grace`` two fifteenths (at most 2 s). So ``Timing()`` is
+    15 / 5 / 2 / 5 % / 0.75 / 2.
 
     Args:
         ttl: Length of a lease. A dead leader's name is free after this time.
-        renew_every: From one renewal to the next.
-        retry_every: From an unanswered question to the next one, and between looks of a candidate that stands by.
-        drift: By which share the store's clock may run faster than ours.
+        renew_every: Time between renewals.
+        retry_every: Time until an unanswered request is repeated, and between those of a candidate that stands by.
+        drift: The share by which the store's clock may run faster than ours.
         margin: Trusted time given up, on top of ``drift``, for scheduling delays.
-        grace: How long cancelled work has to end before the term stops being trusted.
+        grace: Time for cancelled work to end before the term is no longer trusted.
 
     Raises:
         ConfigError: The settings leave room for fewer than three attempts to renew. The message shows both values
@@ -56,7 +57,7 @@ class Timing:
         check_seconds("ttl", self.ttl, above=0.0)
         self._derive("renew_every", self.ttl / 3)
         self._derive("retry_every", min(2.0, self.ttl * 2 / 15))
-        self._derive("margin", min(MARGIN_MOST, self.ttl / 20))
+        self._derive("margin", min(MARGIN_MAX, self.ttl / 20))
         self._derive("grace", min(2.0, self.ttl * 2 / 15))
         for name in ("renew_every", "retry_every"):
             check_seconds(name, getattr(self, name), above=0.0, least=SHORTEST)
@@ -65,7 +66,7 @@ class Timing:
         if self.drift >= 1.0:
             raise ConfigError(f"drift ({self.drift:g}) must be less than 1: it is a share of ttl; try drift=0.05")
         if self.window <= self.grace:
-            ttl = 3 * (self.grace + max(self.margin, MARGIN_MOST)) / (1 - self.drift)
+            ttl = 3 * (self.grace + max(self.margin, MARGIN_MAX)) / (1 - self.drift)
             raise ConfigError(
                 f"grace ({self.grace:g} s) must be less than ttl − drift·ttl − margin ({self.window:g} s); "
                 f"try {f'grace={_round_down(self.window / 5):g} or ' if self.window > 0 else ''}ttl={math.ceil(ttl)}"
@@ -95,7 +96,7 @@ class Timing:
 
     @property
     def attempts(self) -> int:
-        """How many questions to renew fit in before work is told to stop."""
+        """The number of renewal requests that fit in before work is told to stop."""
         return 1 + math.floor((self.work_window - self.renew_every) / self.retry_every + 1e-9)
 
     def _derive(self, name: str, value: float) -> None:
@@ -104,7 +105,7 @@ class Timing:
 
 
 def _round_down(seconds: float) -> float:
-    """Round to two significant digits, downwards, so that what a message suggests does fit."""
+    """Round to two significant digits, downwards, so that a suggested value does fit."""
     if seconds <= 0:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(seconds)) - 1)

@@ -22,7 +22,7 @@ _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A backend's address, taken apart; neither ``str()`` nor ``repr()`` of it shows a password.
+    """A backend's address, parsed; neither ``str()`` nor ``repr()`` of it shows a password.
 
     ``path`` is as written (for SQLite, what follows the third slash); ``query`` holds the options, still as text.
     """
@@ -35,10 +35,10 @@ class Url:
 
     @classmethod
     def parse(cls, written: str) -> Url:
-        """Take *written* apart.
+        """Parse *written*.
 
         Raises:
-            ConfigError: It isn't of the form ``scheme:…``, or an option stands twice.
+            ConfigError: It isn't of the form ``scheme:…``, or an option is given twice.
         """
         if not isinstance(written, str):
             raise ConfigError(f"a backend's URL must be text such as 'sqlite:///work.db', not {written!r}")
@@ -51,17 +51,17 @@ class Url:
             parts = urlsplit(written)
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError:
-            # Not told why, nor from what: the error may quote a piece of the password.
+            # Without the cause: that error may quote a part of the password.
             raise ConfigError(
-                f"{redact(written)!r} can't be read as a URL; percent-encode what is special in a name or a password, "
-                "and write options as ?name=value&name=value"
+                f"{redact(written)!r} can't be read as a URL; percent-encode special characters in names and "
+                "passwords, and write options as ?name=value&name=value"
             ) from None
         if parts.fragment:
             raise ConfigError(f"{redact(written)!r} has a '#', which would end the address; write it as %23")
         query: dict[str, str] = {}
         for name, value in pairs:
             if name in query:
-                raise ConfigError(f"the option {name!r} stands twice in {redact(written)!r}; write it once")
+                raise ConfigError(f"the option {name!r} is given twice in {redact(written)!r}; give it once")
             query[name] = value
         return cls(parts.scheme, parts.netloc, parts.path, query, written)
 
@@ -88,8 +88,8 @@ class Url:
 
 
 def redact(url: str) -> str:
-    """Return *url* with its password and every option that smells of a secret replaced by ``***``."""
-    # Taken apart by hand: urlsplit() drops some characters and refuses others.
+    """Return *url* with its password and every option that may be a secret replaced by ``***``."""
+    # Parsed by hand: urlsplit() drops some characters and refuses others.
     found = _PARTS.fullmatch(url)
     assert found  # everything in it is optional
     scheme, slashes, netloc, rest = (found[part] or "" for part in ("scheme", "slashes", "netloc", "rest"))

@@ -1,17 +1,17 @@
-"""The errors that tenure raises: one small tree, each a letter to a tired operator.
+"""The errors that tenure raises: one small tree.
 
 ::
 
     TenureError
-    ├── ConfigError            can never work as asked: a setting, a URL, a file that is no database
+    ├── ConfigError            can never work as configured: a setting, a URL, a file that is no database
     │   ├── BackendNotInstalled    the URL's driver is missing; the message names the pip command
-    │   └── MessageRefused         one of the messages to be sent can't be; none of them was
+    │   └── MessageRefused         one of the messages can't be sent; none of them was
     ├── Unavailable            could not find out: the store did not answer; counts as neither yes nor no
-    ├── TimedOut               a wait of the caller's is over, with nothing to show for it; also a TimeoutError
-    ├── DecodeError            a message's body is not what it was to be read as; also a ValueError
-    ├── QueueNotEmpty          a queue was not deleted, as there are messages in it
+    ├── TimedOut               a wait of the caller ended without a result; also a TimeoutError
+    ├── DecodeError            a message's body can't be decoded as the type; also a ValueError
+    ├── QueueNotEmpty          a queue was not deleted, because it has messages
     ├── TermLost               this term is over, or can no longer be trusted
-    └── LockLost               this delivery's lock is over; somebody else may have the message
+    └── LockLost               this delivery's lock is over; another consumer may have the message
 
 Every message says what was asked, what was found, and what to do about it.
 """
@@ -20,22 +20,22 @@ from __future__ import annotations
 
 
 class TenureError(Exception):
-    """Be the common ancestor, so that one ``except`` catches all that tenure raises on purpose."""
+    """The base class of all errors that tenure raises on purpose."""
 
 
 class ConfigError(TenureError):
-    """Say that what was asked can never work, and which setting would."""
+    """The request can never work; the message names a setting that would."""
 
 
 class BackendNotInstalled(ConfigError):
-    """Say which extra brings the driver that a URL needs."""
+    """The driver that a URL needs is missing; the message names the extra that has it."""
 
 
 class MessageRefused(ConfigError):
-    """Say which of the messages to be sent can't be, and why; none of them was sent.
+    """One of the messages can't be sent; none of them was sent.
 
     Attributes:
-        index: Its place among them, from 0.
+        index: Its index among them, from 0.
         reason: Why it was refused.
     """
 
@@ -51,20 +51,20 @@ class MessageRefused(ConfigError):
 
 
 class Unavailable(TenureError):
-    """Say that the store could not be asked, or gave no answer: neither a yes nor a no."""
+    """The store could not be asked, or gave no answer: neither a yes nor a no."""
 
 
 class TimedOut(TenureError, TimeoutError):
-    """Say that a wait is over, as long as its caller gave it: for an answer to a request, or for a session."""
+    """A wait for a reply or a session ended without a result, after the time that the caller gave it."""
 
 
 class DecodeError(TenureError, ValueError):
-    """Say that a message's body is no JSON, or doesn't fit the type it was to be read as; and where.
+    """A message's body is not JSON, or doesn't fit the type; the message names the place.
 
-    Raised by a handler about its own message, it is not tried again: the body stays as it is.
+    If a handler raises it about its own message, that is not retried, because the body stays the same.
 
     Attributes:
-        queue, sequence: Which message it is about; None where only a body was known.
+        queue, sequence: The message; None if only a body was known.
     """
 
     queue: str | None = None
@@ -72,27 +72,27 @@ class DecodeError(TenureError, ValueError):
 
 
 class QueueNotEmpty(TenureError):
-    """Say that a queue was not deleted, as there are messages in it: nothing has changed."""
+    """A queue was not deleted, because it has messages; nothing has changed."""
 
 
 class TermLost(TenureError):
-    """Say that a term is over: nothing may be done in its name any more."""
+    """A term is over: its holder must stop acting as the leader."""
 
 
 class LockLost(TenureError):
-    """Say that a delivery is no longer ours: it was settled, or its lock has ended."""
+    """A delivery is over: it was settled, or its lock has ended."""
 
 
 def in_words(error: BaseException) -> str:
-    """Return kind and message of *error*, also if it can't be printed: it may be of anybody's making."""
+    """Return type and message of *error*, even if its own methods fail."""
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException:  # its own methods may raise whatever they like
+    except BaseException:  # its own methods may raise anything
         return f"{type(error).__name__}, which can't be printed"
 
 
 def refuse_generator(what: str, function: object) -> None:
-    """Refuse a *function* with ``yield`` in it: to call it runs nothing, and that would pass for success.
+    """Refuse a *function* with ``yield`` in it: calling it runs nothing, which would look like success.
 
     Raises:
         ConfigError: It is a generator function, or an async one.
@@ -109,7 +109,7 @@ def refuse_generator(what: str, function: object) -> None:
         if inspect.isasyncgenfunction(one) or (inspect.isgeneratorfunction(one) and not is_coroutine):
             raise ConfigError(
                 f"{what} must be a function that does its work when it is called, and {function!r:.80} has a yield "
-                "in it, so to call it only makes a generator; take out the yield, or go through the generator inside"
+                "in it, so calling it only makes a generator; remove the yield, or iterate over the generator inside"
             )
 
 

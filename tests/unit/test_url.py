@@ -53,7 +53,7 @@ def test_what_is_no_text_is_refused() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("memory:?a=1&a=2", "stands twice"),
+        ("memory:?a=1&a=2", "is given twice"),
         ("memory:?a", "can't be read"),
         ("sqlite:///a#b.db", "%23"),
         ("redis://[::1", "can't be read"),

@@ -193,11 +193,11 @@ def _describe_event(event: object) -> list[str]:
         case TermEnding(reason=reason, deadline=deadline):
             return [f"say: term ending, {reason}; work has until {_seconds(deadline)}"]
         case TermEnded(reason=reason, released=released):
-            return [f"say: term ended, {reason}; {'' if released else 'not '}handed back"]
+            return [f"say: term ended, {reason}; {'' if released else 'not '}released"]
         case HandBackMissed(why=why, time_left=left):
-            return [f"say: not handed back, {why}; {_seconds(left)} s left"]
+            return [f"say: not released, {why}; {_seconds(left)} s left"]
         case HandedBack(token=token):
-            return [f"say: {token} handed back unused"]
+            return [f"say: {token} released unused"]
         case TermBegan() | Overrun():
             return []
     return []
