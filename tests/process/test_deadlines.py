@@ -143,13 +143,13 @@ def order(*command: str, timeout: float | None = None) -> Order:
 def overheard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what guards are told from now on, line by line."""
     lines: list[str] = []
-    tell = Child._tell
+    tell = Child._send
 
     def overhear(child: Child, line: str) -> None:
         lines.append(line)
         tell(child, line)
 
-    monkeypatch.setattr(Child, "_tell", overhear)
+    monkeypatch.setattr(Child, "_send", overhear)
     return lines
 
 

@@ -1,7 +1,7 @@
 """Completion in the shell, by click's own mechanism: words, options, and the names that the store knows.
 
-What goes wrong ends in no completion: an error has no place in the line that somebody types. Names are what strangers
-have written, so those that a shell would not take as they are, are left out.
+Errors end in no completion, because an error message must not appear in the line that the user types. Names are text of
+other people, so those that a shell would have to quote are omitted.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class _Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem[str]) -> str:
-        # Bash replaces what is behind the last break only.
+        # Bash replaces only the text after the last break.
         return f"{item.type},{item.value[self._kept :]}"
 
 
 def answer(cli: click.Command, instruction: str) -> int:
-    """Do what the shell asks: write its script (``bash_source``), or complete a line (``bash_complete``)."""
+    """Answer the shell: print its script (``bash_source``), or complete a line (``bash_complete``)."""
     from tenure._cli.group import COMPLETION
 
     if not instruction.endswith("_complete"):
@@ -81,14 +81,14 @@ def answer(cli: click.Command, instruction: str) -> int:
         shell_complete(cli, {}, "tenure", COMPLETION, instruction)
         sys.stdout.flush()
     finally:
-        os._exit(0)  # past threads that still wait for a store, and past every traceback
+        os._exit(0)  # without waiting for threads that still wait for a store, and without tracebacks
 
 
 # --- names -------------------------------------------------------------------------------------------------------
 
 
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the name of a queue, or a word that may stand in its place."""
+    """Complete the name of a queue, or a subcommand in its place."""
     branches = getattr(ctx.command, "branches", ())
     found = [CompletionItem(word) for word in branches if incomplete and word.startswith(incomplete)]
     return [*found, *_names(ctx, incomplete, lambda backend: backend.queues())]
@@ -133,7 +133,7 @@ async def _asked(url: str, ask: Callable[[Backend], Awaitable[Iterable[str]]]) -
     from tenure._cli.group import connect_existing
 
     backend = connect_existing(url)
-    if backend.url.scheme in ("memory", "peers"):  # one has no names to tell; to ask the other, one has to be a member
+    if backend.url.scheme in ("memory", "peers"):  # the former has no names; only members can ask the latter
         return []
     if backend.url.scheme == "sqlite":  # whatever the URL says
         backend.url = dataclasses.replace(backend.url, query={**backend.url.query, "create": "false"})

@@ -1,28 +1,28 @@
-"""The guard of a command: a small process that starts it, and leaves nothing of it alive beyond the term's deadline.
+"""The guard of a command: a small process that starts it, and ends all its processes by the term's deadline.
 
-``tenure lead`` runs this file with ``python -I -S``, so it must stand alone: standard library only, quick to start.
+``tenure lead`` runs this file with ``python -I -S``: it imports only the standard library, and starts quickly.
 
-House rules:
+Rules:
 
-- Whatever becomes of ``tenure``, the command is gone in time. Killed, ``tenure`` closes the control pipe; stopped or
-  blocked, it sends no new deadline. Both end here: TERM, then KILL.
-- The deadline is a moment of a clock that all processes of the machine share, and that goes on in suspend. It is looked
-  at before the command is started, too.
-- The command leads a process group of its own, so that the guard can signal the group and live. The session is the
+- Whatever happens to ``tenure``, the command ends in time. If ``tenure`` is killed, the control pipe closes; if it is
+  stopped or blocked, it sends no new deadline. Both end here: TERM, then KILL.
+- The deadline is a time of a clock that all processes of the machine share, and that counts in suspend. It is checked
+  before the command is started, too.
+- The command leads a process group of its own, so that the guard can signal the group and survive. The session is the
   guard's, so that a terminal's signals come through ``tenure`` only, and are not delivered twice.
 - On Linux, the guard adopts orphans (PR_SET_CHILD_SUBREAPER): a daemon that forks twice and leaves group and session
   becomes the guard's child, so it is found in /proc and stopped as well. And if the guard itself is killed, the kernel
-  kills the command (PR_SET_PDEATHSIG), and ``tenure``, which adopts orphans too, the rest. Kill both at the same
-  instant, and only the command itself is sure to go. Elsewhere than on Linux, its group is all that can be reached.
-- That nothing is left, only the kernel can say. A look through /proc is no snapshot: a process that forks while it is
-  taken, and ends, hides its child from it. But orphans are adopted in the very step in which their parent ends, so a
-  guard without children has no descendants (ECHILD). /proc only serves to find whom to signal.
-- ``tenure`` must not let its lease go before the guard has ended: the guard ends when nothing is left.
+  kills the command (PR_SET_PDEATHSIG), and ``tenure``, which adopts orphans too, the rest. If both
+  are killed at the same instant, only the command itself certainly ends. On other systems, only its group is reached.
+- Only the kernel knows whether all processes have ended. A listing of /proc is no snapshot: a process that forks
+  meanwhile, and ends, hides its child from it. But orphans are adopted in the same step in which their parent ends, so
+  a guard without children has no descendants (ECHILD). /proc only serves to find the processes to signal.
+- ``tenure`` must not release its lease before the guard has ended: the guard ends when no process is left.
 
 Control pipe, from tenure, a line each: ``deadline SECONDS``, ``signal NUMBER``, ``stop`` (the term is lost), ``kill``.
-Report pipe, to tenure: ``running PID`` (the command, and its group), ``stuck 0`` (not all could be killed so far; the
-guard goes on), and at the end one of ``ended CODE`` (by itself, or by a signal passed on), ``lost CODE`` (stopped
-because of the term), ``late 0`` (too late to start it), ``failed ERRNO`` (it can't be run, or there is no process).
+Report pipe, to tenure: ``running PID`` (the command, and its group), ``stuck 0`` (not all could be killed yet; the
+guard keeps trying), and at the end one of ``ended CODE`` (by itself, or by a signal passed on), ``lost CODE`` (stopped
+because of the term), ``late 0`` (too late to start it), ``failed ERRNO`` (it can't be started).
 """
 
 from __future__ import annotations
@@ -39,25 +39,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KILL_SHARE = 0.25
-"""Which share of the grace stays, after KILL, until the term is not trusted any more."""
+"""The share of the grace that is left between KILL and the end of the trusted time."""
 
-LOOK_AGAIN = 0.5
-"""Seconds between looks at the clock, at most: poll() does not count the time that the machine was suspended."""
+CHECK_EVERY = 0.5
+"""Seconds between checks of the clock, at most: poll() does not count the time of a suspend."""
 
-LOOK_CLOSELY = 0.05
-"""The same while something is being stopped: not everything that ends tells us."""
+CHECK_EVERY_STOPPING = 0.05
+"""The same while processes are being stopped: not every end is signalled."""
 
 KILL_AGAIN = 0.01
-"""Seconds from KILL to the next one, if something is left; then longer and longer, up to LOOK_AGAIN."""
+"""Seconds from KILL to the next one, if a process is left; then growing, up to CHECK_EVERY."""
 
 LISTINGS = 200
-"""How often, in one go, KILL looks for processes that were forked while it looked."""
+"""Listings of one KILL, at most, to find processes that were forked meanwhile."""
 
 TO_THE_GROUP = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGWINCH})
-"""Signals that a terminal, too, sends to a whole group. Others (HUP: reload, USR1, USR2) mean something to the command
-itself, and would end those of its children that don't know them."""
+"""Signals that a terminal, too, sends to a whole group. Others (HUP, USR1, USR2) are for the command itself,
+and would end children that don't handle them."""
 
-_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+_HANDLED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+)
 _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored in every Python; a command expects the default
 HAS_PROC = os.path.exists("/proc/self/stat")
 
@@ -66,7 +74,7 @@ _FOREVER = float("inf")
 
 
 def now() -> float:
-    """Return the time by the clock that deadlines are given in; it goes on in suspend, as tenure's own does."""
+    """Return the time by the clock that deadlines are given in; it counts in suspend, as tenure's own does."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
@@ -97,11 +105,11 @@ def _prctl(option: int, argument: int) -> bool:
 
 
 def living(root: int, session: int | None = None, spared: Iterable[int] = ()) -> dict[int, int]:
-    """Return every live descendant of *root*, and who else is in *session*: process id → process group.
+    """Return every live descendant of *root*, and other processes of *session*: process id → process group.
 
-    Not those *spared*, nor what is below them. Empty where there is no /proc. Zombies have ended, and don't count; but
-    for *root*'s own, which show that the look was too late: one may have left a child that was not there yet when /proc
-    was listed. So nobody is left only if *root* has collected its children, and nothing at all is found then.
+    Without those *spared* and their descendants. Empty without /proc. Zombies have ended, and don't count, except
+    *root*'s own, which show that the listing was too late: one may have left a child that did not exist yet when /proc
+    was listed. So all have ended only if *root* has reaped its children, and none is found then.
     """
     children: dict[int, list[int]] = {}
     alive: dict[int, int] = {}
@@ -112,7 +120,7 @@ def living(root: int, session: int | None = None, spared: Iterable[int] = ()) ->
                 continue
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    # The name stands in brackets and may hold anything; after it: state, parent, group, session.
+                    # The name is in brackets and may contain anything; after it: state, parent, group, session.
                     state, parent, group, its_session, *_ = file.read().rpartition(b")")[2].split()
             except (OSError, ValueError):
                 continue  # it has just ended
@@ -142,11 +150,11 @@ def send(number: int, *, group: int = 0, processes: Iterable[int] = ()) -> None:
 
 
 def kill_all(root: int, session: int, spared: Iterable[int] = ()) -> None:
-    """Kill every descendant of *root*, and who else is in *session*, but for those *spared* and what is below them.
+    """Kill every descendant of *root*, and other processes of *session*, except those *spared* and their descendants.
 
-    Also those that fork all the time: each is stopped before its children are listed, so it can neither fork any more,
-    nor end and leave them to *root* unseen, nor take the place of one that was killed. It may still come too late, most
-    of all where the kernel keeps no lists of children. So call this again for as long as something is left.
+    Also those that keep forking: each is stopped before its children are listed, so it can neither fork, nor end and
+    leave them to *root* unseen, nor take the place of one that was killed. It may still be too late, above all if the
+    kernel has no lists of children. So call this again as long as a process is left.
     """
     passed = {root, *spared}
     stopped: set[int] = set()
@@ -164,7 +172,7 @@ def kill_all(root: int, session: int, spared: Iterable[int] = ()) -> None:
 
 
 def _children(pid: int) -> set[int]:
-    """Return the children of a process by the kernel's own lists: far quicker than to go through all of /proc."""
+    """Return the children of a process by the kernel's own lists: far quicker than reading all of /proc."""
     found: set[int] = set()
     with suppress(OSError):  # it has just ended, or there are no such lists
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -189,11 +197,11 @@ def reap() -> tuple[dict[int, int], bool]:
 
 
 class Guard:
-    """One command, from before its start until nothing of it is left.
+    """One command, from before its start until all its processes have ended.
 
     Args:
-        control: Where tenure's lines come from; its end means that tenure is gone.
-        report: Where to answer.
+        control: The pipe with tenure's lines; its end means that tenure has ended.
+        report: The pipe for answers.
         deadline: Until when the term is trusted, by :func:`now`.
         grace: Seconds before the deadline at which the command is told to stop.
     """
@@ -205,21 +213,21 @@ class Guard:
         self._grace = grace
         self._stop_at = _FOREVER  # when to send TERM, if that is earlier than the deadline demands
         self._kill_at = _FOREVER  # the same for KILL
-        self._lost = False  # the term is over, for the command at least: later deadlines don't count any more
-        self._told = False  # TERM was sent
+        self._lost = False  # the term is over for the command: later deadlines are ignored
+        self._term_sent = False  # TERM was sent
         self._kill_again_at = 0.0  # KILL was sent, and when to send it again
         self._command = 0
         self._code: int | None = None
         self._failure = b""
         self._exec_pipe = -1
-        self._patience = KILL_AGAIN
+        self._kill_pause = KILL_AGAIN
         self._text = b""
         self._adopts = adopt_orphans()
         self._wake_pipe = _hear_signals()
         os.set_blocking(control, False)
 
     def run(self, command: list[str]) -> None:
-        """Start *command*, wait until all of it has ended, and report."""
+        """Start *command*, wait until all its processes have ended, and report."""
         self._say(self._run(command))
 
     def _run(self, command: list[str]) -> str:
@@ -236,26 +244,26 @@ class Guard:
         return self._outcome(self._code)
 
     def _outcome(self, code: int) -> str:
-        self._hear_of_exec()
+        self._read_exec_result()
         if self._failure:
             return "late 0" if self._failure == _LATE else f"failed {int(self._failure)}"
         return f"{'lost' if self._lost else 'ended'} {code}"
 
     def _say(self, line: str) -> None:
-        with suppress(OSError):  # nobody is left to read it
+        with suppress(OSError):  # the reader has ended
             os.write(self._report, f"{line}\n".encode())
 
     # --- the command ---
 
     def _spawn(self, command: list[str]) -> None:
-        self._exec_pipe, report = os.pipe()  # says why it could not be run; closes by itself once it runs
+        self._exec_pipe, report = os.pipe()  # reports why it could not be started; closes by itself once it runs
         guard = os.getpid()
-        # Signals wait until the child has shed our handlers, or one that comes in between would be lost.
+        # Signals wait until the child has reset our handlers; otherwise one that comes in between would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self._become(command, guard, report, before)
-        with suppress(OSError):  # the child does it too: whoever is first, the group stands before we signal it
+        with suppress(OSError):  # the child does it too: either way, the group exists before we signal it
             os.setpgid(pid, pid)
         self._command = pid
         self._say(f"running {pid}")
@@ -269,8 +277,8 @@ class Guard:
             if os.getppid() != guard:
                 os._exit(128 + signal.SIGKILL)
             signal.set_wakeup_fd(-1)
-            for number in _HEARD:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script: keeps being ignored
+            for number in _HANDLED:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or & in a script: stays ignored
                     signal.signal(number, signal.SIG_DFL)
             for number in _SET_BY_PYTHON:
                 signal.signal(number, signal.SIG_DFL)
@@ -287,9 +295,9 @@ class Guard:
     # --- one turn ---
 
     def _wait(self) -> None:
-        """Sleep until there is news or something is due."""
-        due = min(self._kill_due(), _FOREVER if self._told else self._stop_due())
-        patience = LOOK_CLOSELY if self._told else LOOK_AGAIN
+        """Sleep until there is input or an action is due."""
+        due = min(self._kill_due(), _FOREVER if self._term_sent else self._stop_due())
+        patience = CHECK_EVERY_STOPPING if self._term_sent else CHECK_EVERY
         poll = select.poll()
         for pipe in (self._control, self._exec_pipe, self._wake_pipe):
             if pipe >= 0:
@@ -299,36 +307,36 @@ class Guard:
             with suppress(BlockingIOError):
                 os.read(self._wake_pipe, 4096)
         if self._exec_pipe in ready:
-            self._hear_of_exec()
+            self._read_exec_result()
         if self._control in ready:
             self._listen()
 
-    def _hear_of_exec(self) -> None:
+    def _read_exec_result(self) -> None:
         if self._exec_pipe >= 0:
             self._failure = os.read(self._exec_pipe, 64)
             os.close(self._exec_pipe)
             self._exec_pipe = -1
 
     def _listen(self) -> None:
-        """Read what tenure says."""
+        """Read lines from tenure."""
         try:
             while chunk := os.read(self._control, 4096):
                 self._text += chunk
         except BlockingIOError:
             pass
-        else:  # the end of the pipe: tenure is gone, and nobody renews any more
+        else:  # the end of the pipe: tenure has ended, and does not renew any more
             os.close(self._control)
             self._control = -1
             self._lose(kill_at=now() + self._grace)
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            self._obey(*line.decode().split())
+            self._execute(*line.decode().split())
 
-    def _obey(self, verb: str, argument: str = "") -> None:
+    def _execute(self, verb: str, argument: str = "") -> None:
         match verb:
             case "deadline":
-                # It may come closer (the store has said no), but once the command is to stop, not go further.
-                stopping = self._told or self._stop_at < _FOREVER
+                # It may move closer (the store has said no), but not away once the command is being stopped.
+                stopping = self._term_sent or self._stop_at < _FOREVER
                 self._deadline = min(self._deadline, float(argument)) if stopping else float(argument)
             case "signal":
                 self._pass_on(signal.Signals(int(argument)))
@@ -338,7 +346,7 @@ class Guard:
                 self._kill_at = now()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        if not self._command:  # it came before the start: then there is none
+        if not self._command:  # it came before the start: there will be none
             self._lose()
         elif self._code is None:
             if number in TO_THE_GROUP:
@@ -347,23 +355,23 @@ class Guard:
                 send(number, processes=[self._command])
 
     def _lose(self, kill_at: float = _FOREVER) -> None:
-        # If the command has ended already, by itself, its code stands: only what it left behind is stopped.
+        # If the command has ended already by itself, its code counts: only the processes that it left are stopped.
         self._lost = self._lost or self._code is None
         self._stop_at = min(self._stop_at, now())
         self._kill_at = min(self._kill_at, kill_at)
 
     def _act(self) -> None:
-        """Do what is due."""
+        """Perform the actions that are due."""
         self._note(reap()[0])
-        if not self._told and now() >= self._stop_due():
+        if not self._term_sent and now() >= self._stop_due():
             if self._stop_at > now():
                 self._lose()
-            self._told = True
-            self._tell_all()
+            self._term_sent = True
+            self._term_all()
         if now() >= self._kill_due():
             self._kill_all()
 
-    def _tell_all(self) -> None:
+    def _term_all(self) -> None:
         found = living(os.getpid(), os.getsid(0))
         # Once the command has ended, its number names its group only as long as somebody is in that.
         stands = self._code is None or not HAS_PROC or self._command in found.values()
@@ -374,26 +382,26 @@ class Guard:
         if self._code is None or not HAS_PROC:
             send(signal.SIGKILL, group=self._command)
         kill_all(os.getpid(), os.getsid(0))
-        # What is left hangs in the kernel, or forks faster than we look, or isn't ours to kill.
-        patience, self._patience = self._patience, min(self._patience * 1.5, LOOK_AGAIN)
+        # The rest hangs in the kernel, forks faster than we list, or belongs to another user.
+        patience, self._kill_pause = self._kill_pause, min(self._kill_pause * 1.5, CHECK_EVERY)
         self._kill_again_at = now() + patience
-        if patience < self._patience == LOOK_AGAIN:
+        if patience < self._kill_pause == CHECK_EVERY:
             self._say("stuck 0")
 
     def _note(self, ended: dict[int, int]) -> None:
         if self._command in ended and self._code is None:
             self._code = ended[self._command]
-            # What it left running goes with it: told first, killed if it doesn't listen.
+            # The processes that it left are stopped as well: TERM first, then KILL.
             self._stop_at = min(self._stop_at, now())
             self._kill_at = min(self._kill_at, now() + self._grace)
 
     def _left(self) -> bool:
-        """Whether anything that the command started is still alive, now that it has ended."""
+        """Whether a process that the command started is still alive, after it has ended."""
         ended, others_live = reap()
         self._note(ended)
         if others_live or self._adopts:
             return others_live
-        # Where orphans go elsewhere, who can be found is all there is.
+        # If orphans are not adopted, only those in the listing are known.
         if HAS_PROC:
             return bool(living(os.getpid(), os.getsid(0)))
         try:
@@ -412,11 +420,11 @@ class Guard:
 
 
 def _hear_signals() -> int:
-    """Let no signal end the guard, which has to outlive the command; return a pipe that wakes it when one comes."""
+    """Let no signal end the guard, which must outlive the command; return a pipe that wakes it when one comes."""
     reading, writing = os.pipe()
     for pipe in (reading, writing):
         os.set_blocking(pipe, False)
-    for number in _HEARD:
+    for number in _HANDLED:
         if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -426,7 +434,7 @@ def _hear_signals() -> int:
 def main() -> None:
     control, report, deadline, grace, *command = sys.argv[1:]
     for pipe in (int(control), int(report)):
-        os.set_inheritable(pipe, False)  # the command must not hold them: their ends mean something
+        os.set_inheritable(pipe, False)  # the command must not inherit them: their ends have a meaning
     Guard(int(control), int(report), float(deadline), float(grace)).run(command)
 
 

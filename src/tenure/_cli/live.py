@@ -1,4 +1,4 @@
-"""A picture on the terminal's other screen, drawn anew at each change; the terminal is left as it was found."""
+"""A picture on the terminal's alternate screen, drawn again at each change; the terminal is restored at the end."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tenure._cli.retrying import report_outage
 TROUBLE_LINES = 4
 
 Picture = Callable[[int, int | None], Sequence[Text]]
-"""Returns the lines to be shown in so many columns and lines; without a number of lines, all there are."""
+"""Returns the lines for so many columns and lines; without a number of lines, all lines."""
 
 
 def can_be_live(console: Console | None = None) -> bool:
-    """Whether what is written there (by default standard output) comes to a terminal that is ours to draw on."""
+    """Whether the console (by default standard output) is a terminal on which this process may draw."""
     console = console or Console(file=sys.stdout)
     if not console.file.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return False
@@ -36,7 +36,7 @@ def can_be_live(console: Console | None = None) -> bool:
 
 
 def _is_in_foreground(file: IO[str]) -> bool:
-    """Whether a shell with job control has not put us into the background, where only lines are welcome."""
+    """Whether this process runs in the foreground; in the background, only lines are printed."""
     if sys.platform == "win32":
         return True
     try:
@@ -46,7 +46,7 @@ def _is_in_foreground(file: IO[str]) -> bool:
 
 
 class Canvas:
-    """The terminal's other screen, from the first drawing until it is left; the last picture stays on the usual one.
+    """The terminal's alternate screen, from the first drawing to the end; the last picture stays on the normal one.
 
     What is written to standard error meanwhile, if that is a terminal, comes after it.
     """
@@ -58,20 +58,20 @@ class Canvas:
         self.is_open: bool = False
 
     def draw(self) -> None:
-        """Draw the picture as it is now."""
+        """Draw the present picture."""
         if not self.is_open:
             self._enter()
         self._console.control(Control.home())
         self._console.print(Screen(Group(*self._lines(self._console.height))), end="")
 
     def leave(self) -> None:
-        """Show the usual screen again, with the last picture on it, whole."""
+        """Show the normal screen again, with the whole last picture."""
         if self.is_open:
             self._go_back()
             self._console.print(Group(*self._lines(None)))
 
     def stop(self) -> None:
-        """Stop this process as Ctrl-Z stops others, until it is in the foreground again."""
+        """Stop this process, as Ctrl-Z does, until it is in the foreground again."""
         if was_open := self.is_open:
             self._go_back()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -105,7 +105,7 @@ class Canvas:
 
 
 class LiveScreen:
-    """A canvas for a command that watches a store, to the end of the block.
+    """A canvas for a command that watches a store, for the length of the block.
 
     It is drawn anew when the size of the terminal changes. SIGTERM and SIGHUP leave the block, and then end the
     command. Ctrl-Z shows the shell's screen meanwhile.
@@ -146,7 +146,7 @@ class LiveScreen:
             raise click.exceptions.Exit(Exit.SIGNAL + self._signal)
 
     def draw(self) -> None:
-        """Draw the picture as it is now."""
+        """Draw the present picture."""
         self._canvas.draw()
 
     def outage(self, trouble: str) -> None:

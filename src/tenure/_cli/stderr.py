@@ -1,13 +1,13 @@
-"""The stderr of ``tenure work``: what its commands write there, copied as it comes, and the lines of its own between.
+"""The stderr of ``tenure work``: the output of its commands, copied as it comes, and its own lines between.
 
-House rules:
+Rules:
 
-- The output of a command is read at once, unless much of it could not be passed on yet: then the command waits, as it
-  would for the reader of our stderr if it wrote there itself.
-- The event loop never waits for the reader of our stderr: a thread writes there, and what waits is in order.
-- Memory is bounded: by what is kept of each command, by what may wait to be written, and by one pipe's content for each
-  command that has ended meanwhile. Lines of our own that find too many waiting are left out and counted.
-- A process that holds the stderr of a command beyond the command's end is copied on; nothing waits for it.
+- The output of a command is read at once, unless much of it could not be written yet: then the command waits, as it
+  would if it wrote to our stderr itself.
+- The event loop never waits for the reader of our stderr: a thread writes there, in order.
+- Memory is bounded: by the output kept of each command, by the output that waits to be written, and by one pipe's
+  content for each command that has ended meanwhile. Our own lines beyond a limit are dropped and counted.
+- A process that keeps a command's stderr open after its end is still copied; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 KEPT = 16_384
-"""Bytes that are kept of the end of what a command writes: as much as a dead letter takes."""
+"""Bytes that are kept of the end of a command's output: as many as a dead letter takes."""
 
 CHUNK = 65_536
-"""Bytes to read at once: what a pipe holds."""
+"""Bytes to read at once: the capacity of a pipe."""
 
 READS = 16
-"""How often a pipe is read, at most, once its command has ended: somebody else may go on writing."""
+"""Reads of a pipe after its command has ended, at most: another process may go on writing."""
 
 AHEAD = 4 * CHUNK
-"""Bytes that may wait to be written; then commands wait, too."""
+"""Bytes that may wait to be written; beyond that, commands wait, too."""
 
 LINES_AHEAD = 1_000
 """Lines of our own that may wait to be written."""
 
 _Chunk = tuple[bytes, Callable[[], None]]
-"""What is to be written, and what is called in the thread afterwards."""
+"""The bytes to write, and the callback for the thread afterwards."""
 
 
 class Stderr:
-    """Our stderr, written to by a thread. It belongs to the event loop that it was made on."""
+    """Our stderr, written by a thread. Used on the event loop on which it was made."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -50,14 +50,14 @@ class Stderr:
         self._thread: threading.Thread | None = None
         self._waiting = 0  # bytes of commands that are not written yet
         self._lines = 0  # lines of our own that are not written yet
-        self._left_out = 0  # and those that found too many waiting
+        self._left_out = 0  # and those dropped
         self._lock = threading.Lock()  # of these two, and of starting the thread
         self._reading: set[CommandStderr] = set()
         self._has_room = asyncio.Event()
         self._has_room.set()
         try:
             self._ours: int | None = sys.stderr.fileno()
-        except (AttributeError, OSError, ValueError):  # there is none, it is closed, or it is no file
+        except (AttributeError, OSError, ValueError):  # there is none, it is closed, or it is not a file
             self._ours = None
 
     async def has_room(self) -> None:
@@ -65,7 +65,7 @@ class Stderr:
         await self._has_room.wait()
 
     async def written(self, within: float) -> None:
-        """Wait until what was passed on so far is written, or for so many seconds."""
+        """Wait until the output so far is written, or for so many seconds."""
         if self._thread is None:
             return
         written = self._loop.create_future()
@@ -73,7 +73,7 @@ class Stderr:
         await asyncio.wait([written], timeout=within)
 
     def tell(self, text: str) -> bool:
-        """Write lines of our own, behind what waits already. Callable from any thread.
+        """Write our own lines, after the output that waits already. Any thread may call it.
 
         Returns:
             Whether there is a stderr that a thread can write to.
@@ -122,7 +122,7 @@ class Stderr:
             if self._thread is None and self._ours is not None:
                 # A daemon: the end of the program does not wait for the reader of our stderr.
                 thread = threading.Thread(target=self._write_all, args=(self._ours,), name="tenure-stderr", daemon=True)
-                with suppress(RuntimeError):  # the system gives us no thread: the next chunk tries again
+                with suppress(RuntimeError):  # the system gives no thread: the next chunk tries again
                     thread.start()
                     self._thread = thread
 
@@ -135,10 +135,10 @@ class Stderr:
                 while left:
                     try:
                         left = left[os.write(ours, left) :]
-                    except BlockingIOError:  # its other end may have been made so by another process
+                    except BlockingIOError:  # another process may have made its other end non-blocking
                         select.select([], [ours], [])
             except OSError:
-                pass  # nobody listens any more; the command is to run all the same
+                pass  # the reader has ended; the command runs on
             written()
 
     def _on_loop(self, callback: Callable[..., None], *arguments: object) -> None:
@@ -194,13 +194,13 @@ class CommandStderr:
         stderr._add(self)
 
     def started(self) -> None:
-        """The command has its end of the pipe, or never will: close ours, unless that was done before."""
+        """The command has inherited its end of the pipe, or never will: close ours, unless it is closed."""
         if not self._is_started:
             self._is_started = True
             os.close(self.writing)
 
     def read(self) -> bool:
-        """Take what is there; tell whether there was anything."""
+        """Read the available bytes; return whether there were any."""
         if not self._is_open:
             return False
         try:
@@ -224,7 +224,7 @@ class CommandStderr:
             self._length -= len(self._kept.popleft())
 
     def end(self) -> str:
-        """The command has ended: return the end of what it has written. The output of others is only copied."""
+        """The command has ended: return the end of its output. Later output of other processes is only copied."""
         for _ in range(READS):
             if not self.read():
                 break

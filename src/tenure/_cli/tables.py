@@ -1,4 +1,4 @@
-"""Tables for terminals, laid out by hand: aligned, with coloured cells, and cut where the terminal is too narrow."""
+"""Tables for terminals: aligned, with coloured cells, and cut if the terminal is too narrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenure._cli.output import TITLE, Cell, clean, ellipsis
 GAP = "  "
 
 LEAST = 8
-"""Cells that a column keeps which is cut."""
+"""The least width of a column that is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: What stands above it.
+        title: Its title.
         numbers: Whether it is aligned to the right.
-        is_cut: Whether its cells are cut where there is too little room; others keep their width.
+        is_cut: Whether its cells are cut if there is too little room; others keep their width.
     """
 
     title: str
@@ -35,7 +35,7 @@ Row = Sequence[str | Cell]
 
 
 def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Text]:
-    """Return the lines of a table, the titles first; columns that may be are cut to fit into *width* cells."""
+    """Return the lines of a table, the titles first; columns with ``is_cut`` are cut to fit into *width* cells."""
     cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
     shown = [[Cell(clean(cell.text), cell.style) for cell in row] for row in cells]
     titles = [Cell(column.title, TITLE) for column in columns]
@@ -44,7 +44,7 @@ def laid_out(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list
 
 
 def cut(text: str, width: int) -> str:
-    """Return *text* in *width* cells at most; what is left out shows as three dots."""
+    """Return *text* in *width* cells at most; the rest is shown as three dots."""
     if cell_len(text) <= width:
         return text
     dots = ellipsis()
