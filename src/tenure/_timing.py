@@ -86,7 +86,7 @@ class Timing:
 
     @property
     def window(self) -> float:
-        """How long after the question was sent a grant may be believed."""
+        """How long after the request was sent a grant is trusted."""
         return self.ttl - self.drift * self.ttl - self.margin
 
     @property

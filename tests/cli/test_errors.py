@@ -1,4 +1,4 @@
-"""What goes wrong on the command line: one line that says what to do, a documented code, no traceback, no password."""
+"""Errors on the command line: one line that says what to do, a documented code, no traceback, no password."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Terminal:
 
     @property
     def plain(self) -> str:
-        """What was shown, without colours."""
+        """The shown text, without colours."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.shown)
 
     def type(self, keys: bytes) -> None:

@@ -61,7 +61,7 @@ WARNS = {
     "queue_by_hand": r"orders: message .*: moved to the dead letters .*\n",
     "events": r"orders: message .*: moved to the dead letters .*\n",
 }
-"""What the log of tenure says on standard error; of all others, nothing."""
+"""The log of tenure on standard error, by example; all others write nothing."""
 
 
 def test_each_example_has_an_expectation() -> None:

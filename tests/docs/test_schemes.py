@@ -1,4 +1,4 @@
-"""Whoever is sent to another backend, by a page or by a message, finds it."""
+"""Every backend that a page or a message names exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tenure._registry import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = {"http", "https", "postgresql+psycopg"}
-"""What names no store: addresses on the web, and SQLAlchemy's own ``postgresql+psycopg``."""
+"""Schemes that name no store: addresses on the web, and SQLAlchemy's own ``postgresql+psycopg``."""
 
 
 def test_every_scheme_that_is_named_has_a_backend() -> None:

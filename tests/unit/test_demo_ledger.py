@@ -65,18 +65,18 @@ def test_a_result_that_comes_again_is_known(ledger: Ledger) -> None:
 
 
 def test_what_nobody_could_count_is_written_down_once(ledger: Ledger) -> None:
-    ledger.bury(1, [POISONOUS])
-    ledger.bury(2, [POISONOUS])
+    ledger.record_dead(1, [POISONOUS])
+    ledger.record_dead(2, [POISONOUS])
     assert ledger.dead() == [POISONOUS]
     assert ledger.remaining() == list(JOB.chunks[:2])
     assert ledger.progress().left == 2
 
 
 def test_a_chunk_is_either_counted_or_dead(ledger: Ledger) -> None:
-    ledger.bury(1, [POISONOUS])
+    ledger.record_dead(1, [POISONOUS])
     ledger.record(1, [THIRD])
     assert ledger.dead() == []
-    ledger.bury(1, [POISONOUS])
+    ledger.record_dead(1, [POISONOUS])
     assert ledger.progress() == Progress(counted=1, dead=0, of=3, again=0, finished=False)
 
 
@@ -86,7 +86,7 @@ def test_from_a_terms_first_act_on_every_older_one_is_refused(ledger: Ledger) ->
     late: list[Callable[[], None]] = [
         lambda: ledger.begin_term(1, instance=1),
         lambda: ledger.record(1, [FIRST]),
-        lambda: ledger.bury(1, [POISONOUS]),
+        lambda: ledger.record_dead(1, [POISONOUS]),
         lambda: ledger.finish(1, merge([])),
     ]
     for write in late:

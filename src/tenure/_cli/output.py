@@ -1,4 +1,4 @@
-"""What is said: a line on stderr for an error, a warning or a notice; a table for people, JSON for programs."""
+"""Output: a line on stderr for an error, a warning or a notice; tables for people, JSON for programs."""
 
 from __future__ import annotations
 

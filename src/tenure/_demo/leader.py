@@ -63,8 +63,8 @@ class Leader:
     async def _split(self) -> int:
         """Send a message for every chunk that is not done; return how many.
 
-        A predecessor may have sent it already. Its id makes that harmless; where a store knows no ids, it is computed
-        twice, and the ledger takes the first result.
+        A predecessor may have sent it already. Its id makes that harmless; on a store without ids, it is counted
+        twice, and the ledger keeps the first result.
         """
         job, left = self._ledger.job(), self._ledger.remaining()
         messages = [Task(job.folder, chunk, job.pace).outgoing(named=self._named) for chunk in left]
@@ -78,25 +78,25 @@ class Leader:
         return len(left)
 
     async def _aggregate(self, term: tenure.Term) -> None:
-        """Write down the results that have come, and then, not before, complete their messages."""
+        """Store the results that have come, and only then complete their messages."""
         came = await self._results.receive(TOGETHER, wait=WAIT)
         if came:
             term.check()
             self._ledger.record(term.token, [Result.read(message.body) for message in came])
             await asyncio.gather(*map(_complete, came))
         else:
-            await self._bury(term)
+            await self._record_dead(term)
         progress = self._ledger.progress()
         if progress.left == 0 and not progress.finished:
             self._ledger.finish(term.token, merge(self._ledger.counts()))
 
-    async def _bury(self, term: tenure.Term) -> None:
-        """Write down which chunks nobody could count."""
+    async def _record_dead(self, term: tenure.Term) -> None:
+        """Store the chunks that could not be counted."""
         letters = await self._queue.dead_letters.peek(LETTERS_MAX)
         if letters:
-            self._ledger.bury(term.token, [DeadChunk.of(letter) for letter in letters])
+            self._ledger.record_dead(term.token, [DeadChunk.of(letter) for letter in letters])
 
 
 async def _complete(message: tenure.Message) -> None:
-    with suppress(tenure.LockLost):  # we were too slow: it comes again, and the ledger knows it
+    with suppress(tenure.LockLost):  # this was too slow: it comes again, and the ledger recognises it
         await message.complete()

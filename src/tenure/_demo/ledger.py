@@ -101,14 +101,14 @@ class Ledger:
         ]
 
     def counts(self) -> list[Count]:
-        """Return what has been counted; what was counted twice, twice."""
+        """Return all counts; a file that was counted twice is there twice."""
         rows = self._connection.execute(
             "SELECT path, size, lines, words, nodes, digest, error FROM count JOIN file ON file.id = file ORDER BY id"
         )
         return [Count(os.fsdecode(path), *counted) for path, *counted in rows]
 
     def result(self) -> Result | None:
-        """Return the first result that was written down, as its worker sent it."""
+        """Return the first stored result, as its worker sent it."""
         first = self._connection.execute("SELECT chunk, instance FROM result ORDER BY rowid LIMIT 1").fetchone()
         if first is None:
             return None
@@ -121,12 +121,12 @@ class Ledger:
         return Result(chunk, instance, tuple(rows))
 
     def dead(self) -> list[DeadChunk]:
-        """Return the chunks that nobody could count."""
+        """Return the chunks that could not be counted."""
         rows = self._connection.execute("SELECT chunk, reason, why, deliveries FROM dead ORDER BY chunk")
         return [DeadChunk(*row) for row in rows]
 
     def progress(self) -> Progress:
-        """Tell how far the work has come."""
+        """Return the progress of the work."""
         row = self._connection.execute(
             "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM dead), "
             "(SELECT count(DISTINCT chunk) FROM file), (SELECT coalesce(sum(came - 1), 0) FROM result), "
@@ -143,7 +143,7 @@ class Ledger:
     # --- writing: only under a term's token ---
 
     def begin_term(self, token: int, instance: int) -> None:
-        """Write down who leads from now on; whoever led before can't write any more.
+        """Store the leader of a new term; from now on, earlier leaders can't write.
 
         Raises:
             TermLost: A newer term has written already.
@@ -154,7 +154,7 @@ class Ledger:
             connection.execute("INSERT INTO term (token, instance, found) VALUES (?, ?, ?)", row)
 
     def record(self, token: int, results: Sequence[Result]) -> None:
-        """Write results down. Of one that was written down before, only that it came again.
+        """Store results. For a result that is stored already, only its repetition is counted.
 
         Raises:
             TermLost: A newer term has written already. Nothing is written.
@@ -163,7 +163,7 @@ class Ledger:
             for result in results:
                 if self._is_new(result, token):
                     self._count(result)
-                    # Found dead before its result came: its last worker had ended the one, and not yet sent the other.
+                    # Dead before its result came: its last worker had not yet sent the result of its message.
                     connection.execute("DELETE FROM dead WHERE chunk = ?", (result.chunk,))
 
     def _is_new(self, result: Result, token: int) -> bool:
@@ -179,8 +179,8 @@ class Ledger:
         rows = [(file, *count) for (file,), count in zip(files, result.counts, strict=True)]
         self._connection.executemany("INSERT INTO count VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def bury(self, token: int, letters: Sequence[DeadChunk]) -> None:
-        """Write down which chunks nobody could count. What was written down before, stays.
+    def record_dead(self, token: int, letters: Sequence[DeadChunk]) -> None:
+        """Store the chunks that could not be counted; stored ones stay.
 
         Raises:
             TermLost: A newer term has written already. Nothing is written.
@@ -193,7 +193,7 @@ class Ledger:
             )
 
     def finish(self, token: int, total: Total) -> None:
-        """Write down the total: the work is finished.
+        """Store the total: the work is finished.
 
         Raises:
             TermLost: A newer term has written already. Nothing is written.

@@ -1,6 +1,6 @@
--- The job, written before anybody is elected.
+-- The job, stored before a leader is elected.
 CREATE TABLE job (
-    folder BLOB NOT NULL,        -- paths are bytes: a file's name need not be text
+    folder BLOB NOT NULL,        -- paths are bytes, as a file's name need not be text
     pace   REAL NOT NULL
 );
 
@@ -13,20 +13,20 @@ CREATE TABLE file (
 
 CREATE INDEX file_of_chunk ON file (chunk);
 
--- Each term's first act, so that from this moment the fence refuses every older one.
+-- The first write of each term; from then on the fence refuses every older term.
 CREATE TABLE term (
     token    INTEGER PRIMARY KEY,
     instance INTEGER NOT NULL,
-    found    INTEGER NOT NULL -- chunks that were accounted for already
+    found    INTEGER NOT NULL -- chunks that were done already
 );
 
--- A chunk's result counts once: by this key, one that comes again is known. (The table of counts has no key that would
--- hide it if not.)
+-- A chunk's result counts once: this key identifies a repeated one. (The table of counts has no key that would hide a
+-- mistake.)
 CREATE TABLE result (
     chunk    INTEGER PRIMARY KEY,
-    instance INTEGER NOT NULL,  -- who counted it
-    token    INTEGER NOT NULL,  -- the term that wrote it down
-    came     INTEGER NOT NULL   -- how often
+    instance INTEGER NOT NULL,  -- the instance that counted it
+    token    INTEGER NOT NULL,  -- the term that stored it
+    came     INTEGER NOT NULL   -- how often it came
 );
 
 CREATE TABLE count (
@@ -39,7 +39,7 @@ CREATE TABLE count (
     error  TEXT NOT NULL
 );
 
--- Chunks that nobody could count: what the dead letters say.
+-- Chunks that could not be counted, from the dead letters.
 CREATE TABLE dead (
     chunk      INTEGER PRIMARY KEY,
     reason     TEXT NOT NULL,

@@ -1,7 +1,7 @@
-"""What travels: a chunk of the work on its way to a worker, its result on the way back, or its remains.
+"""The messages: a chunk of the work for a worker, its result for the leader, or its dead letter.
 
-All that matters is in the body, and what must not happen twice is told by the chunk's number in it. So it works on
-every store, also on one that has no headers and knows no ids.
+All data is in the body, and the chunk's number in it identifies repeated messages. So it works on every store, also
+on one without headers and ids.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from tenure._demo.computation import Count
 from tenure._demo.job import Chunk, File
 
 MAX_DELIVERIES = 5
-"""How often a chunk is tried. The two kills take two from it, at most, if it has bad luck."""
+"""The most deliveries of a chunk. The two kills cost at most two of them."""
 
 LETTERS_MAX = 10_000
-"""DeadChunk letters that are looked at; one is expected."""
+"""Dead letters that are read; one is expected."""
 
 BODY_MAX = 45_000
-"""Bytes; every store takes as many."""
+"""Bytes; every store accepts as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A chunk to be counted, and how."""
+    """A chunk to be counted, with its settings."""
 
     folder: str
     chunk: Chunk
     pace: float
 
     def outgoing(self, *, named: bool) -> Outgoing:
-        """Return the message; if *named*, with an id, by which a second leader's is known to be the same."""
+        """Return the message; if *named*, with an id, so that the store drops a second leader's."""
         chunk = self.chunk
         files = [(file.path, file.parsed) for file in chunk.files]
         body = json.dumps({"folder": self.folder, "chunk": chunk.number, "files": files, "pace": self.pace})

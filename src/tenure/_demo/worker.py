@@ -1,4 +1,4 @@
-"""A worker: counts chunk after chunk, in competition with all others. It knows of no leader."""
+"""A worker: counts chunk after chunk, in competition with all others. It knows no leader."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tenure._demo.messages import Result, Task
 from tenure._demo.report import Report, report
 
 RETRY = tenure.RetryPolicy(initial=0.2, factor=2.0, maximum=1.0)
-"""Quick: the poison file has to fail as often as it may while people look on."""
+"""Quick, as the poison message must fail several times during the run."""
 
 GRACE = 2.0
 CHECK_EVERY = 0.5
-"""Seconds between looks for messages where the store doesn't tell of them."""
+"""Seconds between polls, if the store gives no hints."""
 
 
 class Worker:
@@ -29,8 +29,8 @@ class Worker:
         await queue.consume(
             self._count,
             stop=stop,
-            concurrency=1,  # an instance is a process, and this is work for a processor
-            prefetch=0,  # what waits in a buffer here could run elsewhere
+            concurrency=1,  # an instance is a process, and this work needs a processor
+            prefetch=0,  # a message in a buffer here could be handled elsewhere
             retry=RETRY,
             grace=GRACE,
             on_error=self._trip,
@@ -39,18 +39,18 @@ class Worker:
         )
 
     def _count(self, message: tenure.sync.Message) -> None:
-        """Count the chunk. A plain function, so it is called in a thread; what it raises is the pump's to deal with."""
+        """Count the chunk. A plain function, so it is called in a thread; the pump handles its errors."""
         task = Task.read(message.body)
         chunk = task.chunk.number
         report(Report("took", chunk=chunk, delivery=message.delivery_count))
         counts = count_chunk(task.folder, task.chunk, pace=task.pace)
         report(Report("counted", chunk=chunk))
-        # In one step, where the store has transactions: the result is on its way if and only if the message is done.
+        # In one step, if the store has transactions: the result is sent if and only if the message is completed.
         message.complete(sends=[(self._results, Result.of(chunk, self._number, counts).outgoing())])
 
     def _trip(self, message: tenure.Message, error: BaseException) -> None:
         chunk = Task.read(message.body).chunk.number
-        # A lost lock explains itself at length; here, the beginning says enough.
+        # The text of a lost lock is long; its beginning is enough here.
         said = str(error).partition(":")[0] if isinstance(error, tenure.LockLost) else str(error)
         why = f"{type(error).__name__}: {said}"
         report(Report("tripped", chunk=chunk, delivery=message.delivery_count, why=why))

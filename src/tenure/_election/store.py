@@ -17,7 +17,7 @@ from tenure.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LeaseTraits:
-    """What a store can do, as data: the suite, docs, checks and callers read the same object. Times in seconds."""
+    """The abilities of a store, as data: the suite, docs, checks and callers read the same object. Times in seconds."""
 
     ttl_min: float
     ttl_max: float
@@ -36,7 +36,7 @@ class LeaseStore(Protocol):
 
     @property
     def traits(self) -> LeaseTraits:
-        """What this store can do."""
+        """The abilities of this store."""
         ...
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
