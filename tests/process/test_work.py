@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -22,68 +22,10 @@ import pytest
 import tenure
 import tenure.sync
 from tests.ports import ports_held
-from tests.process.looking import PATIENCE, is_alive, stop, tell, until
+from tests.process.looking import PATIENCE, is_alive, tell
+from tests.process.work_stage import ONCE, Stage
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="needs signals and /proc")]
-
-LONG, SHORT = "120", "4"
-
-ONCE = "[ $(wc -l < said) -gt 1 ] ||"
-"""What follows is done by the first command that has written its line, and by no later one."""
-
-
-class Stage:
-    """A folder, a queue in it, and the workers that were started there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"sqlite:///{folder / 'work.db'}"
-        self.workers: list[subprocess.Popen[str]] = []
-
-    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
-            cwd=self.folder,
-            env={**os.environ, "TENURE_URL": self.url},
-            stderr=stderr,
-            text=True,
-        )
-        self.workers.append(worker)
-        return worker
-
-    def send(self, *bodies: str) -> None:
-        with tenure.sync.connect(self.url) as backend:
-            backend.queue("orders").send_batch([tenure.Outgoing(body.encode(), id=body) for body in bodies])
-
-    def stats(self) -> tenure.Stats:
-        with tenure.sync.connect(self.url) as backend:
-            return backend.queue("orders").stats()
-
-    def reasons(self) -> dict[str, str]:
-        """Return why each dead letter died, by its id."""
-        with tenure.sync.connect(self.url) as backend:
-            return {letter.id: letter.reason for letter in backend.queue("orders").dead_letters.peek()}
-
-    def tenure(self, *line: str) -> str:
-        """Run another command of tenure; return what it writes."""
-        line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
-        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
-
-    def said(self) -> list[str]:
-        path = self.folder / "said"
-        return path.read_text().splitlines() if path.exists() else []
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        until(condition, lambda: f"it did not happen: {self.said()}")
-
-    def stop(self, worker: subprocess.Popen[str]) -> None:
-        stop(worker.pid, self.folder / "work.db")
-
-    def close(self) -> None:
-        for worker in self.workers:
-            if worker.poll() is None:
-                worker.kill()
-            worker.communicate()
 
 
 @pytest.fixture
@@ -326,72 +268,6 @@ def test_verbose_tells_each_start_and_end(stage: Stage) -> None:
     assert any(re.fullmatch(r"orders: message 'two', delivery 1: failed after .*s", line) for line in told)
 
 
-def test_a_killed_worker_takes_its_command_along_and_its_message_is_back(stage: Stage) -> None:
-    stage.send("one")
-    script = f"echo $$ >> said; {ONCE} sleep 600"
-    worker = stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(stage.said)
-    worker.kill()
-    worker.wait()
-    stage.wait(lambda: not is_alive(int(stage.said()[0])))
-    stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(lambda: len(stage.said()) > 1)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
-
-
-@pytest.mark.parametrize("script", ["sleep 600", "trap '' TERM; sleep 600; sleep 600"])
-def test_the_command_of_a_stopped_worker_is_gone_before_its_message_is_back(stage: Stage, script: str) -> None:
-    stage.send("one")
-    script = f"echo $$ >> said; {ONCE} {{ {script}; }}"
-    worker = stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(stage.said)
-    stage.stop(worker)
-    with tenure.sync.connect(stage.url) as backend:
-        queue = backend.queue("orders")
-        stage.wait(lambda: queue.stats().locked == 0)  # claimable now, by whomever
-        assert not any(map(is_alive, map(int, stage.said())))
-    os.kill(worker.pid, signal.SIGCONT)
-    stage.work("--", "sh", "-c", script, lock=SHORT)
-    stage.wait(lambda: stage.stats() == tenure.Stats())
-
-
-def test_a_command_that_outlasts_many_renewals_goes_on(stage: Stage) -> None:
-    stage.send("one")
-    worker = stage.work("--until-empty", "--", "sh", "-c", "sleep 6; echo $TENURE_DELIVERY_COUNT >> said", lock=SHORT)
-    assert worker.wait(PATIENCE) == 0
-    assert stage.said() == ["1"]
-    assert stage.stats() == tenure.Stats()
-
-
-def test_the_lock_that_others_gave_the_queue_counts(stage: Stage) -> None:
-    with tenure.sync.connect(stage.url) as backend:
-        queue = backend.queue("orders", lock=float(SHORT))
-        queue.send(b"one")
-        worker = stage.work("--", "sh", "-c", "echo $$ >> said; sleep 600", lock="")
-        stage.wait(stage.said)
-        worker.kill()
-        assert queue.receive(wait=25.0)  # not after the 30 s that a queue has by default
-
-
-def test_a_killed_guard_takes_its_own_command_along_and_no_other(stage: Stage) -> None:
-    stage.send("one", "two", "three")
-    script = """
-        body=$(cat); echo "$body $TENURE_DELIVERY_COUNT $$" >> said
-        until [ -e go ]; do sleep 0.05; done; echo "$body done" >> said
-    """
-    stage.work("-c", "3", "--", "sh", "-c", script)
-    stage.wait(lambda: len(stage.said()) == 3)
-    [pid] = [line.split()[2] for line in stage.said() if line.startswith("one 1 ")]
-    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    stage.wait(lambda: any(line.startswith("one 2 ") for line in stage.said()))
-    assert not is_alive(int(pid))
-    (stage.folder / "go").touch()
-    stage.wait(lambda: stage.stats() == tenure.Stats())
-    assert sorted(line.rpartition(" ")[0] for line in stage.said()) == sorted(
-        ["one 1", "one 2", "one", "two 1", "two", "three 1", "three"]
-    )
-
-
 def test_sessions_are_worked_off_in_order_and_side_by_side(stage: Stage) -> None:
     with tenure.sync.connect(stage.url) as backend:
         for number in range(3):
@@ -408,22 +284,6 @@ def test_sessions_are_worked_off_in_order_and_side_by_side(stage: Stage) -> None
     assert worker.wait(PATIENCE) == 0
     assert [line for line in stage.said() if " a " in line] == ["a0 a 1", "a0 a 2", "a1 a 1", "a2 a 1"]
     assert [line for line in stage.said() if " b " in line] == ["b0 b 1", "b1 b 1", "b2 b 1"]
-
-
-def test_the_command_of_a_stopped_worker_is_gone_before_its_session_is_free(stage: Stage) -> None:
-    with tenure.sync.connect(stage.url) as backend:
-        backend.queue("orders").send(b"one", session="a")
-        worker = stage.work("--sessions", "--", "sh", "-c", "echo $$ >> said; sleep 600", lock=SHORT)
-        stage.wait(stage.said)
-        stage.stop(worker)
-        queue = backend.queue("orders")
-        queue.declare(lock=float(LONG))
-        with queue.session("a", wait=PATIENCE) as session:
-            assert not any(map(is_alive, map(int, stage.said())))
-            assert float(SHORT) < session.remaining() < float(LONG)
-            [message] = session.receive()
-            message.complete()
-        os.kill(worker.pid, signal.SIGCONT)
 
 
 def test_a_function_of_this_folder(stage: Stage) -> None:

@@ -1,0 +1,72 @@
+"""A folder, a queue in it, and the workers of ``tenure work`` that were started there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import tenure
+import tenure.sync
+from tests.process.looking import PATIENCE, stop, until
+
+LONG, SHORT = "120", "4"
+
+ONCE = "[ $(wc -l < said) -gt 1 ] ||"
+"""What follows is done by the first command that has written its line, and by no later one."""
+
+
+class Stage:
+    """A folder, a queue in it, and the workers that were started there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'work.db'}"
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def work(self, *line: str, lock: str = LONG, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli", "work", "orders", *(["--lock", lock] if lock else []), *line],
+            cwd=self.folder,
+            env={**os.environ, "TENURE_URL": self.url},
+            stderr=stderr,
+            text=True,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def send(self, *bodies: str) -> None:
+        with tenure.sync.connect(self.url) as backend:
+            backend.queue("orders").send_batch([tenure.Outgoing(body.encode(), id=body) for body in bodies])
+
+    def stats(self) -> tenure.Stats:
+        with tenure.sync.connect(self.url) as backend:
+            return backend.queue("orders").stats()
+
+    def reasons(self) -> dict[str, str]:
+        """Return why each dead letter died, by its id."""
+        with tenure.sync.connect(self.url) as backend:
+            return {letter.id: letter.reason for letter in backend.queue("orders").dead_letters.peek()}
+
+    def tenure(self, *line: str) -> str:
+        """Run another command of tenure; return what it writes."""
+        line = (sys.executable, "-m", "tenure.cli", *line, "--on", self.url)
+        return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+
+    def said(self) -> list[str]:
+        path = self.folder / "said"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        until(condition, lambda: f"it did not happen: {self.said()}")
+
+    def stop(self, worker: subprocess.Popen[str]) -> None:
+        stop(worker.pid, self.folder / "work.db")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.kill()
+            worker.communicate()
