@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
-# Three workers, everywhere: enough to fill the waits of the process tests, too few to make them late on a machine with
-# two cores. A file stays on one worker, so its tests still run one after the other.
-WORKERS = ["-n", "3", "--dist", "loadfile"]
+# More workers than a machine of two cores has: the tests of processes and servers mostly wait. The number is the same
+# everywhere, so that a failure is, too. A file stays on one worker: its tests run one after the other.
+WORKERS = ["-n", "4", "--dist", "loadfile"]
 
 STAGES: dict[str, list[list[str]]] = {
     "format": [["ruff", "format", "--check", "."]],
