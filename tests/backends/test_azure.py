@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha1
 from typing import Any
 
@@ -24,19 +24,23 @@ from tenure._backends.azure_storage import leases as leases_module
 from tenure._backends.azure_storage.client import LoopConnections, Refused
 from tenure._backends.azure_storage.names import POISON_SUFFIX, queue_of
 from tenure._backends.azure_storage.queue import QUIET_CLAIMS, RECHECK_AFTER, AzureBroker
+from tenure._backends.azure_storage.receipts import Receipts
 from tenure._lease import Granted, NoAnswer
-from tenure._queue.broker import EVERY_LIVE, LiveSelection, Selection
+from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, Selection
 from tenure._queue.message import (
     COMPLETE,
     DEAD_SUFFIX,
+    LAPSED,
     MAX_DELIVERIES,
     SETTLED,
     Abandon,
     DeadLetter,
+    Delivery,
     Outgoing,
     Renewed,
     Settled,
     Settlement,
+    Verdict,
 )
 from tenure._url import Url
 from tenure.errors import ConfigError
@@ -499,3 +503,77 @@ async def test_a_message_that_can_not_be_asked_about_costs_the_locks_of_no_other
         assert [type(answer) for answer in await broker.renew(got, 30.0)] == [Renewed] * 3
         assert list(await broker.settle([Settlement(one, COMPLETE) for one in got])) == [SETTLED] * 3
         await backend.close()
+
+
+# --- a move to the dead letters that is cut ------------------------------------------------------------------------
+
+
+@contextmanager
+def move_cut_at(step: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside the block, no answer comes to one of the requests that move a message to the dead letters."""
+
+    async def lose(*_: object, **__: object) -> None:
+        raise tenure.Unavailable("the answer was lost, as the test wants it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dead_letters if step == "put" else Receipts, step, lose)
+        yield
+
+
+async def begin_to_reject(broker: AzureBroker, queue: str, step: str, monkeypatch: pytest.MonkeyPatch) -> Delivery:
+    await broker.send(queue, [Outgoing(b"bad", id="bad")])
+    [got] = (await broker.receive(queue, 1, 30.0)).deliveries
+    with move_cut_at(step, monkeypatch), pytest.raises(tenure.Unavailable):
+        await broker.settle([Settlement(got, DeadLetter("why"))])
+    return got
+
+
+@pytest.mark.parametrize("step", ["put", "delete"])
+async def test_another_process_finishes_a_move_that_was_cut(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(dead_letters, "MOVE_LOCK", 1)
+    name, died = f"move-cut-at-{step}", list[tuple[str, int, str]]()
+    async with opened() as first, opened() as second:
+        await begin_to_reject(first.broker, name, step, monkeypatch)
+
+        async def is_dead() -> bool:
+            claim = await second.broker.receive(name, 10, 30.0)
+            assert claim.deliveries == ()
+            died.extend((one.id, one.delivery_count, one.reason) for one in claim.died)
+            return bool(died)
+
+        await until(is_dead)
+        assert died == [("bad", 1, "why")]
+        [letter] = await second.broker.peek_dead(name, EVERYTHING, 10)
+        assert (letter.id, letter.body, letter.reason, letter.delivery_count) == ("bad", b"bad", "why", 1)
+        assert await second.broker.stats(name) == tenure.Stats(dead=1)
+
+
+@pytest.mark.parametrize("step", ["put", "delete"])
+@pytest.mark.parametrize("verdict", [DeadLetter("why"), COMPLETE], ids=["again", "complete"])
+async def test_a_verdict_after_a_move_that_was_cut_finishes_it(
+    monkeypatch: pytest.MonkeyPatch, step: str, verdict: Verdict
+) -> None:
+    name = f"verdict-after-{step}-{type(verdict).__name__}".lower()
+    async with opened() as backend:
+        got = await begin_to_reject(backend.broker, name, step, monkeypatch)
+        assert await backend.broker.peek(name, EVERY_LIVE, 10) == []
+        answers = await backend.broker.settle([Settlement(got, verdict)])
+        assert answers == [LAPSED if verdict == COMPLETE else SETTLED]
+        assert await backend.broker.stats(name) == tenure.Stats(dead=1)
+
+
+async def test_copies_of_a_dead_letter_are_one() -> None:
+    async with opened() as backend:
+        broker = backend.broker
+        for body in (b"bad", b"other"):
+            await broker.send("copies", [Outgoing(body)])
+            [got] = (await broker.receive("copies", 1, 30.0)).deliveries
+            await broker.settle([Settlement(got, DeadLetter("why"))])
+        with native(queue_of("copies") + POISON_SUFFIX) as client:
+            for one in client.peek_messages(max_messages=32):
+                client.send_message(one.content)
+        assert sorted(one.body for one in await broker.peek_dead("copies", EVERYTHING, 10)) == [b"bad", b"other"]
+        assert await broker.redrive("copies", EVERYTHING, 1) == 1
+        assert await broker.purge("copies", EVERYTHING, None) == 1
+        stats = await broker.stats("copies")
+        assert (stats.ready, stats.dead) == (1, 0)

@@ -1,7 +1,10 @@
 """Dead letters: a queue beside the queue, as with Azure Functions.
 
-Azure has no transactions. A message is put among the dead letters first and removed then, under a lock taken anew: a
-crash in between leaves it in both places, never in none.
+Azure has no transactions. So a verdict first writes the death into the message itself, under a lock taken anew; then a
+copy is put among the dead letters, and the message is removed. From the first step on the message is not handed out any
+more: after a crash in between, the next process that receives it finishes the move. So nothing is lost, and no message
+is dead that was completed. The copy may be put twice; copies of one message have the same sequence and id, and are
+shown, redriven and purged as one.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from tenure._backends.azure_storage.client import Account, LoopConnections, unle
 from tenure._backends.azure_storage.message_format import Properties, encode_to_fit
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import (
+    UNKNOWN,
     FoundMessage,
     HeldMessage,
     dead_letter_properties,
@@ -74,22 +78,34 @@ class DeadLetters:
         renews: bool = False,
     ) -> Settled | Lapsed:
         """Move a message to the dead letters. *renews* takes its lock once more, which proves that it is ours."""
-        if renews and await self._receipts.update(connections, held, MOVE_LOCK) is None:
+        if renews and not await self._decide(connections, held, properties, body):
             return LAPSED
         dead = dead_letters_of(held.queue)
-        text = encode_to_fit(held.text, body, properties) or held.text
-        copy = await put(connections, queue=dead, text=text, delay=0)
+        if held.copy is None:
+            text = encode_to_fit(held.text, body, properties) or held.text
+            held.copy = await put(connections, queue=dead, text=text, delay=0)
         answer = await self._receipts.delete(connections, held)
-        if isinstance(answer, Lapsed):  # another process has received it, so it is not dead
+        if isinstance(answer, Lapsed):  # another process has received it, and decides
             client = client_of(connections, dead)
-            await unless_refused(client.delete_message(copy.id, copy.pop_receipt), *NOT_OURS)
+            await unless_refused(client.delete_message(held.copy.id, held.copy.pop_receipt), *NOT_OURS)
         self._notifier.notify(dead)
         return answer
+
+    async def _decide(
+        self, connections: LoopConnections, held: HeldMessage, properties: Properties, body: bytes
+    ) -> bool:
+        """Write the death into the message and take its lock anew; False if the message isn't ours."""
+        text = encode_to_fit(held.text, body, replace(properties, moving=True))  # None if there is no room for it
+        if await self._receipts.update(connections, held, MOVE_LOCK, text) is None:
+            return False
+        if text is not None:
+            held.dead = properties
+        return True
 
     # --- messages found dead when they are received ---
 
     def move_found(self, held: HeldMessage, one: FoundMessage) -> Request:
-        """Return the request that moves a message that has expired, or was delivered too often before this time."""
+        """Return the request that moves a message that is dead already, has expired, or was delivered too often."""
         return partial(self._move_found, held=held, one=one)
 
     def start(self, moves: Sequence[Request]) -> list[asyncio.Task[None]]:
@@ -106,6 +122,9 @@ class DeadLetters:
         return [task]
 
     async def _move_found(self, connections: LoopConnections, held: HeldMessage, one: FoundMessage) -> None:
+        if one.properties.moving:
+            await self._finish(connections, held, one)
+            return
         deliveries = one.count - 1
         reason = EXPIRED if one.is_expired else MAX_DELIVERIES
         description = EXPIRED_DESCRIPTION if one.is_expired else exhausted_description(deliveries)
@@ -113,8 +132,21 @@ class DeadLetters:
         dead = dead_letter_properties(one, properties, reason, description, deliveries, one.now)
         answer = await self.move(connections, held, dead, one.body)
         if isinstance(answer, Settled):
-            died = Died(one.sequence, one.id, deliveries, reason)
-            self._deaths.setdefault(held.queue, deque(maxlen=DEATHS_MAX)).append(died)
+            self._record_death(held.queue, Died(one.sequence, one.id, deliveries, reason))
+
+    async def _finish(self, connections: LoopConnections, held: HeldMessage, one: FoundMessage) -> None:
+        """Finish a move that another process, or a verdict without an answer, has left unfinished."""
+        dead = replace(one.properties, moving=False)
+        copies = await peek(connections, queue=dead_letters_of(held.queue))
+        if any(copy.key == one.key for copy in copies):
+            answer = await self._receipts.delete(connections, held)
+        else:
+            answer = await self.move(connections, held, dead, one.body)
+        if isinstance(answer, Settled):  # else the process that decided it has finished meanwhile, and reports it
+            self._record_death(held.queue, Died(one.sequence, one.id, dead.deliveries, dead.reason or UNKNOWN))
+
+    def _record_death(self, queue: str, died: Died) -> None:
+        self._deaths.setdefault(queue, deque(maxlen=DEATHS_MAX)).append(died)
 
     def take_deaths(self, queue: str) -> Sequence[Died]:
         """Return the deaths by time that were found here since the last call."""
@@ -130,8 +162,8 @@ class DeadLetters:
         """Show dead letters: of the 32 that Azure shows without locking."""
         found = await self._account.ask(partial(peek, queue=dead_letters_of(queue)))
         which = which.at(self._clock.now())
-        letters = sorted((one for one in found if is_selected_dead(one, which)), key=lambda one: one.sequence)
-        return [dead_message(queue, one) for one in letters[:limit]]
+        letters = {one.key: one for one in found if is_selected_dead(one, which)}
+        return [dead_message(queue, letters[key]) for key in sorted(letters)[:limit]]
 
     async def redrive(self, queue: str, which: Selection, limit: int | None, *, dry_run: bool, to: str | None) -> int:
         """Put dead letters back into *queue*, or into the queue *to*."""

@@ -58,6 +58,8 @@ class Properties:
     description: str = ""
     dead_at: float = 0.0
     error: Failure | None = None
+    moving: bool = False
+    """Whether it is being moved to the dead letters: that is decided, so it is not handed out any more."""
 
     def with_attempt(self, attempt: Attempt) -> Properties:
         """Return the properties with one attempt more."""
@@ -205,5 +207,6 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "description": _is_text,
     "dead_at": _is_moment,
     "error": _is_failure,
+    "moving": lambda value: value is True,
 }
 """Tells for each property that tenure writes whether a value can be its own."""

@@ -288,7 +288,7 @@ class AzureBroker:
         for one in page:
             text = one.raw.content or ""
             held = HeldMessage(queue, str(one.raw.id), str(one.raw.pop_receipt), locked_until, one.properties, text)
-            if not is_dead and (one.is_expired or one.count > max_deliveries):
+            if not is_dead and (one.properties.moving or one.is_expired or one.count > max_deliveries):
                 moves.append(self._dead_letters.move_found(held, one))
                 continue
             delivery = delivery_of(queue, one, token)

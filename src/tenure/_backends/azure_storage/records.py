@@ -35,6 +35,10 @@ class HeldMessage:
     """The number of requests about it that are not answered; each may bring a new receipt."""
     is_settled: bool = False
     """Whether a verdict was carried out: a renewal that crossed it must not use its receipt."""
+    dead: Properties | None = None
+    """Its properties as a dead letter, once they are written to it: then no verdict can change that."""
+    copy: QueueMessage | None = None
+    """Its copy among the dead letters, if that was put there and the message not yet removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ class FoundMessage:
     def id(self) -> str:
         """The id that its sender gave it, or Azure."""
         return self.properties.id or str(self.raw.id)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Its sequence and id, which copies of one message share."""
+        return self.sequence, self.id
 
     @property
     def enqueued_at(self) -> float:
@@ -215,10 +224,14 @@ def live_message(queue: str, one: FoundMessage) -> LiveMessage:
 
 
 def is_selected_live(one: FoundMessage, which: LiveSelection, now: float) -> bool:
-    return not one.is_expired_at(now) and which.fits(one.sequence, lambda: one.id, None, one.enqueued_at)
+    """Tell whether *which* selects this live message."""
+    if one.properties.moving or one.is_expired_at(now):
+        return False
+    return which.fits(one.sequence, lambda: one.id, None, one.enqueued_at)
 
 
 def is_selected_dead(one: FoundMessage, which: Selection) -> bool:
+    """Tell whether *which* selects this dead letter."""
     death = death_of(one)
     return (
         one.sequence > which.after

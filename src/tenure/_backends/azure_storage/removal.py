@@ -35,6 +35,7 @@ async def remove_selected(
     """Lock all visible messages of *queue*; act on the selected ones and remove them, unlock the others.
 
     The others stay locked until all were looked at: unlocked before, they would be received again before the rest.
+    Copies of one dead letter are removed with it, and not counted.
     """
     count = 0
     others: dict[str, FoundMessage] = {}
@@ -46,11 +47,12 @@ async def remove_selected(
         client = client_of(connections, queue)
         await unless_refused(client.update_message(one, receipt, content=text, visibility_timeout=0), *NOT_OURS)
 
-    async def remove(connections: LoopConnections, one: FoundMessage) -> bool:
-        await act(connections, one)
+    async def remove(connections: LoopConnections, one: FoundMessage, *, is_copy: bool) -> bool:
+        if not is_copy:
+            await act(connections, one)
         client = client_of(connections, queue)
         answer = await unless_refused(client.delete_message(one.raw.id, one.raw.pop_receipt), *NOT_OURS)
-        return not isinstance(answer, Refused)  # else another process has received or removed it
+        return not is_copy and not isinstance(answer, Refused)  # else another process has received or removed it
 
     try:
         while True:
@@ -61,12 +63,18 @@ async def remove_selected(
                 if len(page) < PAGE:
                     break
             selected = sorted((one for one in found if is_selected(one)), key=lambda one: one.sequence)
-            taken = selected if limit is None else selected[: limit - count]
-            chosen = {one.raw.id for one in taken}
+            firsts = {one.key: one for one in reversed(selected)} if queue.endswith(DEAD_SUFFIX) else {}
+            copies = [one for one in selected if firsts.get(one.key, one) is not one]
+            messages = [one for one in selected if firsts.get(one.key, one) is one]
+            taken = messages if limit is None else messages[: limit - count]
+            keys = {one.key for one in taken}
+            copies = [one for one in copies if one.key in keys]
+            chosen = {one.raw.id for one in (*taken, *copies)}
             # If all were seen before, there are so many that the first locks have ended.
             has_more = len(found) >= ROUND and not all(one.raw.id in others for one in found)
             others.update((str(one.raw.id), one) for one in found if one.raw.id not in chosen)
-            count += sum(await account.ask_all([partial(remove, one=one) for one in taken]))
+            count += sum(await account.ask_all([partial(remove, one=one, is_copy=False) for one in taken]))
+            await account.ask_all([partial(remove, one=one, is_copy=True) for one in copies])
             if not has_more or count == limit:
                 return count
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 from tenure._backends.azure_storage.background import Background
 from tenure._backends.azure_storage.client import AT_ONCE, Account, LoopConnections
 from tenure._backends.azure_storage.dead_letters import DeadLetters
-from tenure._backends.azure_storage.message_format import encode_to_fit
+from tenure._backends.azure_storage.message_format import Properties, encode_to_fit
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._backends.azure_storage.records import (
     HeldMessage,
@@ -27,6 +27,7 @@ from tenure._queue.message import (
     EXPIRED_DESCRIPTION,
     LAPSED,
     MAX_DELIVERIES,
+    SETTLED,
     SETTLED_DEAD,
     Abandon,
     Attempt,
@@ -152,7 +153,9 @@ class Settling:
         held = self._receipts.find(delivery)
         if held is None:
             return LAPSED
-        if isinstance(verdict, Complete):
+        if held.dead is not None:
+            answer = await self._settle_decided(connections, delivery, held, held.dead, verdict)
+        elif isinstance(verdict, Complete):
             for queue, message in verdict.sends:
                 await self._send(queue, [message])
             answer = await self._receipts.delete(connections, held)
@@ -164,6 +167,15 @@ class Settling:
         if not isinstance(answer, Lapsed) and not isinstance(verdict, Complete):
             self._notifier.notify(delivery.queue)
         return answer
+
+    async def _settle_decided(
+        self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, dead: Properties, verdict: Verdict
+    ) -> Settled | Lapsed:
+        """Finish the move to the dead letters that an earlier verdict, which had no answer, has begun."""
+        answer = await self._dead_letters.move(connections, held, dead, delivery.body, renews=True)
+        if isinstance(verdict, Complete) or isinstance(answer, Lapsed):
+            return LAPSED
+        return SETTLED if isinstance(verdict, DeadLetter) else SETTLED_DEAD
 
     async def _settle_failed(
         self, connections: LoopConnections, delivery: Delivery, held: HeldMessage, verdict: Verdict, max_deliveries: int
