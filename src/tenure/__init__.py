@@ -6,6 +6,7 @@ Start at :func:`connect`. Names are loaded when they are first used, so that ``i
 from __future__ import annotations
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,19 +15,39 @@ if TYPE_CHECKING:
     from tenure._backend import Backend as Backend
     from tenure._backend import Diagnosis as Diagnosis
     from tenure._backend import connect as connect
+    from tenure._election.elector import Campaign as Campaign
     from tenure._election.elector import Election as Election
+    from tenure._election.elector import Work as Work
+    from tenure._election.health import Health as Health
+    from tenure._election.options import ElectionOptions as ElectionOptions
+    from tenure._election.store import LeaseTraits as LeaseTraits
     from tenure._election.term import Term as Term
     from tenure._lease import Leader as Leader
+    from tenure._lease import Metadata as Metadata
+    from tenure._opened import Fact as Fact
+    from tenure._queue.broker import QueueOptions as QueueOptions
     from tenure._queue.broker import QueueSettings as QueueSettings
     from tenure._queue.broker import QueueTraits as QueueTraits
+    from tenure._queue.broker import Support as Support
     from tenure._queue.consumer import Consumer as Consumer
     from tenure._queue.dead_letters import DeadLetters as DeadLetters
+    from tenure._queue.dead_letters import Filter as Filter
+    from tenure._queue.handlers import Handler as Handler
+    from tenure._queue.handlers import RunIn as RunIn
+    from tenure._queue.hooks import OnError as OnError
+    from tenure._queue.message import Attempt as Attempt
     from tenure._queue.message import DeadMessage as DeadMessage
+    from tenure._queue.message import Delivery as Delivery
     from tenure._queue.message import Failure as Failure
+    from tenure._queue.message import Headers as Headers
+    from tenure._queue.message import HeaderValue as HeaderValue
     from tenure._queue.message import LiveMessage as LiveMessage
     from tenure._queue.message import Outgoing as Outgoing
+    from tenure._queue.message import SendOptions as SendOptions
+    from tenure._queue.message import State as State
     from tenure._queue.message import Stats as Stats
     from tenure._queue.message import partition_of as partition_of
+    from tenure._queue.options import ConsumeOptions as ConsumeOptions
     from tenure._queue.queue import Queue as Queue
     from tenure._queue.received import Message as Message
     from tenure._queue.received import Received as Received
@@ -52,8 +73,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "tenure._backend": ("Backend", "Diagnosis", "connect"),
-    "tenure._election.elector": ("Election",),
+    "tenure._election.elector": (
+        "Campaign",
+        "Election",
+        "Work",
+    ),
     "tenure._election.term": ("Term",),
+    "tenure._election.options": ("ElectionOptions",),
     "tenure.errors": (
         "BackendNotInstalled",
         "ConfigError",
@@ -66,57 +92,111 @@ _HOMES = {
         "TimedOut",
         "Unavailable",
     ),
+    "tenure._queue.options": ("ConsumeOptions",),
+    "tenure._opened": ("Fact",),
+    "tenure._queue.handlers": (
+        "Handler",
+        "RunIn",
+    ),
+    "tenure._election.health": ("Health",),
+    "tenure._election.store": ("LeaseTraits",),
+    "tenure._queue.hooks": ("OnError",),
     "tenure.events": ("Event",),
-    "tenure._lease": ("Leader",),
+    "tenure._lease": (
+        "Leader",
+        "Metadata",
+    ),
     "tenure._timing": ("Timing",),
-    "tenure._queue.broker": ("QueueSettings", "QueueTraits"),
+    "tenure._queue.broker": (
+        "QueueOptions",
+        "QueueSettings",
+        "QueueTraits",
+        "Support",
+    ),
     "tenure._queue.consumer": ("Consumer",),
-    "tenure._queue.dead_letters": ("DeadLetters",),
+    "tenure._queue.dead_letters": (
+        "DeadLetters",
+        "Filter",
+    ),
     "tenure._queue.received": ("Message", "Received"),
-    "tenure._queue.message": ("DeadMessage", "Failure", "LiveMessage", "Outgoing", "Stats", "partition_of"),
+    "tenure._queue.message": (
+        "Attempt",
+        "DeadMessage",
+        "Delivery",
+        "Failure",
+        "HeaderValue",
+        "Headers",
+        "LiveMessage",
+        "Outgoing",
+        "SendOptions",
+        "State",
+        "Stats",
+        "partition_of",
+    ),
     "tenure._queue.queue": ("Queue",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),
     "tenure._queue.session_consumer": ("SessionConsumer",),
 }
 _MODULES = ("events", "sync")
+_unpublished = set(_HOMES)
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Attempt",
     "Backend",
     "BackendNotInstalled",
+    "Campaign",
     "ConfigError",
+    "ConsumeOptions",
     "Consumer",
     "DeadLetters",
     "DeadMessage",
     "DecodeError",
+    "Delivery",
     "Diagnosis",
     "Election",
+    "ElectionOptions",
     "Event",
+    "Fact",
     "Failure",
+    "Filter",
+    "Handler",
+    "HeaderValue",
+    "Headers",
+    "Health",
     "Leader",
+    "LeaseTraits",
     "LiveMessage",
     "LockLost",
     "Message",
     "MessageRefused",
+    "Metadata",
+    "OnError",
     "Outgoing",
     "Queue",
     "QueueNotEmpty",
+    "QueueOptions",
     "QueueSettings",
     "QueueTraits",
     "Received",
     "Reject",
     "Retry",
     "RetryPolicy",
+    "RunIn",
+    "SendOptions",
     "Session",
     "SessionConsumer",
+    "State",
     "Stats",
+    "Support",
     "TenureError",
     "Term",
     "TermLost",
     "TimedOut",
     "Timing",
     "Unavailable",
+    "Work",
     "connect",
     "partition_of",
 ]
@@ -128,8 +208,21 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'tenure' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)
+    _publish_loaded()
     globals()[name] = value
     return value
+
+
+def _publish_loaded() -> None:
+    """Make what is public in the modules that are loaded now say that it is of ``tenure``."""
+    from tenure._public import publish
+
+    for home in [home for home in _unpublished if home in modules]:
+        module = modules[home]
+        found = {name: getattr(module, name) for name in _HOMES[home] if hasattr(module, name)}
+        if len(found) == len(_HOMES[home]):  # else it is being imported just now
+            _unpublished.discard(home)
+            publish("tenure", found)
 
 
 def __dir__() -> list[str]:

@@ -7,23 +7,23 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 from weakref import WeakSet, WeakValueDictionary
 
 from tenure import _registry as registry
 from tenure._election.driver import Driver
 from tenure._election.elector import Election, leader_of
-from tenure._election.health import Health
-from tenure._election.store import LeaseStore, LeaseTraits, require_ttl
+from tenure._election.options import ElectionOptions, timing_of
+from tenure._election.store import LeaseStore, LeaseTraits
 from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
 from tenure._opened import Fact, Opened
-from tenure._queue.broker import Broker, QueueTraits, setting_changes, settings_with
+from tenure._queue.broker import Broker, QueueOptions, QueueTraits, checked_changes, settings_with
 from tenure._queue.context import QueueContext
 from tenure._queue.hints import HintSubscriptions
 from tenure._queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_count, check_name
@@ -32,13 +32,9 @@ from tenure._queue.queue import Queue
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import in_thread
-from tenure._timing import Timing
 from tenure._url import Url
-from tenure.errors import ConfigError, TenureError, Unavailable
+from tenure.errors import ConfigError, TenureError, Unavailable, refuse_unknown
 from tenure.events import Event
-
-TTL_USUAL = 15.0
-"""Seconds of a lease if nothing else is said."""
 
 INSPECTED_AT_ONCE = 16
 
@@ -205,22 +201,7 @@ class Backend:
             finally:
                 await _leave(renewal_thread, given=self._given_renewal_thread is not None)
 
-    def election(
-        self,
-        name: str,
-        *,
-        ttl: float | None = None,
-        renew_every: float | None = None,
-        retry_every: float | None = None,
-        drift: float = 0.05,
-        margin: float | None = None,
-        grace: float | None = None,
-        stall_after: float | None = None,
-        health: Health | None = None,
-        overrun: Literal["report", "exit"] = "report",
-        metadata: Mapping[str, str] | None = None,
-        label: str | None = None,
-    ) -> Election:
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
         """Return an election for *name*, in which this object is one candidate.
 
         Args:
@@ -238,39 +219,25 @@ class Backend:
 
         Raises:
             ConfigError: The times leave too little room, or don't fit this backend's limits.
+            TypeError: There is no such option; the message names the nearest one.
         """
         renewal_thread, driver, opened = self._connected()
-        traits = opened.leases.traits
-        if ttl is None:
-            ttl = min(max(TTL_USUAL, traits.ttl_min), traits.ttl_max)
-        times = {"renew_every": renew_every, "retry_every": retry_every, "margin": margin, "grace": grace}
-        given = {name: time for name, time in times.items() if time is not None}
-        timing = Timing(ttl, drift=drift, **given)
-        require_ttl(timing.ttl, traits)
+        refuse_unknown("election", options, ElectionOptions.__annotations__)
         return Election(
             name,
-            timing,
+            timing_of(options, opened.leases.traits),
             driver=driver,
             renewal_thread=renewal_thread,
-            label=label,
-            metadata=metadata,
-            stall_after=stall_after,
-            health=health,
-            overrun=overrun,
+            label=options.get("label"),
+            metadata=options.get("metadata"),
+            stall_after=options.get("stall_after"),
+            health=options.get("health"),
+            overrun=options.get("overrun", "report"),
             on_event=self._on_event,
             make_term=self._make_term,
         )
 
-    def queue(
-        self,
-        name: str,
-        *,
-        lock: float | None = None,
-        max_deliveries: int | None = None,
-        dedupe_window: float | None = None,
-        body_max: int | None = None,
-        dead_retention: float | None = None,
-    ) -> Queue:
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
         The settings given here are what this program expects. At the first use, those that nobody has declared are
@@ -295,11 +262,11 @@ class Backend:
         broker: Broker | None = getattr(opened, "broker", None)
         if broker is None:
             raise ConfigError(f"{self.url} has no queues; use another backend for them")
-        expected = setting_changes(lock, max_deliveries, dedupe_window, body_max, dead_retention)
-        settings = settings_with(expected, broker.traits)
+        expected = checked_changes("queue", settings)
+        usual = settings_with(expected, broker.traits)
         holder = f"{platform.node()}:{os.getpid()}"
         context = QueueContext(
-            check_name(name), broker, renewal_thread, self._clock, settings, holder, self._on_event, expected
+            check_name(name), broker, renewal_thread, self._clock, usual, holder, self._on_event, expected
         )
         context.hints = self._hints
         queue = Queue(context, self._requests)

@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+__all__ = ["main"]
+
 NOT_INSTALLED = (
     "tenure: error: the command line needs click and rich, which are not installed; run: pip install 'tenure[cli]'"
 )

@@ -18,6 +18,21 @@ Every message says what was asked, what was found, and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "BackendNotInstalled",
+    "ConfigError",
+    "DecodeError",
+    "LockLost",
+    "MessageRefused",
+    "QueueNotEmpty",
+    "TenureError",
+    "TermLost",
+    "TimedOut",
+    "Unavailable",
+]
+
 
 class TenureError(Exception):
     """The base class of all errors that tenure raises on purpose."""
@@ -111,6 +126,18 @@ def refuse_generator(what: str, function: object) -> None:
                 f"{what} must be a function that does its work when it is called, and {function!r:.80} has a yield "
                 "in it, so calling it only makes a generator; remove the yield, or iterate over the generator inside"
             )
+
+
+def refuse_unknown(function: str, options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse *options* that *function* does not know, and name the nearest one that it does.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    names = list(known)
+    for name in options:
+        if name not in names:
+            raise TypeError(f"{function}() has no option {name!r}{nearest(name, names)}")
 
 
 def nearest(asked: str, known: list[str]) -> str:

@@ -5,6 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+__all__ = [
+    "BrokerAnswered",
+    "BrokerAwaited",
+    "BrokerUnanswered",
+    "CampaignFailed",
+    "Event",
+    "GivenBack",
+    "HandBackMissed",
+    "HandedBack",
+    "HandlerNotBegun",
+    "HandlerOverran",
+    "LockEnded",
+    "MessageDied",
+    "MessageEvent",
+    "MessageFailed",
+    "Overrun",
+    "Reason",
+    "RenewalMissed",
+    "Renewed",
+    "ResultDiscarded",
+    "StandingBy",
+    "TermBegan",
+    "TermEnded",
+    "TermEnding",
+    "TokenFell",
+]
+
 Reason = Literal[
     "denied",  # the store said that the claim is over
     "unanswered",  # the trusted time ran out without an answer

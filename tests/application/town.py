@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue.broker import Claim, NoSession, QueueSettings, SettingChanges
+from tenure._queue.broker import Claim, NoSession, QueueOptions, QueueSettings
 from tenure._queue.context import QueueContext
 from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
 from tenure._queue.queue import Queue
@@ -128,7 +128,7 @@ class Town:
                 QueueSettings(**settings),
                 "me",
                 self.events.append,
-                cast(SettingChanges, settings),
+                cast(QueueOptions, settings),
             )
         )
         self.queues.append(queue)

@@ -53,7 +53,7 @@ from tenure._queue.message import (
 )
 from tenure._queue.pump import TRANSITIONS, Pump, State
 from tenure._queue.pump_settings import PumpSettings
-from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure._queue.retry import Reject, Retry, RetryPolicy, delay_after, verdict_on_failure
 from tenure._timing import Timing
 from tenure.errors import ConfigError
 from tenure.events import MessageDied
@@ -454,9 +454,9 @@ def test_waits_grow_and_keep_their_bounds(
     first: float, factor: float, more: float, jitter: float, deliveries: int, seed: int
 ) -> None:
     policy = RetryPolicy(first, factor, first + more, jitter)
-    wait = policy.delay(deliveries, random.Random(seed))
+    wait = delay_after(deliveries, policy, random.Random(seed))
     assert 0 <= wait <= policy.maximum
-    assert policy.delay(1, random.Random(seed)) <= first
+    assert delay_after(1, policy, random.Random(seed)) <= first
 
 
 class _Dice:
@@ -466,7 +466,7 @@ class _Dice:
 
 def test_what_a_failure_leads_to() -> None:
     policy = RetryPolicy(initial=1.0, factor=2.0, maximum=3.0, jitter=0.0, never=(KeyError,))
-    assert [policy.delay(count, _Dice()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
+    assert [delay_after(count, policy, _Dice()) for count in (1, 2, 3, 4)] == [1.0, 2.0, 3.0, 3.0]
     assert verdict_on_failure(Retry(delay=7.0), 1, policy, _Dice()) == Abandon(7.0, None)
     assert verdict_on_failure(Retry(), 2, policy, _Dice()) == Abandon(2.0, None)
     verdict: Any = verdict_on_failure(Reject("bad", "very"), 1, policy, _Dice())

@@ -67,7 +67,9 @@ VALUES: list[Any] = [
     TRAITS,
     QUEUE_TRAITS,
     Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c")], QUEUE_TRAITS),
-    QUEUE_TRAITS,
+    DEAD.history[0],
+    Fact("a", "b"),
+    tenure.QueueSettings(lock=5, dead_retention=60.0),
     Url.parse("redis://ann:secret@host/1?a=b"),
 ]
 

@@ -47,7 +47,7 @@ from tenure._queue.message import (
     Stats,
     check_count,
 )
-from tenure.errors import ConfigError
+from tenure.errors import ConfigError, refuse_unknown
 
 Support = Literal["native", "emulated", "impossible"]
 
@@ -120,7 +120,7 @@ class QueueSettings:
             check_seconds("dead_retention", self.dead_retention, above=0.0, what="seconds, or math.inf")
 
 
-class SettingChanges(TypedDict, total=False):
+class QueueOptions(TypedDict, total=False):
     """Some of :class:`QueueSettings`, each with the value that it is to get."""
 
     lock: float
@@ -130,37 +130,26 @@ class SettingChanges(TypedDict, total=False):
     dead_retention: float
 
 
-def setting_changes(
-    lock: float | None,
-    max_deliveries: int | None,
-    dedupe_window: float | None,
-    body_max: int | None,
-    dead_retention: float | None,
-) -> SettingChanges:
-    """Return those that are not None.
+def checked_changes(function: str, settings: QueueOptions) -> QueueOptions:
+    """Return those of *settings*, as they were given to *function*, that are not None.
 
     Raises:
         ConfigError: One of them can't work.
+        TypeError: There is no such setting.
     """
-    options = {
-        "lock": lock,
-        "max_deliveries": max_deliveries,
-        "dedupe_window": dedupe_window,
-        "body_max": body_max,
-        "dead_retention": dead_retention,
-    }
-    given = cast(SettingChanges, {name: value for name, value in options.items() if value is not None})
+    refuse_unknown(function, settings, QueueOptions.__annotations__)
+    given = cast(QueueOptions, {name: value for name, value in settings.items() if value is not None})
     QueueSettings(**given)
     return given
 
 
-def settings_with(changes: SettingChanges, traits: QueueTraits) -> QueueSettings:
+def settings_with(changes: QueueOptions, traits: QueueTraits) -> QueueSettings:
     """Return the usual settings of a queue on a store with *traits*, with these *changes*.
 
     Raises:
         ConfigError: One of them can't work, or doesn't fit the store.
     """
-    usual: SettingChanges = {"body_max": min(QueueSettings().body_max, traits.body_max)}
+    usual: QueueOptions = {"body_max": min(QueueSettings().body_max, traits.body_max)}
     settings = replace(QueueSettings(**usual), **changes)
     _check(settings, traits)
     return settings
@@ -183,9 +172,9 @@ def _check(settings: QueueSettings, traits: QueueTraits) -> None:
         )
 
 
-def undeclared(changes: SettingChanges, declared: Container[str]) -> SettingChanges:
+def undeclared(changes: QueueOptions, declared: Container[str]) -> QueueOptions:
     """Return those of *changes* whose settings are not *declared*."""
-    return cast(SettingChanges, {name: value for name, value in changes.items() if name not in declared})
+    return cast(QueueOptions, {name: value for name, value in changes.items() if name not in declared})
 
 
 class Claim(NamedTuple):
@@ -286,7 +275,7 @@ class Broker(Protocol):
         """What this broker can do."""
         ...
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, and no others; return the settings that hold then.
 
         With *only_undeclared*, a setting that was declared before keeps its value: the caller compares. That is one

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
-from tenure._queue.broker import Broker, Claim, QueueSettings, Selection, SettingChanges
+from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings, Selection
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
 from tenure._queue.message import (
     DEAD_SUFFIX,
@@ -74,7 +74,7 @@ class QueueContext:
     settings: QueueSettings
     holder: str
     on_event: Callable[[Event], None] | None = None
-    expected: SettingChanges | None = None
+    expected: QueueOptions | None = None
     """The settings that the queue is to have, checked when it is first used; None once they are."""
     rng: random.Random = field(default_factory=random.Random)
     purge_at: float = 0.0
@@ -341,7 +341,7 @@ class QueueContext:
                 subscription.leave()
 
 
-def check_expected(queue: str, expected: SettingChanges, holds: QueueSettings) -> None:
+def check_expected(queue: str, expected: QueueOptions, holds: QueueSettings) -> None:
     """Refuse a *queue* whose settings are not those *expected*.
 
     Raises:

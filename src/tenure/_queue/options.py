@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypedDict
 
 from tenure._checks import check_seconds
@@ -14,7 +14,7 @@ from tenure._queue.processes import NotBegun
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.retry import Reject, Retry, RetryPolicy
 from tenure._timing import Timing
-from tenure.errors import ConfigError, nearest, refuse_generator
+from tenure.errors import ConfigError, refuse_generator, refuse_unknown
 
 
 class ConsumeOptions(TypedDict, total=False):
@@ -86,10 +86,7 @@ class ConsumeSettings:
         Raises:
             TypeError: There is no such option.
         """
-        known = [one.name for one in fields(cls)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"consume() has no option {name!r}{nearest(name, known)}")
+        refuse_unknown("consume", options, ConsumeOptions.__annotations__)
         return cls(**options)
 
     @property

@@ -11,7 +11,15 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from tenure._checks import check_seconds
-from tenure._queue.broker import Claim, LiveSelection, QueueSettings, QueueTraits, setting_changes, settings_with
+from tenure._queue.broker import (
+    Claim,
+    LiveSelection,
+    QueueOptions,
+    QueueSettings,
+    QueueTraits,
+    checked_changes,
+    settings_with,
+)
 from tenure._queue.consumer import Consumer
 from tenure._queue.context import QueueContext
 from tenure._queue.dead_letters import DeadLetters
@@ -72,15 +80,7 @@ class Queue:
 
     # --- settings ---
 
-    async def declare(
-        self,
-        *,
-        lock: float | None = None,
-        max_deliveries: int | None = None,
-        dedupe_window: float | None = None,
-        body_max: int | None = None,
-        dead_retention: float | None = None,
-    ) -> QueueSettings:
+    async def declare(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Make the queue unless there is one, change the settings that are given, and return those that hold then.
 
         They hold for every process, until they are declared otherwise; those that are not given stay as they are.
@@ -89,14 +89,14 @@ class Queue:
         a consumer takes its ``lock`` when it begins.
 
         Args:
-            lock, max_deliveries, dedupe_window, body_max, dead_retention: See :meth:`tenure.Backend.queue`.
+            settings: As for :meth:`tenure.Backend.queue`.
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend.
             Unavailable: There was no answer: they may be declared or not.
         """
         context = self._context
-        changes = setting_changes(lock, max_deliveries, dedupe_window, body_max, dead_retention)
+        changes = checked_changes("declare", settings)
         settings_with(changes, context.broker.traits)
         holds = await context.broker.declare(self.name, changes)
         if self._expected:
@@ -348,13 +348,13 @@ class Queue:
         Args:
             grace: Unset, what ``consume`` was given.
         """
-        at_work = self.drain_soon(grace)
+        at_work = self._drain_soon(grace)
         calling = CALLING.get()
         by_handler = calling is not None and any(one.consumer is calling for one in at_work)
         if not by_handler:
             await _ends(at_work)
 
-    def drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
+    def _drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
         """End what :meth:`consume` runs here as :meth:`drain` does, and don't wait; from whatever thread."""
         if grace is not None:
             check_seconds("grace", grace, least=0.0)
@@ -465,7 +465,7 @@ class Queue:
 
     async def close(self) -> None:
         """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
-        await _ends(self.drain_soon(grace=0.0))
+        await _ends(self._drain_soon(grace=0.0))
         await self._context.rest()
         if self.name in self._requests:
             await self._requests.pop(self.name).close()

@@ -91,13 +91,14 @@ class RetryPolicy:
         if self.maximum < self.initial:
             raise ConfigError(f"maximum ({self.maximum:g} s) must be at least initial ({self.initial:g} s)")
 
-    def delay(self, deliveries: int, rng: Rng) -> float:
-        """Return how long to wait after so many *deliveries* have failed; never longer than ``maximum``."""
-        try:
-            grown = self.initial * self.factor ** max(deliveries - 1, 0)
-        except OverflowError:
-            grown = self.maximum
-        return min(grown, self.maximum) * (1.0 - self.jitter * rng.random())
+
+def delay_after(deliveries: int, policy: RetryPolicy, rng: Rng) -> float:
+    """Return how long to wait after so many *deliveries* have failed; never longer than ``policy.maximum``."""
+    try:
+        grown = policy.initial * policy.factor ** max(deliveries - 1, 0)
+    except OverflowError:
+        grown = policy.maximum
+    return min(grown, policy.maximum) * (1.0 - policy.jitter * rng.random())
 
 
 def verdict_on_failure(
@@ -123,14 +124,14 @@ def verdict_on_failure(
             case Retry(delay=delay):
                 if delay is not None:
                     check_seconds("delay", delay, least=0.0)
-                return Abandon(policy.delay(deliveries, rng) if delay is None else delay, _cause(error, most))
+                return Abandon(delay_after(deliveries, policy, rng) if delay is None else delay, _cause(error, most))
             case DecodeError() if delivery is not None and (error.queue, error.sequence) == delivery[:2]:
                 failure = Failure.of(error, most)
                 return DeadLetter(UNDECODABLE, failure.message, failure)
             case _ if isinstance(error, policy.never):
                 failure = Failure.of(error, most)
                 return DeadLetter(failure.type, failure.message, failure)
-    return Abandon(policy.delay(deliveries, rng), Failure.of(error, most))
+    return Abandon(delay_after(deliveries, policy, rng), Failure.of(error, most))
 
 
 def _cause(error: BaseException, most: int) -> Failure | None:

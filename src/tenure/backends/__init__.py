@@ -6,3 +6,7 @@
 
 Nothing of this is imported to use a backend: :func:`tenure.connect` chooses it by URL.
 """
+
+from __future__ import annotations
+
+__all__: list[str] = []

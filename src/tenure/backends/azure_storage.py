@@ -2,5 +2,8 @@
 
 from tenure._backends.azure_storage.fence import Fence
 from tenure._backends.azure_storage.leases import lease_id
+from tenure._public import publish_all
 
 __all__ = ["Fence", "lease_id"]
+
+publish_all(__name__)

@@ -2,5 +2,8 @@
 
 from tenure._backends.sqlite.fence import Fence
 from tenure._backends.sqlite.transaction import Held, Within, transact
+from tenure._public import publish_all
 
 __all__ = ["Fence", "Held", "Within", "transact"]
+
+publish_all(__name__)

@@ -16,15 +16,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal
+from typing import Unpack
 from weakref import WeakSet
 
 import tenure._backend
+from tenure import ElectionOptions, QueueOptions
 from tenure._backend import not_open, url_given
-from tenure._election.health import Health
+from tenure._public import publish_all
 from tenure._queue.received import BlockingMessage as Message
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
@@ -32,11 +33,11 @@ from tenure._telemetry.hook import ForwardingHook, call_hook
 from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import Event
-from tenure.sync._elections import Election, Term
+from tenure.sync._elections import Election, Term, Work
 from tenure.sync._portal import blocking
 from tenure.sync._queues import DeadLetters, Queue, Session
 
-__all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", "Term", "connect"]
+__all__ = ["Backend", "DeadLetters", "Election", "Message", "Queue", "Session", "Term", "Work", "connect"]
 
 
 class Backend:
@@ -129,63 +130,18 @@ class Backend:
     def __repr__(self) -> str:
         return repr(self._behind)
 
-    def election(
-        self,
-        name: str,
-        *,
-        ttl: float | None = None,
-        renew_every: float | None = None,
-        retry_every: float | None = None,
-        drift: float = 0.05,
-        margin: float | None = None,
-        grace: float | None = None,
-        stall_after: float | None = None,
-        health: Health | None = None,
-        overrun: Literal["report", "exit"] = "report",
-        metadata: Mapping[str, str] | None = None,
-        label: str | None = None,
-    ) -> Election:
+    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
         """Return an election for *name*, in which this object is one candidate. See :meth:`tenure.Backend.election`.
 
         ``health`` is called on a thread of its own.
         """
         renewal_thread = self._renewal_thread
-        election = self._behind.election(
-            name,
-            ttl=ttl,
-            renew_every=renew_every,
-            retry_every=retry_every,
-            drift=drift,
-            margin=margin,
-            grace=grace,
-            stall_after=stall_after,
-            health=health,
-            overrun=overrun,
-            metadata=metadata,
-            label=label,
-        )
-        return Election(election, renewal_thread)
+        return Election(self._behind.election(name, **options), renewal_thread)
 
-    def queue(
-        self,
-        name: str,
-        *,
-        lock: float | None = None,
-        max_deliveries: int | None = None,
-        dedupe_window: float | None = None,
-        body_max: int | None = None,
-        dead_retention: float | None = None,
-    ) -> Queue:
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. See :meth:`tenure.Backend.queue`."""
         renewal_thread = self._renewal_thread
-        queue = self._behind.queue(
-            name,
-            lock=lock,
-            max_deliveries=max_deliveries,
-            dedupe_window=dedupe_window,
-            body_max=body_max,
-            dead_retention=dead_retention,
-        )
+        queue = self._behind.queue(name, **settings)
         return Queue(queue, renewal_thread, self._pump_thread)
 
     leaders = blocking(tenure._backend.Backend.leaders)
@@ -247,3 +203,6 @@ def connect(url: str | None = None, *, on_event: Callable[[Event], None] | None 
     wait, and so does leaving the block; no lease or lock is lost by it.
     """
     return Backend(url_given(url), on_event=on_event)
+
+
+publish_all(__name__)

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import tenure._election.elector
+from tenure import Leader, Timing
 from tenure._election.term import TermBase
-from tenure._lease import Grant, Leader
+from tenure._lease import Grant
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
-from tenure._timing import Timing
 from tenure.errors import TenureError, TermLost, Unavailable, in_words, refuse_generator
 from tenure.sync._portal import blocking, drawn
 from tenure.sync._stopping import Stopping, forwarded

@@ -12,11 +12,10 @@ from typing import Any, TypeVar, Unpack
 import tenure._queue.dead_letters
 import tenure._queue.queue
 import tenure._queue.session
-from tenure._queue.handlers import Handler
+from tenure import ConsumeOptions, Handler, Message, Received, SendOptions
 from tenure._queue.hooks import ThreadedHook
-from tenure._queue.message import NOT_GIVEN, SendOptions
-from tenure._queue.options import ConsumeOptions
-from tenure._queue.received import BlockingMessage, Message, Received
+from tenure._queue.message import NOT_GIVEN
+from tenure._queue.received import BlockingMessage
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.signals import on_shutdown_signal
@@ -111,7 +110,7 @@ class Queue:
         Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
         """
         if self._pumps().is_current:
-            self._behind.drain_soon(grace)
+            self._behind._drain_soon(grace)
         else:
             # By its context variables it is seen whether a handler calls.
             self._renewal_thread.call_blocking(lambda: self._behind.drain(grace), contextvars.copy_context())

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tenure._backend import Backend
+from tenure._public import publish_all
 from tenure._queue.message import Abandon as Abandon
 from tenure._queue.message import Complete as Complete
 from tenure._queue.message import DeadLetter as DeadLetter
@@ -19,12 +20,30 @@ from tenure._queue.message import Defer as Defer
 from tenure._queue.message import GiveBack as GiveBack
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event
+from tenure.testing._messages import MessageOptions as MessageOptions
 from tenure.testing._messages import NotedBlockingMessage as NotedBlockingMessage
 from tenure.testing._messages import NotedMessage as NotedMessage
 from tenure.testing._messages import message as message
 from tenure.testing._messages import message_for_process as message_for_process
 from tenure.testing._messages import message_for_threads as message_for_threads
 from tenure.testing.loop import VirtualClock
+
+__all__ = [
+    "Abandon",
+    "Complete",
+    "DeadLetter",
+    "Defer",
+    "GiveBack",
+    "ManualClock",
+    "MessageOptions",
+    "NotedBlockingMessage",
+    "NotedMessage",
+    "connect_here",
+    "message",
+    "message_for_process",
+    "message_for_threads",
+    "until",
+]
 
 
 class ManualClock:
@@ -82,3 +101,6 @@ async def until(
             raise AssertionError(f"{what} did not come to hold within {within:g} s")
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, 0.05)
+
+
+publish_all(__name__)

@@ -48,6 +48,7 @@
 They need pytest and pytest-asyncio. Tests are chosen by the store's traits, and by the faults the harness can make.
 """
 
+from tenure._public import publish_all
 from tenure.testing._conformance.cost import Scale
 from tenure.testing._conformance.harness import (
     Fault,
@@ -89,3 +90,5 @@ __all__ = [
     "QueueHarness",
     "Scale",
 ]
+
+publish_all(__name__)

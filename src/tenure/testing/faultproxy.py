@@ -29,6 +29,8 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
+__all__ = ["FaultProxy", "late"]
+
 Way = Literal["up", "down"]
 Loss = Literal["reset", "stall"]
 

@@ -35,6 +35,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+__all__ = ["Deadlock", "LimitReached", "Livelock", "VirtualClock", "VirtualLoop", "run"]
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

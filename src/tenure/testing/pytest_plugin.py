@@ -35,6 +35,8 @@ from tenure._queue.queue import Queue
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing.loop import run
 
+__all__ = ["in_virtual_time", "memory_backend", "memory_queue", "memory_queue_for_threads", "memory_url", "seed"]
+
 T = TypeVar("T")
 
 LIMIT = 86_400.0

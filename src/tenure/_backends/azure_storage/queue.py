@@ -36,10 +36,10 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    QueueOptions,
     QueueSettings,
     QueueTraits,
     Selection,
-    SettingChanges,
 )
 from tenure._queue.message import (
     DEAD_SUFFIX,
@@ -124,7 +124,7 @@ class AzureBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*, in its metadata; return the settings that result."""
         request = partial(declare, queue=queue, changes=changes, only_undeclared=only_undeclared)
         return await self._account.ask(request)

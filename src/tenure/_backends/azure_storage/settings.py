@@ -10,7 +10,7 @@ from typing import Any, cast
 from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.names import decode_metadata, encode_metadata
 from tenure._backends.azure_storage.requests import NO_QUEUE, client_of
-from tenure._queue.broker import QueueSettings, SettingChanges, undeclared
+from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 
 CHECK_AFTER = 0.25
 """Seconds after which to check that a setting is still as it was written."""
@@ -23,7 +23,7 @@ async def read_settings(connections: LoopConnections, queue: str) -> QueueSettin
 
 
 async def declare(
-    connections: LoopConnections, queue: str, changes: SettingChanges, *, only_undeclared: bool = False
+    connections: LoopConnections, queue: str, changes: QueueOptions, *, only_undeclared: bool = False
 ) -> QueueSettings:
     """Write *changes* into the settings of *queue*; return the settings that result.
 
@@ -51,9 +51,9 @@ async def declare(
         await asyncio.sleep(CHECK_AFTER)
 
 
-def _declared(metadata: dict[str, str]) -> SettingChanges:
+def _declared(metadata: dict[str, str]) -> QueueOptions:
     """Return the settings that were declared; those that a newer tenure may have added are left out."""
     text = metadata.get("tenure_settings")
     declared: dict[str, Any] = json.loads(decode_metadata(text)) if text else {}
     known = {field.name for field in fields(QueueSettings)}
-    return cast(SettingChanges, {name: value for name, value in declared.items() if name in known})
+    return cast(QueueOptions, {name: value for name, value in declared.items() if name in known})

@@ -29,10 +29,10 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    QueueOptions,
     QueueSettings,
     QueueTraits,
     Selection,
-    SettingChanges,
     undeclared,
 )
 from tenure._queue.message import (
@@ -86,7 +86,7 @@ class MemoryBroker(Transitions):
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         with self._memory.lock:
             stored = self._queue(queue)

@@ -28,10 +28,10 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    QueueOptions,
     QueueSettings,
     QueueTraits,
     Selection,
-    SettingChanges,
     undeclared,
 )
 from tenure._queue.message import (
@@ -98,7 +98,7 @@ class PostgresBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         if only_undeclared and changes:  # most often there is nothing to write
             rows = await self._client.ask(

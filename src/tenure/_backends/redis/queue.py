@@ -47,10 +47,10 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    QueueOptions,
     QueueSettings,
     QueueTraits,
     Selection,
-    SettingChanges,
     undeclared,
 )
 from tenure._queue.message import (
@@ -124,7 +124,7 @@ class RedisBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Write *changes* into the settings of *queue*; return the settings that hold then."""
         if only_undeclared and changes:  # most often there is nothing to write
             declared = await self._declared(queue)
@@ -142,7 +142,7 @@ class RedisBroker:
         """Return the settings that hold for *queue*."""
         return QueueSettings(**await self._declared(queue))
 
-    async def _declared(self, queue: str) -> SettingChanges:
+    async def _declared(self, queue: str) -> QueueOptions:
         """Return the settings of *queue* that were declared."""
         kept: dict[bytes, bytes] = await self._client.command("HGETALL", f"{self._scripts.base(queue)}settings")
         layout = kept.get(b"layout", b"1").decode(errors="replace")
@@ -152,8 +152,8 @@ class RedisBroker:
         for field in fields(QueueSettings):
             text = kept.get(field.name.encode())
             if text is not None:
-                known[field.name] = float(text) if field.type == "float" else int(text)
-        return cast(SettingChanges, known)
+                known[field.name] = float(text) if isinstance(field.default, float) else int(text)
+        return cast(QueueOptions, known)
 
     async def names(self) -> Sequence[str]:
         """List every queue, sorted."""

@@ -31,10 +31,10 @@ from tenure._queue.broker import (
     Claim,
     LiveSelection,
     NoSession,
+    QueueOptions,
     QueueSettings,
     QueueTraits,
     Selection,
-    SettingChanges,
     undeclared,
 )
 from tenure._queue.message import (
@@ -89,7 +89,7 @@ class SqliteBroker:
 
     # --- settings ---
 
-    async def declare(self, queue: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    async def declare(self, queue: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Apply *changes* to the settings of *queue*; return the settings after that."""
         if only_undeclared and changes:  # most often there is nothing to write
             declared, settings = await self._read(lambda reader: (reader.declared(queue), reader.settings(queue)))

@@ -12,7 +12,7 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
-from tenure._queue.broker import QueueSettings, SettingChanges, undeclared
+from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
 from tenure._queue.message import (
     DEAD_SUFFIX,
     NO_HEADERS,
@@ -42,7 +42,7 @@ class Sending(Transitions):
             assert not queue.is_dead
         return queue
 
-    def declare(self, name: str, changes: SettingChanges, *, only_undeclared: bool = False) -> QueueSettings:
+    def declare(self, name: str, changes: QueueOptions, *, only_undeclared: bool = False) -> QueueSettings:
         """Apply *changes* to the settings of a queue; return the settings after that."""
         queue = self.open(name)
         if only_undeclared:

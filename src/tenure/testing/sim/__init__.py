@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from tenure._public import publish_all
 from tenure.testing._sim.elections.mutants import MUTANTS, SURVIVORS
 from tenure.testing._sim.elections.parts import Parts
 from tenure.testing._sim.elections.simulation import Simulation, leader_within
@@ -68,3 +69,6 @@ def campaign(
 
 def _parts(mutant: str | None) -> Parts:
     return parts_of(mutant, {**MUTANTS, **SURVIVORS}, Parts())
+
+
+publish_all(__name__)

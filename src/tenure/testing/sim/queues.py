@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
+from tenure._public import publish_all
 from tenure.testing._sim.planted import Mutant, parts_of
 from tenure.testing._sim.queues.mutants import MUTANTS, SURVIVORS
 from tenure.testing._sim.queues.parts import Parts
@@ -68,3 +69,6 @@ def campaign(
 
 def _parts(mutant: str | None) -> Parts:
     return parts_of(mutant, {**MUTANTS, **SURVIVORS}, Parts())
+
+
+publish_all(__name__)

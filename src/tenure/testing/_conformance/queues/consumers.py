@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tenure._queue import context, hooks
-from tenure._queue.broker import Broker, Claim, QueueSettings, SettingChanges
+from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings
 from tenure._queue.context import QueueContext
 from tenure._queue.message import Outgoing, Stats
 from tenure._queue.queue import Queue
@@ -273,7 +273,7 @@ class ObservedQueue:
     def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:
         self.broker = broker
         self.events: list[Event] = []
-        given: SettingChanges = {"lock": lock, "max_deliveries": max_deliveries}
+        given: QueueOptions = {"lock": lock, "max_deliveries": max_deliveries}
         self.context = QueueContext(
             name,
             broker,

@@ -10,8 +10,8 @@ import pytest
 
 from tenure._queue.broker import (
     Broker,
+    QueueOptions,
     QueueSettings,
-    SettingChanges,
 )
 from tenure._queue.context import QueueContext
 from tenure._queue.message import (
@@ -50,7 +50,7 @@ class SettingTests(QueueSuite):
         clients = [await harness.open() for _ in range(4)]
         if not is_new:
             await send(clients[0], name, b"a")
-        given: list[SettingChanges] = [
+        given: list[QueueOptions] = [
             {"lock": harness.lock * 2},
             {"max_deliveries": 7},
             {"dedupe_window": 5.0},
@@ -71,11 +71,11 @@ class SettingTests(QueueSuite):
     async def test_only_what_nobody_has_declared_is_declared(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()
         await send(broker, name, b"a")  # to use a queue declares nothing
-        wished: SettingChanges = {"max_deliveries": 7, "dedupe_window": 5.0}
+        wished: QueueOptions = {"max_deliveries": 7, "dedupe_window": 5.0}
         holds = QueueSettings(max_deliveries=7, dedupe_window=5.0)
         assert await broker.declare(name, wished, only_undeclared=True) == holds
         assert await other.declare(name, wished, only_undeclared=True) == holds
-        both: SettingChanges = {"max_deliveries": 8, "body_max": 10}
+        both: QueueOptions = {"max_deliveries": 8, "body_max": 10}
         holds = replace(holds, body_max=10)
         assert await other.declare(name, both, only_undeclared=True) == holds  # max_deliveries was declared
         assert await broker.settings(name) == holds
@@ -128,7 +128,7 @@ class SettingTests(QueueSuite):
         await send(broker, name, b"a")
         [got] = await receive(broker, name, harness)
         settings = QueueSettings(lock=harness.lock, max_deliveries=1, dedupe_window=5.0, body_max=10)
-        changes: SettingChanges = {"lock": harness.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
+        changes: QueueOptions = {"lock": harness.lock, "max_deliveries": 1, "dedupe_window": 5.0, "body_max": 10}
         assert await other.declare(name, changes) == settings
         assert await broker.settings(name) == settings
         assert await broker.settings(f"{name}-2") == QueueSettings()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure._lease import NoAnswer
-from tenure._queue.broker import EVERYTHING, SettingChanges
+from tenure._queue.broker import EVERYTHING, QueueOptions
 from tenure._queue.effects import Receive, Renew, Settle
 from tenure._queue.message import DeadMessage, SessionLock, Stats
 from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, SimulatedBroker, at_once
@@ -31,7 +31,7 @@ class BrokerServer(Server):
         self._waits_until = 0.0
         self.clock = BrokerClock(run.world, clock)
         self.broker = broker(run, self.clock, self.hint)
-        changes: SettingChanges = {
+        changes: QueueOptions = {
             "lock": self._lock,
             "max_deliveries": plan.max_deliveries,
             "dedupe_window": 1_000.0 * self._lock,
