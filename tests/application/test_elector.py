@@ -167,7 +167,7 @@ async def test_again_campaigns_anew_with_a_higher_token(town: Town) -> None:
 
 
 @in_town
-async def test_who_could_not_listen_for_a_moment_hears_of_the_next_vacancy(town: Town) -> None:
+async def test_a_candidate_whose_hints_failed_gets_the_next_vacancy(town: Town) -> None:
     stop = asyncio.Event()
     leading = asyncio.create_task(town.candidate().run(forever, stop=stop))
     await elected(town)
@@ -259,7 +259,7 @@ async def test_two_lost_answers_in_a_row_cost_nothing(town: Town) -> None:
 
 
 @in_town
-async def test_a_lease_that_can_not_be_handed_back_is_told_so_once(town: Town) -> None:
+async def test_a_lease_that_can_not_be_released_is_reported_once(town: Town) -> None:
     road, driver = town.road()
     stop = asyncio.Event()
     task = asyncio.create_task(town.candidate(driver).run(forever, stop=stop))
@@ -422,7 +422,7 @@ async def test_the_leader_can_be_asked_to_step_down_and_lets_others_go_first(tow
 
 
 @in_town
-async def test_nobody_can_be_asked_to_step_down_where_nobody_leads(town: Town) -> None:
+async def test_without_a_leader_there_is_none_to_ask_to_resign(town: Town) -> None:
     assert not await town.candidate().ask_to_resign()
     assert not await town.candidate().resign()
 
@@ -486,7 +486,7 @@ async def test_a_health_callback_that_is_cancelled_counts_as_unwell(town: Town) 
 
 
 @in_town
-async def test_observe_tells_every_change_and_is_silent_while_it_knows_nothing(town: Town) -> None:
+async def test_observe_yields_every_change_and_nothing_while_the_store_is_away(town: Town) -> None:
     road, driver = town.road()
     watcher = town.candidate(driver)
     seen: list[int | None] = []
@@ -552,7 +552,7 @@ async def test_without_beats_a_leader_loses_its_lease(town: Town) -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("not a database"), TypeError("a bug in a driver")])
-def test_what_can_never_work_comes_out_of_run(error: Exception) -> None:
+def test_an_error_that_can_never_pass_is_raised_by_run(error: Exception) -> None:
     @in_town
     async def story(town: Town) -> None:
         road, driver = town.road()
@@ -597,7 +597,7 @@ async def test_work_that_raises_before_it_can_be_awaited(town: Town) -> None:
 
 
 @in_town
-async def test_what_work_raises_while_it_tidies_up_is_not_lost(town: Town) -> None:
+async def test_an_error_of_work_that_cleans_up_is_not_lost(town: Town) -> None:
     async def work(term: Term) -> None:
         try:
             await forever(term)
@@ -612,7 +612,7 @@ async def test_what_work_raises_while_it_tidies_up_is_not_lost(town: Town) -> No
 
 
 @in_town
-async def test_a_candidate_cancelled_at_any_moment_leaves_nobody_in_office(town: Town) -> None:
+async def test_a_candidate_cancelled_at_any_moment_leaves_no_leader(town: Town) -> None:
     road, driver = town.road()
     road.delay = 0.01
     for steps in range(40):
@@ -626,7 +626,7 @@ async def test_a_candidate_cancelled_at_any_moment_leaves_nobody_in_office(town:
 
 
 @in_town
-async def test_what_others_read_of_the_leader(town: Town) -> None:
+async def test_others_read_the_metadata_of_the_leader(town: Town) -> None:
     election = town.candidate(metadata={"address": "10.0.0.7:80"}, label="web-1")
     async with election.campaign() as term:
         leader = await election.leader()

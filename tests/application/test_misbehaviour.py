@@ -214,7 +214,7 @@ async def test_each_of_two_elections_on_one_loop_is_renewed_for_a_ttl_of_its_own
 
 
 @in_town
-async def test_a_hook_that_raises_what_it_likes_changes_nothing(town: Town) -> None:
+async def test_a_hook_that_raises_anything_changes_nothing(town: Town) -> None:
     reported: list[Any] = []
     town.loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     errors = [Unprintable(), StopIteration(), asyncio.CancelledError(), SystemExit(1)]
@@ -301,7 +301,7 @@ BREAKS = [TypeError("a bug in a driver"), ConfigError("no such table"), Unprinta
 
 
 @pytest.mark.parametrize("error", BREAKS, ids=lambda error: type(error).__name__)
-def test_what_fails_after_it_has_worked_ends_no_candidate(error: Exception) -> None:
+def test_a_store_that_fails_after_it_has_worked_ends_no_candidate(error: Exception) -> None:
     @in_town
     async def story(town: Town) -> None:
         roads = [town.road() for _ in range(2)]
@@ -330,7 +330,7 @@ def test_what_fails_after_it_has_worked_ends_no_candidate(error: Exception) -> N
 
 
 @in_town
-async def test_an_observer_sees_past_what_fails_after_it_has_worked(town: Town) -> None:
+async def test_an_observer_survives_a_store_that_fails_after_it_has_worked(town: Town) -> None:
     road, driver = town.road()
     seen: list[Leader | None] = []
     looking = asyncio.create_task(observed(town.candidate(driver), seen))
@@ -388,7 +388,7 @@ async def restored(town: Town, terms: int) -> MemoryLeases:
 
 
 @pytest.mark.parametrize("terms", [0, 2])
-def test_who_has_led_leads_again_after_tokens_fell_and_it_is_said(terms: int) -> None:
+def test_a_former_leader_leads_again_after_tokens_fell_and_it_is_reported(terms: int) -> None:
     """With two terms in the copy, the next one has the very token of the present one."""
 
     @in_town
@@ -438,7 +438,7 @@ def test_an_answer_that_was_given_before_a_newer_one_says_of_no_token_that_it_fe
 
 
 @in_town
-async def test_who_stands_by_says_it_too_when_tokens_fell(town: Town) -> None:
+async def test_a_standby_also_reports_that_tokens_fell(town: Town) -> None:
     road, driver = town.road()
     road.store = await restored(town, 5)
     first = await road.store.acquire("chair", "a leader#1", 3600)
@@ -454,7 +454,7 @@ async def test_who_stands_by_says_it_too_when_tokens_fell(town: Town) -> None:
 
 
 @in_town
-async def test_an_observer_tells_two_leaders_of_one_token_apart(town: Town) -> None:
+async def test_an_observer_distinguishes_two_leaders_of_one_token(town: Town) -> None:
     road, driver = town.road()
     await road.store.acquire("chair", "ann#1", 3600)
     seen: list[Leader | None] = []
@@ -482,7 +482,7 @@ class Mute(Road):
 
 
 @in_town
-async def test_who_waits_for_hints_looks_as_often_as_its_own_lease_would_last(town: Town) -> None:
+async def test_a_candidate_with_hints_asks_at_least_once_in_its_own_ttl(town: Town) -> None:
     _, driver = town.road()
     driver.store = Mute(town.store)
     assert driver.store.traits.hints

@@ -177,7 +177,7 @@ def read(child: subprocess.Popen[str], *lines: str) -> None:
 
 
 @pytest.mark.parametrize("program", [BOTH, THREADS], ids=["loop", "threads"])
-def test_who_leads_and_consumes_does_neither_any_more(start: Start, program: str, tmp_path: Path) -> None:
+def test_a_process_that_leads_and_consumes_stops_both(start: Start, program: str, tmp_path: Path) -> None:
     child = start(program)
     read(child, "leads", "begins") if program is BOTH else read(child, "leads", "begins", "done")
     child.send_signal(signal.SIGTERM)
@@ -189,7 +189,7 @@ def test_who_leads_and_consumes_does_neither_any_more(start: Start, program: str
         assert backend.election("chair").leader() is None  # handed back, an hour before its end
 
 
-def test_who_leads_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -> None:
+def test_a_leader_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -> None:
     child = start(ALONE)
     read(child, "leads")
     child.send_signal(signal.SIGTERM)
@@ -199,7 +199,7 @@ def test_who_leads_in_the_main_thread_steps_down(start: Start, tmp_path: Path) -
         assert backend.election("chair").leader() is None
 
 
-def test_who_waits_to_be_elected_waits_no_longer(start: Start) -> None:
+def test_a_candidate_stops_waiting_to_be_elected(start: Start) -> None:
     child = start(WAITING)
     read(child, "waits")
     child.send_signal(signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_a_second_one_ends_the_process(start: Start) -> None:
     assert child.wait(PATIENCE) == -signal.SIGTERM
 
 
-def test_whoever_wants_may_keep_the_signal(start: Start) -> None:
+def test_a_program_may_keep_the_signal(start: Start) -> None:
     child = start(UNTOUCHED)
     read(child, "leads")
     child.send_signal(signal.SIGTERM)
@@ -330,7 +330,9 @@ def test_a_second_interrupt_hurries(start: Start, capfd: pytest.CaptureFixture[s
     assert child.returncode == -signal.SIGINT
 
 
-def test_what_consumes_in_a_loop_is_ended_by_a_later_interrupt(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_consumes_in_a_loop_is_ended_by_a_later_interrupt(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     child = begin(start, CONSUMING, "short", "messages", "again")
     interrupt(child, capfd)
     go_on(child)

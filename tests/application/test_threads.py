@@ -86,7 +86,7 @@ def test_work_on_a_thread_outlives_many_renewals(url: str) -> None:
             time.sleep(0.01)
 
 
-def test_what_a_thread_raises_comes_out(url: str) -> None:
+def test_an_error_of_a_thread_is_raised(url: str) -> None:
     def work(term: tenure.sync.Term) -> None:
         raise LookupError("no plan")
 
@@ -178,7 +178,7 @@ def test_a_closed_backend_says_so(url: str) -> None:
         backend.election("chair")
 
 
-async def test_a_blocked_loop_loses_its_lease_and_disturbs_nobody(url: str) -> None:
+async def test_a_blocked_loop_loses_its_lease_and_disturbs_no_other(url: str) -> None:
     events: list[Event] = []
     free: list[Event] = []
     asleep = threading.Event()
@@ -227,7 +227,7 @@ async def test_the_name_passes_on_while_the_old_loop_is_blocked(url: str) -> Non
         await asyncio.to_thread(thread.join, PATIENCE)
 
 
-async def test_cancelled_at_any_moment_nobody_is_left_in_office(url: str) -> None:
+async def test_cancelled_at_any_moment_no_leader_is_left(url: str) -> None:
     async with tenure.connect(url) as backend:
         for steps in range(60):
             task = asyncio.create_task(backend.election("chair", ttl=TTL).run(lambda term: asyncio.Event().wait()))
@@ -287,7 +287,7 @@ def test_a_forked_child_has_a_keeper_of_its_own(url: str) -> None:
         os.waitpid(child, 0)
 
 
-def test_a_forked_child_is_told_that_its_parents_backend_is_not_its_own(url: str) -> None:
+def test_in_a_forked_child_the_parents_backend_is_refused(url: str) -> None:
     with tenure.sync.connect(url) as backend:
         election = backend.election("chair")
         read, write = os.pipe()
@@ -344,7 +344,7 @@ def logged_by(handle: Callable[[logging.LogRecord], object]) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def test_hooks_and_log_handlers_that_block_cost_nobody_a_lease(url: str) -> None:
+def test_hooks_and_log_handlers_that_block_cost_no_lease(url: str) -> None:
     told, logged, may_go_on = threading.Event(), threading.Event(), threading.Event()
 
     def hook(event: object) -> None:
@@ -371,7 +371,7 @@ def test_hooks_and_log_handlers_that_block_cost_nobody_a_lease(url: str) -> None
         may_go_on.set()
 
 
-def test_what_an_election_tells_is_told_before_its_backend_is_left(url: str) -> None:
+def test_events_of_an_election_are_logged_before_its_backend_is_left(url: str) -> None:
     said: list[str] = []
     threads: set[str] = set()
 
@@ -409,7 +409,7 @@ def test_the_keeper_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
     assert set(seen) == {"mine"}
 
 
-async def test_what_an_election_tells_on_a_loop_is_told_there_with_the_context_of_its_owner(url: str) -> None:
+async def test_events_on_a_loop_are_logged_there_in_the_context_of_the_owner(url: str) -> None:
     request = contextvars.ContextVar("request", default="none")
     request.set("mine")
     heard: list[tuple[str, str]] = []
@@ -565,7 +565,7 @@ class Stubborn:
                 await self.may_end.wait()
 
 
-async def test_work_that_outlives_its_backend_is_told_so(url: str) -> None:
+async def test_work_that_outlives_its_backend_gets_an_error(url: str) -> None:
     work = Stubborn()
     async with tenure.connect(url) as backend:
         task = asyncio.create_task(backend.election("chair", **IMPATIENT).run(work))
@@ -576,7 +576,7 @@ async def test_work_that_outlives_its_backend_is_told_so(url: str) -> None:
         await task
 
 
-async def test_a_close_that_is_cancelled_leaves_nobody_waiting(url: str) -> None:
+async def test_a_close_that_is_cancelled_leaves_no_caller_waiting(url: str) -> None:
     work = Stubborn()
     async with tenure.connect(url):  # it keeps the renewal thread
         backend = tenure.connect(url)
@@ -597,7 +597,7 @@ async def test_a_close_that_is_cancelled_leaves_nobody_waiting(url: str) -> None
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with others"])
-async def test_nobody_leads_on_a_closed_backend(url: str, others: bool) -> None:
+async def test_there_is_no_leader_on_a_closed_backend(url: str, others: bool) -> None:
     async with tenure.connect(url) if others else nullcontext():
         async with tenure.connect(url) as backend:
             election, queue = backend.election("chair", ttl=TTL), backend.queue("letters")

@@ -16,7 +16,7 @@ def test_codes_and_ranges(text: str, codes: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "0", "0-3", "256", "9-2", "1-", "-1", "1-2-3", "x", "1;2", "²"])
-def test_what_is_no_code_is_refused(text: str) -> None:
+def test_an_invalid_code_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         exit_codes(text)
 
@@ -40,5 +40,5 @@ def test_a_code_can_not_do_both() -> None:
         rejecting({1, 66, 67}, {66, 67})
 
 
-def test_a_code_of_a_signal_is_told_with_its_name() -> None:
+def test_a_code_of_a_signal_is_shown_with_its_name() -> None:
     assert [describe(code) for code in (3, 128, 137, 255)] == ["3", "128", "137 (SIGKILL)", "255"]

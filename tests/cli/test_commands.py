@@ -110,7 +110,7 @@ def test_status_of_all_names(url: str, store: None, capsys: Captured) -> None:
         assert [(each["name"], each["token"]) for each in told] == [("a", None), ("b", 1)]
 
 
-def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captured) -> None:
+def test_status_omits_names_that_had_no_leader_for_long(url: str, capsys: Captured) -> None:
     with tenure.sync.connect(url) as backend:
         for name in ("old", "older", "free", "crashed"):
             with backend.election(name).campaign():
@@ -145,7 +145,7 @@ def test_status_leaves_out_what_nobody_has_led_for_long(url: str, capsys: Captur
     ["status", "status job", "watch job", "resign job", "doctor", "queue", "queue orders", "queue --watch",
      "dead list orders", "dead redrive orders"],
 )  # fmt: skip
-def test_who_looks_at_a_file_that_is_not_there_does_not_make_it(url: str, capsys: Captured, line: str) -> None:
+def test_a_command_that_only_reads_creates_no_file(url: str, capsys: Captured, line: str) -> None:
     code, out, err = tell(capsys, *line.split())
     assert (code, out) == (Exit.CONFIG, "")
     assert "there is no file" in err
@@ -178,7 +178,7 @@ def test_watch_counts(leader: tenure.sync.Term, capsys: Captured) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", told["at"])
 
 
-def test_watch_tells_changes_and_ends_well_when_interrupted(url: str, store: None) -> None:
+def test_watch_shows_changes_and_ends_well_when_interrupted(url: str, store: None) -> None:
     line = [sys.executable, "-m", "tenure.cli", "watch", "job"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
         try:
@@ -197,7 +197,7 @@ def test_watch_tells_changes_and_ends_well_when_interrupted(url: str, store: Non
 # --- resign ------------------------------------------------------------------------------------------------------
 
 
-def test_resign_where_nobody_leads(store: None, capsys: Captured) -> None:
+def test_resign_without_a_leader(store: None, capsys: Captured) -> None:
     code, out, err = tell(capsys, "resign", "job")
     assert (code, out) == (3, "")
     assert err == "tenure: error: 'job' has no leader, so there is none to ask\n"
@@ -254,7 +254,7 @@ def test_doctor_on_a_good_store(url: str, store: None, capsys: Captured) -> None
     assert code == (1 if json.loads(out)["advice"] else 0)
 
 
-def test_doctor_knows_what_a_memory_store_can_not_do(capsys: Captured) -> None:
+def test_doctor_warns_about_a_memory_store(capsys: Captured) -> None:
     code, out, _ = tell(capsys, "doctor", "memory:", "--strict")
     assert code == Exit.BROKEN
     assert "! survives restart: " in out
@@ -286,7 +286,7 @@ def test_doctor_on_a_full_disk(url: str, store: None, capsys: Captured) -> None:
     assert json.loads(tell(capsys, "doctor", "--json")[1])["facts"]["writing"] != "fails"
 
 
-def test_doctor_on_what_is_no_store(tmp_path: Path, capsys: Captured) -> None:
+def test_doctor_on_something_that_is_no_store(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "text").write_text("this is not a database, and is long enough to be looked at" * 20)
     code, out, err = tell(capsys, "doctor", f"sqlite:///{tmp_path / 'text'}")
     assert (code, out) == (Exit.CONFIG, "")

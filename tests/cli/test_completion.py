@@ -78,7 +78,7 @@ def test_words_options_and_names(store: None, monkeypatch: pytest.MonkeyPatch) -
     assert dict(zip(lines, completed(*lines), strict=True)) == lines
 
 
-def test_what_can_not_be_asked_completes_nothing_and_is_not_changed(tmp_path: Path) -> None:
+def test_a_store_that_can_not_be_asked_completes_nothing_and_is_not_changed(tmp_path: Path) -> None:
     with closing(sqlite3.connect("others.db")) as connection:
         connection.execute("CREATE TABLE customer (id)")
         connection.commit()
@@ -116,7 +116,7 @@ def test_the_scripts_of_other_shells_are_click_s_own(shell: str) -> None:
     assert f"_TENURE_COMPLETE={shell}_complete" in done.stdout
 
 
-def test_a_shell_that_is_not_known_is_told_those_that_are() -> None:
+def test_an_unknown_shell_gets_a_list_of_the_known_ones() -> None:
     environment = {**os.environ, "_TENURE_COMPLETE": "csh_source"}
     done = subprocess.run(["tenure"], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -142,7 +142,7 @@ def test_no_summary_of_a_command_is_cut(capsys: Captured) -> None:
     assert "..." not in capsys.readouterr()[0].partition("Commands:")[2]
 
 
-def test_help_tells_of_queues_and_what_work_returns(capsys: Captured) -> None:
+def test_help_lists_queues_and_the_exit_codes_of_work(capsys: Captured) -> None:
     assert main(["--help"]) == 0
     told = " ".join(capsys.readouterr()[0].split())
     assert "Queues: send, work, queue, dead." in told

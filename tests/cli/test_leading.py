@@ -23,14 +23,14 @@ def environment_of(url: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("url", ["redis://u:hunter2@host", "azure://account?sas_token=hunter2"], ids=["user", "option"])
-def test_the_command_is_told_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_gets_no_password(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", url)
     told = environment_of(url)
     assert "TENURE_URL" not in told
     assert "hunter2" not in str(told)
 
 
-def test_the_command_is_told_of_a_store_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_gets_the_url_of_a_store_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_URL", "sqlite:///another.db")
     monkeypatch.setenv("TENURE_SESSION", "of a worker that has started us")
     told = environment_of("sqlite:///work.db?busy=1")
@@ -47,7 +47,7 @@ def test_a_command_that_ends_at_once_is_started_less_and_less_often() -> None:
     assert _next_pause(pauses[-1], ran_for=QUICK) == 0.0
 
 
-def test_the_same_line_is_not_told_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_line_is_not_printed_twice_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr(0)
     log = logging.getLogger("tenure")
     try:

@@ -206,7 +206,7 @@ LISTED = "list the queues with: tenure queue"
     "line", ["queue ordres", "queue ordres --json", "dead list ordres", "dead list ordres --json", "dead show ordres 1",
              "dead redrive ordres", "dead redrive ordres --dry-run", "dead purge ordres --all"],
 )  # fmt: skip
-def test_who_looks_at_a_queue_that_nobody_has_used_is_told(capsys: Captured, line: str) -> None:
+def test_a_command_about_a_missing_queue_says_so(capsys: Captured, line: str) -> None:
     tell(capsys, "send", "orders", "x")
     assert tell(capsys, *line.split()) == (3, "", NEVER)
     told = tell(capsys, *line.replace("ordres", "zebra").split())
@@ -222,7 +222,7 @@ def test_an_empty_queue_that_was_used_is_no_error(url: str, capsys: Captured, li
     assert tell(capsys, *line.split())[::2] == (0, "")
 
 
-def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
+def test_a_worker_of_a_missing_queue_says_so_and_works(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -238,7 +238,7 @@ def test_a_worker_of_a_queue_that_nobody_has_used_is_told_and_works(
     assert received(url) == []
 
 
-def test_who_watches_a_queue_that_nobody_has_used_is_told_and_watches(capsys: Captured) -> None:
+def test_watching_a_missing_queue_says_so_and_goes_on(capsys: Captured) -> None:
     tell(capsys, "send", "orders", "x")
     code, out, err = tell(capsys, "queue", "ordres", "--watch", "--every", "10ms", "--count", "2")
     assert (code, len(out.splitlines()), err) == (0, 3, WARNED)
@@ -273,7 +273,7 @@ def filled(url: str) -> dict[str, int]:
         return {one.id: one.sequence for one in queue.peek()}
 
 
-def test_peek_shows_what_is_there(filled: dict[str, int], capsys: Captured) -> None:
+def test_peek_shows_the_messages(filled: dict[str, int], capsys: Captured) -> None:
     code, out, err = tell(capsys, "queue", "peek", "orders")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
@@ -309,7 +309,7 @@ def test_peek_shows_what_is_there(filled: dict[str, int], capsys: Captured) -> N
     assert tell(capsys, "queue", "peek", "orders", "--older-than", "1h") == (0, "", "")
 
 
-def test_purge_removes_what_is_chosen(filled: dict[str, int], capsys: Captured) -> None:
+def test_purge_removes_the_chosen_messages(filled: dict[str, int], capsys: Captured) -> None:
     purge = ("queue", "purge", "orders")
     assert tell(capsys, *purge, "--all", "--dry-run") == (0, "2 would be removed\n", "")
     assert tell(capsys, *purge, "--older-than", "1h") == (0, "0 removed\n", "")
@@ -386,7 +386,7 @@ def test_dead_letters_from_the_first_to_the_last(url: str, capsys: Captured) -> 
     assert [message.id for message in received(url)] == ["m1"]
 
 
-def test_the_list_of_dead_letters_says_of_what_they_died(url: str, capsys: Captured) -> None:
+def test_the_list_of_dead_letters_shows_their_reasons(url: str, capsys: Captured) -> None:
     def handle(message: tenure.sync.Message) -> None:
         raise (
             ValueError(f"no customer {message.body.decode()}")

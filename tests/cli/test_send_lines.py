@@ -85,7 +85,7 @@ def test_a_line_that_is_refused_and_the_rest_of_the_input(
     assert bodies(url) == [b"first", *numbered(1, 600), *numbered(602, 700)]
 
 
-def test_an_input_that_is_shorter_than_what_is_left_out(
+def test_an_input_that_is_shorter_than_the_skipped_lines(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stdin(monkeypatch, b"1\n2\n")
@@ -175,7 +175,7 @@ def test_lines_of_an_endless_input_are_sent_as_they_come(url: str, number: int) 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
+async def test_an_interrupt_waits_for_the_answer_to_an_open_request(
     url: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     async with tenure.connect(url) as backend:
@@ -202,7 +202,7 @@ async def test_an_interrupt_waits_for_the_answer_to_what_was_asked(
     assert len(told) == (2 if answers else 0)
 
 
-async def test_what_was_refused_after_an_interrupt_is_known_not_to_be_sent(url: str, capsys: Captured) -> None:
+async def test_lines_refused_after_an_interrupt_are_known_not_to_be_sent(url: str, capsys: Captured) -> None:
     async with tenure.connect(url) as backend:
         await backend.queue("orders").stats()
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
@@ -282,7 +282,7 @@ def terminal(*line: str, streams: str = "stdin stdout stderr") -> Iterator[Termi
         os.close(shown.end)
 
 
-def test_on_a_terminal_it_says_what_it_waits_for(url: str) -> None:
+def test_on_a_terminal_it_says_that_it_reads(url: str) -> None:
     with terminal("send", "orders") as shown:
         shown.until(r"tenure: reading the message from the terminal; end it with Ctrl-D on a line of its own")
         shown.type(b"tea\n\x04")

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_page_is_what_the_traits_say() -> None:
+def test_the_page_equals_the_traits() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "traits.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

@@ -24,14 +24,14 @@ def row(kind: type[events.Event]) -> str:
     return f"| `{kind.__name__}` | {told} | {(inspect.getdoc(kind) or '').splitlines()[0]} |"
 
 
-def test_the_tables_say_what_the_events_say() -> None:
+def test_the_tables_equal_the_docstrings_of_the_events() -> None:
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events.Event)]
     told = [row(kind) for kind in kinds if kind not in (events.Event, events.MessageEvent)]
     pages = "".join((DOCS / page).read_text() for page in ("elections.md", "queues.md"))
     assert re.findall(r"^\| `[A-Z].*$", pages, re.MULTILINE) == told
 
 
-def test_the_page_names_every_reason_and_what_events_have_in_common() -> None:
+def test_the_page_names_every_reason_and_the_common_fields() -> None:
     elections, queues = ((DOCS / page).read_text() for page in ("elections.md", "queues.md"))
     [reasons] = re.findall(r"^`reason` is (.*)\.$", elections, re.MULTILINE)
     assert re.findall(r"`(\w+)`", reasons) == list(events.Reason.__args__)  # type: ignore[attr-defined]

@@ -63,7 +63,7 @@ def test_flask_takes_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["web_fastapi", "web_flask"])
-def test_without_a_store_it_says_what_to_do(name: str) -> None:
+def test_without_a_store_the_error_says_what_to_do(name: str) -> None:
     pytest.importorskip(name.removeprefix("web_"))
     environment = {key: value for key, value in os.environ.items() if key != "TENURE_URL"}
     run = subprocess.run(

@@ -34,7 +34,7 @@ def blocks() -> list[str]:
     return found
 
 
-def test_what_is_installed_comes_first() -> None:
+def test_the_installation_comes_first() -> None:
     first, *rest = blocks()
     assert first.startswith("git clone ")
     assert [line for block in rest for line in block.splitlines() if re.match(r"git|pip|\. ", line)] == []

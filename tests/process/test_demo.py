@@ -194,7 +194,7 @@ async def test_no_process_outlives_a_director_that_is_killed(start: Start, stopp
         (["--ttl", "0.001"], 78, "ttl"),
     ],
 )
-def test_what_can_not_work_is_said_in_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:
+def test_a_wrong_argument_gives_one_line(start: Start, arguments: list[str], code: int, says: str) -> None:
     process = start(*arguments)
     told, happened = process.communicate(timeout=LONG_ENOUGH)
     assert process.returncode == code

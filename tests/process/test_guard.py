@@ -137,7 +137,7 @@ class Clock:
         new.rename(self._path)
 
 
-def test_a_command_is_told_and_killed_at_its_moments_and_not_before(tmp_path: Path) -> None:
+def test_a_command_gets_term_and_kill_at_their_times_and_not_before(tmp_path: Path) -> None:
     deadline, grace = guard.now() + FAR, 2.0
     clock = Clock(tmp_path / "clock", deadline - FAR, deadline - FAR)
     script = f"""
@@ -176,12 +176,12 @@ def test_a_command_is_not_run_if_its_time_is_over_when_its_process_is_made(tmp_p
         assert mark.exists() == (last == "ended 0")
 
 
-def test_a_renewal_saves_what_was_not_told_to_stop() -> None:
+def test_a_renewal_saves_a_command_that_was_not_told_to_stop() -> None:
     ward = Ward("sh", "-c", "sleep 1; exit 9", ahead=1.5, before=f"deadline {guard.now() + FAR!r}\n".encode())
     assert ward.close() == "ended 9"
 
 
-def test_a_renewal_does_not_save_what_was_told_to_stop(tmp_path: Path) -> None:
+def test_a_renewal_does_not_save_a_command_that_was_told_to_stop(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     ward = Ward("sh", "-c", f"trap '' TERM; : > {ready}; sleep 1000")
     until(ready.exists)
@@ -199,7 +199,7 @@ def test_the_code_of_a_command_that_was_told_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("period", ["0.001", "0.005"])
-def test_nothing_is_left_of_what_forks_all_the_time(tmp_path: Path, period: str) -> None:
+def test_no_process_is_left_of_a_command_that_keeps_forking(tmp_path: Path, period: str) -> None:
     beats = tmp_path / "beats"
     ward = Ward(sys.executable, "-I", "-S", str(HERE / "relay.py"), period, str(beats))
     assert ward.close() == "ended 0"  # that of the first generation, which has ended at once

@@ -178,7 +178,7 @@ def test_arguments_reach_the_command_as_they_are(stage: Stage) -> None:
     assert process.communicate(timeout=PATIENCE)[0] == "--ttl|a b|$HOME|*||"
 
 
-def test_what_the_command_leaves_running_goes_with_it(stage: Stage) -> None:
+def test_processes_that_the_command_leaves_are_stopped(stage: Stage) -> None:
     process = stage.sh(f"sh -c {shlex.quote(DEAF)} & until [ -s acts ]; do sleep 0.01; done; exit 4")
     assert process.wait(PATIENCE) == 4
     (left,) = stage.pids()
@@ -298,7 +298,7 @@ def test_a_stop_timeout_kills(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
-def test_who_stands_by_ends_at_once(stage: Stage, name: str) -> None:
+def test_a_standby_ends_at_once(stage: Stage, name: str) -> None:
     stage.sh(BEATS)
     stage.wait_for_start()
     other = stage.sh("echo never 0 0 >> acts", "-v")
@@ -314,7 +314,7 @@ def catches(pid: int, name: str) -> bool:
     return bool(caught & usr1) and bool(caught & (1 << (signal.Signals[f"SIG{name}"] - 1)))
 
 
-def test_who_stands_by_says_once_who_leads_and_when_that_changes(stage: Stage) -> None:
+def test_a_standby_prints_each_leader_once(stage: Stage) -> None:
     first = stage.sh(BEATS, "--label", "first")
     stage.wait_for_start()
     other = stage.sh(BEATS, "--label", "other", "--retry-every", "50ms")
@@ -337,7 +337,7 @@ def test_who_stands_by_says_once_who_leads_and_when_that_changes(stage: Stage) -
     assert said == winner.communicate(timeout=PATIENCE)[1] == ""
 
 
-def test_verbose_tells_each_start_and_end_with_its_time(stage: Stage) -> None:
+def test_verbose_prints_each_start_and_end_with_its_time(stage: Stage) -> None:
     process = stage.sh("exit 3", "-v")
     lines = process.communicate(timeout=PATIENCE)[1].splitlines()
     assert all(re.match(r"tenure: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 job: ", line) for line in lines)
@@ -366,7 +366,7 @@ def test_kill_9_of_the_guard_takes_everything_along(stage: Stage) -> None:
     assert stage.tenure("status", "job").returncode == 3
 
 
-def test_kill_9_of_the_guard_takes_along_what_forks_all_the_time(stage: Stage) -> None:
+def test_kill_9_of_the_guard_ends_a_command_that_keeps_forking(stage: Stage) -> None:
     process = stage.sh(FORKING)
     stage.wait_for_start(count=10)
     (guard,) = children_of(process.pid)
@@ -375,7 +375,7 @@ def test_kill_9_of_the_guard_takes_along_what_forks_all_the_time(stage: Stage) -
     stage.judge_that_nothing_forks()
 
 
-def test_what_forks_all_the_time_does_not_outlive_its_term(stage: Stage) -> None:
+def test_a_command_that_keeps_forking_does_not_outlive_its_term(stage: Stage) -> None:
     first = stage.sh(FORKING, *SHORT)
     old = stage.wait_for_start(count=10)
     stage.sh(BEATS, *SHORT)

@@ -223,7 +223,7 @@ def test_term_lets_the_command_finish(stage: Stage) -> None:
     assert stage.stats().ready == 1
 
 
-def test_what_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stage) -> None:
+def test_a_command_that_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stage) -> None:
     stage.send("one")
     worker = stage.work("--grace", "200ms", "--", "sh", "-c", "echo $TENURE_DELIVERY_COUNT $$ >> said; sleep 600")
     stage.wait(stage.said)
@@ -235,7 +235,7 @@ def test_what_outlasts_the_grace_is_stopped_and_given_back_uncounted(stage: Stag
         assert message.delivery_count == 1
 
 
-def test_in_the_end_it_says_what_became_of_the_messages(stage: Stage) -> None:
+def test_at_the_end_it_prints_the_outcomes_of_the_messages(stage: Stage) -> None:
     stage.send("good", "bad", "worse", "slow")
     script = """
         body=$(cat); echo $body >> said; until [ $(wc -l < said) = 4 ]; do sleep 0.02; done
@@ -255,7 +255,7 @@ def test_in_the_end_it_says_what_became_of_the_messages(stage: Stage) -> None:
     assert [line[:26] for line in lines[1:-1]].count("tenure: error: orders: mes") == 1
 
 
-def test_verbose_tells_each_start_and_end(stage: Stage) -> None:
+def test_verbose_prints_each_start_and_end(stage: Stage) -> None:
     (stage.folder / "shop.py").write_text("def sell(message):\n    if message.body == b'two':\n        1 / 0\n")
     stage.send("one", "two")
     lines = (
@@ -295,7 +295,7 @@ def test_a_function_of_this_folder(stage: Stage) -> None:
     assert sorted(stage.said()) == ["b'one'", "b'two'"]
 
 
-def test_what_a_function_leaves_running_is_not_adopted(stage: Stage) -> None:
+def test_processes_that_a_function_leaves_are_not_adopted(stage: Stage) -> None:
     orphan = "echo $$ > said; until [ -e go ]; do sleep 0.05; done"
     script = f"sh -c {shlex.quote(orphan)} & exit"
     (stage.folder / "shop.py").write_text(

@@ -36,7 +36,7 @@ def test_there_are_scenarios() -> None:
         ("then tick", "it knows 'timing', 'hints', 'at TIME WHAT'"),
     ],
 )
-def test_what_cannot_be_read_is_shown(text: str, complaint: str) -> None:
+def test_an_unreadable_line_is_shown(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         play(text)
 

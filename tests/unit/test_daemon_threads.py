@@ -15,7 +15,7 @@ def refuse(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_what_is_told_as_not_done_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_job_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, done = DaemonThreads(2, "few"), list[str]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
@@ -26,7 +26,7 @@ def test_what_is_told_as_not_done_is_not_done_later(monkeypatch: pytest.MonkeyPa
     assert done == ["taken"]
 
 
-def test_what_one_thread_can_do_needs_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_that_suffices_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, may_end = DaemonThreads(2, "few"), threading.Event()
     busy = threads.submit(may_end.wait, PATIENCE)
     with monkeypatch.context() as patch:

@@ -33,7 +33,7 @@ def test_a_missing_driver_is_a_matter_of_configuration() -> None:
     assert not issubclass(errors.Unavailable, errors.ConfigError)
 
 
-def test_a_missing_driver_is_told_in_one_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_gives_one_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"redis": ("no_such_driver", "redis")}
     monkeypatch.setattr(registry, "BACKENDS", missing)
     with pytest.raises(tenure.BackendNotInstalled, match=r"run: pip install 'tenure\[redis\]'") as caught:
@@ -47,7 +47,7 @@ async def test_with_instead_of_async_with_points_to_the_one_for_threads() -> Non
         pass
 
 
-def test_without_asyncio_it_says_what_it_needs() -> None:
+def test_without_asyncio_the_error_names_it() -> None:
     async def connected() -> None:
         async with tenure.connect("memory:"):
             pass
@@ -56,7 +56,7 @@ def test_without_asyncio_it_says_what_it_needs() -> None:
         connected().send(None)  # as any other loop would run it
 
 
-def test_in_virtual_time_it_names_what_connects_there() -> None:
+def test_in_virtual_time_the_error_names_connect_here() -> None:
     async def connected() -> None:
         async with tenure.connect("memory:"):
             pass
@@ -65,7 +65,7 @@ def test_in_virtual_time_it_names_what_connects_there() -> None:
         loop.run(connected())
 
 
-def test_a_body_that_is_too_large_is_told_by_how_much_it_may_be_raised() -> None:
+def test_a_body_that_is_too_large_names_the_possible_limit() -> None:
     with pytest.raises(tenure.MessageRefused, match=r"raise that setting of the queue: await queue\.declare\(body_max"):
         checked([tenure.Outgoing(b"12")], 1, 2)
     with pytest.raises(tenure.MessageRefused, match=r"^message 1 of 2: body \(2 bytes\).* this store.* none") as caught:

@@ -39,7 +39,7 @@ def test_the_defaults_are_as_documented() -> None:
     assert timing.attempts == 4
 
 
-def test_what_is_not_given_is_shown_as_none() -> None:
+def test_an_unset_value_is_shown_as_none() -> None:
     for takes_times in (Timing, tenure.Backend.election, tenure.sync.Backend.election):
         times = inspect.signature(takes_times).parameters
         assert [times[name].default for name in ("renew_every", "retry_every", "margin", "grace")] == [None] * 4
@@ -68,7 +68,7 @@ def test_whatever_builds_keeps_every_inequality(given: dict[str, float]) -> None
 
 @pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
 @given(given=settings)
-def test_what_a_refusal_suggests_does_help(which: int, given: dict[str, float]) -> None:
+def test_the_suggestion_of_a_refusal_does_help(which: int, given: dict[str, float]) -> None:
     """Follow the suggestions one after the other: they soon lead to a timing that builds."""
     asked = dict(given)
     for _ in range(5):

@@ -40,12 +40,12 @@ def test_a_url_is_taken_apart(written: str, netloc: str, path: str, query: dict[
 
 
 @pytest.mark.parametrize("written", ["", "work.db", "/var/work.db", "://x", "SQLite:///x", "1st:x", "a b:c"])
-def test_what_is_no_url_is_refused_with_an_example(written: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(written: str) -> None:
     with pytest.raises(ConfigError, match=r"sqlite:///work\.db or memory:"):
         Url.parse(written)
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_a_url_that_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be text"):
         Url.parse(None)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ def test_no_secret_is_shown(written: str, shown: str) -> None:
     assert "hush" not in redact(written)
 
 
-def test_no_secret_is_shown_where_a_traceback_tells_of_locals() -> None:
+def test_no_secret_is_shown_in_a_traceback_with_locals() -> None:
     url = Url.parse("redis://me:hush@host/0?password=hush")
     assert repr(url) == "Url('redis://me:***@host/0?password=***')"
 

@@ -148,7 +148,7 @@ with tenure.sync.connect(sys.argv[1]) as backend:
 
 
 @pytest.mark.process
-def test_work_that_has_ended_in_time_ends_no_process_though_nobody_could_be_told(tmp_path: Path) -> None:
+def test_work_that_has_ended_in_time_ends_no_process_even_if_it_could_not_say_so(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _ENDED, f"sqlite:///{tmp_path}/a.db"], capture_output=True, text=True, timeout=PATIENCE
     )
@@ -218,7 +218,7 @@ def test_work_that_never_began_ends_no_process_and_begins_in_no_term_that_is_ove
     assert (ran.stdout, ran.returncode) == ("False 1\n", 0), ran.stderr
 
 
-def test_without_its_thread_nobody_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_thread_there_is_no_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(watchdog: Watchdog) -> None:
         raise RuntimeError("can't start new thread")
 
