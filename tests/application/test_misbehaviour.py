@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from tenure._backends.memory.leases import MemoryLeases
+from tenure._election.effects import Answered, Emit, Input, Tick
 from tenure._election.elector import Election
-from tenure._election.machine import Answered, Emit, Input, Machine, Tick
+from tenure._election.machine import Machine
 from tenure._election.term import Term
 from tenure._lease import Grant, Granted, HeldBy, Leader, Lost, NoAnswer
 from tenure._runtime.renewal_thread import LoopProbe

@@ -12,8 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tenure._election.machine import (
-    TRANSITIONS,
+from tenure._election.effects import (
     Answer,
     Hint,
     Input,
@@ -22,11 +21,11 @@ from tenure._election.machine import (
     RenewalWithheld,
     RenewTogether,
     Resign,
-    State,
     Stop,
     Tick,
     WorkEnded,
 )
+from tenure._election.machine import TRANSITIONS, State
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure._timing import Timing
 from tenure.testing._sim.elections.plan import TIMINGS

@@ -6,23 +6,22 @@ import copy
 import math
 from collections.abc import Sequence
 
-from tenure._election.machine import (
+from tenure._election.effects import (
     Acquire,
     Answer,
     Answered,
     CancelWork,
     Effect,
     Input,
-    Machine,
     Release,
     Renew,
     StartWork,
-    State,
     Stop,
     Tick,
     Trust,
     WorkEnded,
 )
+from tenure._election.machine import Machine, State
 from tenure._jitter import Rng
 from tenure._lease import Grant, Granted
 from tenure._timing import Timing

@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tenure._election.machine import (
-    NEVER,
+from tenure._election.effects import (
     Acquire,
     Answer,
     Answered,
@@ -21,7 +20,6 @@ from tenure._election.machine import (
     Emit,
     Hint,
     Input,
-    Machine,
     Release,
     Renew,
     RenewalWithheld,
@@ -33,6 +31,7 @@ from tenure._election.machine import (
     Trust,
     WorkOverran,
 )
+from tenure._election.machine import NEVER, Machine
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.clock import Clock

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tenure._election.driver import Candidacy, Driver
+from tenure._election.effects import Input, Resign, Stop, WorkEnded
 from tenure._election.health import HealthCheck
-from tenure._election.machine import Input, Machine, Resign, Stop, WorkEnded
+from tenure._election.machine import Machine
 from tenure._election.term import MakeTerm, TermBase
 from tenure._lease import Grant, Metadata
 from tenure._runtime.renewal_thread import LoopProbe, RenewalThread

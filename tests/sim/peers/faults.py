@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from tenure._backends.peers import machine as peers
-from tenure._election import machine as election
+from tenure._election import effects as election_effects
 from tenure.testing._sim.nemesis import Breakable, Nemesis, Victim
 from tests.sim.peers.member import NAME, Member
 from tests.sim.peers.network import PeerNetwork
@@ -69,15 +69,15 @@ class PeerNemesis(Nemesis):
 
     def _resign(self, member: Member) -> None:
         for each in member.candidates:
-            member.do(each.feed, election.Resign())
+            member.do(each.feed, election_effects.Resign())
 
     def _ask_to_resign(self, member: Member) -> None:
         member.do(member.ask, None, 0, lambda number: peers.AskToResign(number, NAME))
 
     def _stop(self, member: Member) -> None:
         for each in member.candidates:
-            member.do(each.feed, election.Stop())
-            member.do(each.feed, election.Resign())
+            member.do(each.feed, election_effects.Stop())
+            member.do(each.feed, election_effects.Resign())
         self._kill(member)
 
     # --- of the network ---

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure._backends.peers import machine as peers
+from tenure._election import effects as election_effects
 from tenure._election import machine as election
 from tenure._lease import Grant
 from tenure.testing._sim.process import Alarm, Process
@@ -37,31 +38,33 @@ class Candidate:
         self.machine = election.Machine(
             NAME, self.name, member.plan.timing, member.world.rng, hints=hints, now=member.now()
         )
-        self._alarm = Alarm(member, lambda: self.machine.wake_at + LATE, member.do, lambda: self.feed(election.Tick()))
+        self._alarm = Alarm(
+            member, lambda: self.machine.wake_at + LATE, member.do, lambda: self.feed(election_effects.Tick())
+        )
 
-    def feed(self, event: election.Input) -> None:
+    def feed(self, event: election_effects.Input) -> None:
         for effect in self.machine.handle(event, self.member.now()):
             self._perform(effect)
         self._alarm.set()
 
-    def _perform(self, effect: election.Effect) -> None:
+    def _perform(self, effect: election_effects.Effect) -> None:
         member, plan = self.member, self.member.plan
         match effect:
-            case election.Acquire(ask, holder):
+            case election_effects.Acquire(ask, holder):
                 member.ask(self, ask, lambda n: peers.Acquire(n, NAME, holder, plan.timing.ttl, {}))
-            case election.Renew(ask, grant):
+            case election_effects.Renew(ask, grant):
                 member.ask(self, ask, lambda n: peers.Renew(n, grant, plan.timing.ttl))
-            case election.Release(ask, grant):
+            case election_effects.Release(ask, grant):
                 if self.work is not None and self.work.grant == grant:
                     member.checkers.violated("late release", f"{grant} was handed back while its work ran")
                 member.ask(self, ask, lambda n: peers.Release(n, grant))
-            case election.StartWork(grant, until):
+            case election_effects.StartWork(grant, until):
                 self.work = Work(grant, until)
                 member.checkers.began(self, self.work)
-            case election.Trust(token, until) if self.work is not None and self.work.grant.token == token:
+            case election_effects.Trust(token, until) if self.work is not None and self.work.grant.token == token:
                 self.work.until = until
                 member.checkers.believes(self, self.work)
-            case election.CancelWork(token, _) if self.work is not None and self.work.grant.token == token:
+            case election_effects.CancelWork(token, _) if self.work is not None and self.work.grant.token == token:
                 self._cancel(self.work)
 
     def _cancel(self, work: Work) -> None:
@@ -76,7 +79,7 @@ class Candidate:
         if self.work is work:
             self.work = None
             self.member.checkers.left(self)
-            self.feed(election.WorkEnded(work.grant.token, True))
+            self.feed(election_effects.WorkEnded(work.grant.token, True))
 
 
 class Member(Process):
@@ -98,7 +101,7 @@ class Member(Process):
         self.candidates: list[Candidate] = []
         self.candidates += [Candidate(self, each) for each in range(self.plan.candidates[number])]
         for each in self.candidates:
-            self.after(self.plan.timing.ttl * 0.01 * self.world.rng.random(), each.feed, election.Tick())
+            self.after(self.plan.timing.ttl * 0.01 * self.world.rng.random(), each.feed, election_effects.Tick())
         self._alarm = Alarm(self, lambda: self.machine.wake_at + LATE, self.do, lambda: self.feed(peers.Tick()))
         self._alarm.set()
 
@@ -125,7 +128,7 @@ class Member(Process):
                     answers.append((ask, answer))
                 case peers.Hint():
                     for each in self.candidates:
-                        self.world.after(0.0, self.do, each.feed, election.Hint())
+                        self.world.after(0.0, self.do, each.feed, election_effects.Hint())
         self._alarm.set()
         for ask, answer in answers:
             self._answered(ask, answer)
@@ -143,7 +146,7 @@ class Member(Process):
         candidate, number = waiting
         if candidate is None:
             return
-        self.world.after(0.0, self.do, candidate.feed, election.Answered(number, answer))
+        self.world.after(0.0, self.do, candidate.feed, election_effects.Answered(number, answer))
 
     def _died(self) -> None:
         for each in self.candidates:

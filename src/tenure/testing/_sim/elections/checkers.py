@@ -33,20 +33,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tenure._election.machine import (
-    TRANSITIONS,
-    Acquire,
-    Answered,
-    Effect,
-    Emit,
-    Input,
-    Release,
-    Renew,
-    State,
-    Stop,
-    Tick,
-    WorkEnded,
-)
+from tenure._election.effects import Acquire, Answered, Effect, Emit, Input, Release, Renew, Stop, Tick, WorkEnded
+from tenure._election.machine import TRANSITIONS, State
 from tenure._lease import Grant, Granted, Lost, Released
 from tenure.events import Reason, TermEnded
 from tenure.testing._sim.elections.node import Node, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tenure._election.machine import Hint, RenewTogether, Resign, Stop
+from tenure._election.effects import Hint, RenewTogether, Resign, Stop
 from tenure.testing._sim.elections.lease_server import LeaseServer
 from tenure.testing._sim.elections.node import Node
 from tenure.testing._sim.elections.stores import ClockStore

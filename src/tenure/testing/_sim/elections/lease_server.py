@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tenure._election.machine import Hint
+from tenure._election.effects import Hint
 from tenure._lease import Grant, NoAnswer, Released
 from tenure.testing._sim.elections.protocols import LeaseServerRun
 from tenure.testing._sim.elections.stores import NOBODY, Attempt, Question

@@ -11,19 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from tenure._election.machine import (
-    NEVER,
-    Answer,
-    Effect,
-    Input,
-    Machine,
-    Release,
-    Renew,
-    RenewalWithheld,
-    State,
-    _Request,
-    _TermState,
-)
+from tenure._election.effects import Answer, Effect, Input, Release, Renew, RenewalWithheld
+from tenure._election.machine import NEVER, Machine, State, _Request, _TermState
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.events import Reason
 from tenure.testing._sim.client import Client

@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tenure._election.machine import (
+from tenure._election.effects import (
     Acquire,
     Answered,
     CancelWork,
     Effect,
     Emit,
     Input,
-    Machine,
     Release,
     Renew,
     RenewalWithheld,
@@ -23,6 +22,7 @@ from tenure._election.machine import (
     WorkEnded,
     WorkOverran,
 )
+from tenure._election.machine import Machine
 from tenure._lease import Grant, NoAnswer
 from tenure.errors import in_words
 from tenure.events import Reason, TermEnding

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tenure._election.machine import Effect, Input, Machine, State
+from tenure._election.effects import Effect, Input
+from tenure._election.machine import Machine, State
 from tenure._lease import Grant
 from tenure.events import Reason
 from tenure.testing._sim.client import Client

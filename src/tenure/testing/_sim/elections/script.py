@@ -28,7 +28,7 @@ import math
 import re
 from collections.abc import Callable
 
-from tenure._election.machine import (
+from tenure._election.effects import (
     Acquire,
     Answer,
     Answered,
@@ -37,7 +37,6 @@ from tenure._election.machine import (
     Emit,
     Hint,
     Input,
-    Machine,
     Release,
     Renew,
     RenewalWithheld,
@@ -50,6 +49,7 @@ from tenure._election.machine import (
     WorkEnded,
     WorkOverran,
 )
+from tenure._election.machine import Machine
 from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released
 from tenure._timing import Timing
 from tenure.errors import ConfigError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tenure._election.machine import Resign, State, Stop
+from tenure._election.effects import Resign, Stop
+from tenure._election.machine import State
 from tenure._timing import Timing
 from tenure.testing._sim.elections.checkers import Checkers
 from tenure.testing._sim.elections.faults import ElectionNemesis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tenure._election.machine import Acquire, Release, Renew
+from tenure._election.effects import Acquire, Release, Renew
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released
 from tenure.testing._sim.elections.plan import Plan
 from tenure.testing._sim.world import SkewedClock, World
