@@ -158,13 +158,6 @@ class _CountsSessionFromAnswer(SessionConsumer):
         return super()._believed_until(asked._replace(at=now), now)
 
 
-class _BeginsWhenOver(SessionConsumer):
-    """Begins with a message without a look at the clock, when it wakes from a pause."""
-
-    def _is_over(self, session: HeldSession) -> bool:
-        return False
-
-
 class _IgnoresLostSession(SessionConsumer):
     """Goes on when its session is over."""
 
@@ -259,9 +252,6 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "release-loses": _broker("a release loses what is not settled", _ReleaseLoses, "not drained"),
         "session-counts-from-answer": _consumer(
             "a session is counted from when the answer came", _CountsSessionFromAnswer, "outlives lock"
-        ),
-        "begins-when-over": _consumer(
-            "a handler begins in a session that is over, after a pause", _BeginsWhenOver, "unsure start"
         ),
         "ignores-lost-session": _consumer(
             "a consumer works on in a lost session", _IgnoresLostSession, "not cancelled"
