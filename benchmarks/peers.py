@@ -1,4 +1,4 @@
-"""Fleets on this machine: from kill -9 of the leader to its successor's first line, and what is said when all is calm.
+"""Fleets on this machine: from kill -9 of the leader to its successor's first line; messages when idle.
 
 Run by hand: ``python -m benchmarks.peers [--sizes 3,5,9,25] [--heartbeats 0.1,0.2] [--trials 5] [--quorum majority]``.
 Prints figures, judges nothing. A fleet's members share this machine's cores, so that large ones are slower here than on
@@ -40,11 +40,11 @@ async def main(url, ttl):
 asyncio.run(main(sys.argv[1], float(sys.argv[2])))
 """
 TTL_OF_HEARTBEATS = 15
-"""As it is if nothing is said: a lease of 15 s, a heartbeat of 1 s."""
+"""The defaults: a lease of 15 s, a heartbeat of 1 s."""
 
 
 class Fleet:
-    """Members as processes, which say when they are elected."""
+    """Members as processes, which print when they are elected."""
 
     def __init__(self, size: int, strategy: str, heartbeat: float, quorum: str) -> None:
         taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
@@ -71,7 +71,7 @@ class Fleet:
         return process
 
     def listen(self) -> None:
-        """Take in what the members have said meanwhile."""
+        """Read what the members have printed meanwhile."""
         for number, process in enumerate(self.processes):
             assert process.stdout is not None
             with suppress(BlockingIOError):
@@ -84,7 +84,7 @@ class Fleet:
                     self._counts[number] = int(told[0])
 
     def elected(self, after: int = 0) -> tuple[int, int, float]:
-        """Wait for a leader with a token above *after*; return the newest one's token, who it is, and since when."""
+        """Wait for a leader with a token above *after*; return its token, its number, and when it began."""
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
             self.listen()
@@ -112,7 +112,7 @@ class Fleet:
         return at
 
     def restart(self, number: int) -> None:
-        """Start a member anew that was killed."""
+        """Restart a member that was killed."""
         self._heard.pop(number, None)
         self.processes[number] = self.start(number)
 
@@ -134,7 +134,7 @@ def fleet(size: int, strategy: str, heartbeat: float, quorum: str) -> Iterator[F
 
 
 def failover(size: int, strategy: str, heartbeat: float, quorum: str, trials: int, calm: float) -> str:
-    """Kill leaders, and count what is said between two kills; return a line of the table."""
+    """Kill leaders, and count the messages between two kills; return a line of the table."""
     times, rates = [], []
     with fleet(size, strategy, heartbeat, quorum) as members:
         members.elected()
@@ -147,7 +147,7 @@ def failover(size: int, strategy: str, heartbeat: float, quorum: str, trials: in
             killed_at = members.kill(leader)
             times.append(members.elected(after=token)[2] - killed_at)
             members.restart(leader)
-            time.sleep(2 * members.ttl)  # the new process is silent for one lease, and is then one of them again
+            time.sleep(2 * members.ttl)  # the new process is silent for one lease, and then takes part again
     middle, worst = statistics.median(times), max(times)
     return (
         f"{strategy:<9}{size:>8}{heartbeat:>11g}{members.ttl:>8.1f}{middle:>11.2f}{worst:>8.2f}"

@@ -1,4 +1,4 @@
-"""Five hosts with networks of their own; the leader's is cut off again and again. The old one is out before the new."""
+"""Five hosts, each with its own network; the leader's is cut off repeatedly. The old one is out before the new."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_leader_that_is_cut_off_is_out_before_the_next_is_in(strategy: str, la
 
 
 def overlapping(lines: list[Entry]) -> list[str]:
-    """Return every act of a term that came after a newer term had begun, and every token that did not rise."""
+    """Return every entry of a term that came after a newer term had begun, and every token that did not rise."""
     found = []
     newest = 0
     for line in sorted(lines, key=lambda line: line.at):

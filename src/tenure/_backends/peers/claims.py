@@ -25,7 +25,7 @@ from tenure._jitter import Rng
 from tenure._lease import Grant, Granted, HeldBy, Lost, Metadata, NoAnswer
 
 EARLY_ANSWER_AFTER = 0.1
-"""Shares of a lease after which a candidate is told that nobody can be elected now, while its caller still waits."""
+"""Share of a lease after which a candidate learns that nobody can be elected now, while its caller still waits."""
 
 RETRIES = 3
 """How often a claim that was refused for its token is made again at once with a higher one."""

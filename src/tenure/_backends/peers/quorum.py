@@ -20,9 +20,9 @@ House rules of a voter:
   bound, and sends it in its replies: the highest token or bound that it knew, its own wall clock included, and one more
   for each ms since, which is faster than elections use tokens up. The voter continues from the highest bound; a member
   that has not sent its bound gets no vote from it, and its votes are not counted. That errs only if a member was
-  started by a clock that was ahead of all these, and they have not heard of it.
+  started by a clock that was ahead of all these, and they have not received its tokens.
 - The clock alone matters only if no member remembers any token: then tokens rise unless this clock is behind the clocks
-  by which members were started before, as they would stand now.
+  by which members were started before, as they would read now.
 
 With ``quorum="none"``, a promise is only advice: it ends when its claimant counts as dead, and of two leaders that
 meet, the one with the older term (and of equal terms, the lower member) leaves.
@@ -64,7 +64,7 @@ class Promise:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one name. It is never deleted, so that its tokens never fall."""
+    """A voter's record of one name. It is never deleted, so that its tokens never fall."""
 
     newest: int = 0  # the highest token voted for or heard of: a new claim must be higher
     term: int = 0  # the highest token voted for that may have been won: a leader that renews must not be older

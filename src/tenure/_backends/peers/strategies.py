@@ -1,4 +1,4 @@
-"""What the three strategies have in common: which of the members that want a name claims it, and when.
+"""The base of the three strategies, which decide which member claims a name, and when.
 
 A strategy only decides which member claims, and when. Votes decide whether a claim is won
 (:mod:`tenure._backends.peers.quorum`). So a strategy that errs, because messages were lost or because two members

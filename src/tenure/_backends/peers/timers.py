@@ -17,7 +17,7 @@ class _Timer:
 
 
 class Timers:
-    """What is due when. A timer can't be cancelled: its owner ignores one that has become pointless."""
+    """A queue of timers. A timer can't be cancelled: its owner ignores one that has become pointless."""
 
     def __init__(self) -> None:
         self._timers: list[_Timer] = []

@@ -33,7 +33,7 @@ _NOT_WRITTEN = "it can't be written from here; check the rights on the file and 
 
 
 class DiskFullError(Unavailable):
-    """There is no room to write; what frees room may still work."""
+    """There is no room to write; operations that free room may still work."""
 
 
 def translate(error: sqlite3.Error, path: str) -> TenureError:

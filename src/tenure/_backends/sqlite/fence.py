@@ -41,7 +41,7 @@ class Fence:
         ``sqlite3.OperationalError`` if it is locked.
 
         Args:
-            resource: What is guarded; any text that all writers agree on.
+            resource: The name of what is guarded; any text that all writers agree on.
             token: The term's token.
 
         Raises:

@@ -223,7 +223,7 @@ _LEFT_BY_FORK: list[object] = []  # connections that came through a fork: closin
 
 
 class _Command(Enum):
-    """What the thread is told beside requests."""
+    """Commands to the thread beside requests."""
 
     STOP = "end"
     LOOK_AT_URGENT = "look at the urgent ones"
