@@ -182,7 +182,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
         [[before]] = await client.ask("SELECT pg_backend_pid()")
 
         async def is_back() -> bool:
-            [line] = [line for (_, urgent), line in client._lines.items() if not urgent]
+            [line] = [line for (_, urgent), line in client._by_loop.items() if not urgent]
             return bool(line._idle)
 
         for question in ("acquire", "send", "settle"):
@@ -200,7 +200,7 @@ async def test_a_question_that_was_given_up_costs_no_connection(server: Postgres
 
 
 def has_begun(client: Client) -> bool:
-    return any(line._busy for line in client._lines.values())
+    return any(line._busy for line in client._by_loop.values())
 
 
 async def test_a_question_that_is_cancelled_disturbs_no_other_and_leaves_nothing_behind(
@@ -238,7 +238,7 @@ async def test_a_connection_that_was_dropped_while_idle_costs_no_answer(server: 
     async with opened(server.url + "?pool=1&listen=false") as backend, native(server.url) as stranger:
         client = backend.leases._client
         [[pid]] = await client.ask("SELECT pg_backend_pid()")
-        [line] = client._lines.values()
+        [line] = client._by_loop.values()
         connection: Any = line._idle[0]
         told = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
         connection._protocol.data_received(
@@ -299,7 +299,7 @@ async def test_all_who_wait_share_one_attempt_to_connect(server: Postgres, name:
 
         async def all_are_connected() -> bool:
             await asyncio.gather(*(backend.leases.inspect(name) for _ in range(20)), return_exceptions=True)
-            return sum(len(line._idle) for line in backend.leases._client._lines.values()) == 4
+            return sum(len(line._idle) for line in backend.leases._client._by_loop.values()) == 4
 
         await until(all_are_connected)
         proxy.stall()

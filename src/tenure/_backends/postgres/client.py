@@ -1,7 +1,7 @@
-"""The way to a PostgreSQL: translate its errors, keep a few connections for each loop, bound every question in time.
+"""The client of a PostgreSQL: translates errors, keeps some connections for each loop, bounds every request in time.
 
-No connection is special and none carries anything from one question to the next: no session lock, no setting, no
-transaction left open. So each may be dropped at any moment, and a transaction pooler may stand in between.
+No connection keeps any state from one request to the next: no session lock, no setting, no open transaction. So each
+may be dropped at any moment, and a transaction pooler may stand in between.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ from tenure.errors import ConfigError, TenureError, Unavailable
 T = TypeVar("T")
 
 _CERTAINLY_NOT_DONE = {"40001", "40P01"}  # serialization failure, deadlock: rolled back, so it may be asked again
-_NOT_SENT = (
-    "cannot switch to state",
-    "connection is closed",
-)  # what the driver says of one that was dropped while idle
+_NOT_SENT = ("cannot switch to state", "connection is closed")  # the driver's texts for one that was dropped while idle
 
 _REFUSED = {
     "28P01": "refused the password; check it in the URL, in PGPASSWORD or in ~/.pgpass",
@@ -51,8 +48,8 @@ _NOT_NOW = {
     "53300": "has no connection left; raise max_connections, use smaller pools (option pool), or a pooler",
     "53100": "has no room left on its disk, and did nothing of it; make room there",
     "53200": "has no memory left",
-    "25006": "is a read-only standby or set to read only, and nothing is decided by such a one; "
-    "it is asked again once it is the primary, or name all hosts in the URL",
+    "25006": "is a read-only standby or set to read only; tenure needs the primary: "
+    "name all hosts in the URL, or wait until this one is the primary",
 }
 _LOCKED = "55P03"
 _CALLED_OFF = "57014"
@@ -62,14 +59,14 @@ _POOLED = {"26000", "42P05"}
 
 
 class RowLocked(Unavailable):
-    """Say that another transaction held a row that was asked for, longer than the question could wait."""
+    """Another transaction held a row that the request needed, for longer than it could wait."""
 
 
 def translate(error: Exception, url: Url, options: Options, *, worked: bool, waited: float) -> TenureError:
-    """Turn what the driver or the server said, after *waited* seconds, into one of ours.
+    """Turn an error of the driver or the server, after *waited* seconds, into one of ours.
 
-    What could never work is a ``ConfigError``, unless it has worked before: then somebody is at it, and may be done
-    soon. *worked* tells.
+    A permanent error is a ``ConfigError``, unless the client *worked* before: then the database is being changed, and
+    may work again.
     """
     code: str = getattr(error, "sqlstate", None) or ""
     lasting: type[TenureError] = Unavailable if worked else ConfigError
@@ -94,7 +91,7 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
                 "pg_stat_activity shows it, and pg_locks"
             )
         case asyncpg.PostgresError() if code == _CALLED_OFF:
-            return Unavailable(f"{url} gave no answer within {waited:.2g} s, and called the question off")
+            return Unavailable(f"{url} gave no answer within {waited:.2g} s, and cancelled the request")
         case asyncpg.PostgresError() if code in _NOT_NOW:
             return Unavailable(f"{url} {_NOT_NOW[code]}")
         case asyncpg.PostgresError() if code in _MISSING:
@@ -118,7 +115,7 @@ def translate(error: Exception, url: Url, options: Options, *, worked: bool, wai
 
 
 def _why(error: Exception) -> str:
-    """Say why there is no way to the server: the system's own word is plainer than asyncio's."""
+    """Return why the server can't be reached: the system's text is plainer than asyncio's."""
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if number > 0 else str(error) or type(error).__name__
 
@@ -128,7 +125,7 @@ def _no_schema(url: Url, options: Options) -> str:
 
 
 CONNECT_MIN = 5.0
-"""Seconds that an attempt to connect may take, however short the questions: it takes more round trips than they do."""
+"""Seconds that an attempt to connect may take, however short the requests: it takes more round trips than they do."""
 
 # Types of arrays and of their elements, by their numbers, which never change. The driver would ask about them on each
 # new connection, in six round trips.
@@ -136,18 +133,18 @@ _ARRAYS = {1000: 16, 1001: 17, 1005: 21, 1007: 23, 1016: 20, 1021: 700, 1022: 70
 
 
 class Client:
-    """A database in use: lines of connections, for each loop that asks one, and one for what is urgent."""
+    """A database in use: connections for each loop that uses it, and one more for urgent requests."""
 
     def __init__(self, url: Url, options: Options) -> None:
         self.url = url
         self.options = options
         self._dsn = dsn_of(url)
         require_files(url, options)
-        self._lines: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
+        self._by_loop: dict[tuple[asyncio.AbstractEventLoop, bool], LoopConnections] = {}
         self._checked = False
         self._worked = False
         self._closed = False
-        self._takes_settings = True  # until something in between has refused them
+        self._takes_settings = True  # until a pooler has refused them
 
     async def ask(
         self,
@@ -157,17 +154,17 @@ class Client:
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> list[asyncpg.Record]:
-        """Return the rows that *statement* answers, in a transaction of its own.
+        """Return the rows of *statement*, run in a transaction of its own.
 
         Args:
-            statement: What is asked.
-            values: What stands for $1, $2, … in it.
+            statement: The SQL.
+            values: Its parameters $1, $2, …
             within: How many seconds it may take, if fewer than the option timeout.
-            queue_for: How many of them to wait for a connection, if fewer.
-            urgent: Whether it has a connection to itself, and waits for nothing that is not.
+            queue_for: How many of them it may wait for a connection, if fewer.
+            urgent: Whether it uses the connection for urgent requests, and waits for no others.
 
         Raises:
-            Unavailable: There was no answer within the time given: it may have been done or not.
+            Unavailable: There was no answer within the time given: it may have been carried out or not.
             ConfigError: The database can't be used as it is.
         """
         return await self.work(
@@ -182,9 +179,9 @@ class Client:
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> T:
-        """Return what *work* does on a connection; it must leave no transaction open. May raise as :meth:`ask`.
+        """Return the result of *work* on a connection; it must leave no transaction open. May raise as :meth:`ask`.
 
-        It may be done a second time, if the first had no effect for certain.
+        It may be run a second time, if the first certainly had no effect.
         """
         if not self._checked:
             within = await self._check_first(self.bound(within))
@@ -199,15 +196,15 @@ class Client:
         queue_for: float | None = None,
         urgent: bool = False,
     ) -> T:
-        """Do as :meth:`work`, on whatever schema there is, or none."""
+        """Do as :meth:`work`, without a check of the schema."""
         if self._closed:
             raise Unavailable(f"{self.url} is closed; connect again")
         within = self.bound(within)
-        line = self._line(urgent)
+        connections = self._connections(urgent)
         for attempt in (1, 2):
             asked_at = time.monotonic()
             try:
-                return await line.work(work, within, within if queue_for is None else queue_for)
+                return await connections.work(work, within, within if queue_for is None else queue_for)
             except DRIVER_ERRORS as error:
                 if isinstance(error, InterfaceError) and isinstance(
                     error, ValueError
@@ -219,7 +216,7 @@ class Client:
         raise AssertionError("the second attempt neither answered nor failed")
 
     def bound(self, within: float | None = None) -> float:
-        """Return for how many seconds a question may take, given that its asker would wait for *within*."""
+        """Return how many seconds a request may take whose caller would wait for *within*."""
         return self.options.timeout if within is None else min(within, self.options.timeout)
 
     async def connect(self, **settings: str) -> Connection:
@@ -237,16 +234,16 @@ class Client:
         except (ClientConfigurationError, ValueError) as error:
             if isinstance(error, OSError):  # a certificate that isn't trusted
                 raise
-            # The driver may quote the URL, password and all, so what it said is not passed on.
+            # The driver may quote the URL with its password, so its text is not passed on.
             kind = type(error).__name__
             raise ConfigError(f"{self.url} is not an address that the driver can read ({kind}); check it") from None
         connection.get_settings().register_data_types([_array(*one) for one in _ARRAYS.items()])
         return connection
 
     async def _open(self) -> Connection:
-        """Open a connection for questions, on which the server gives up what nobody can wait for any longer.
+        """Open a connection for requests, on which the server cancels statements that exceed the time limit.
 
-        A pooler may refuse to set that, and is not asked again. Then the client has to call each question off.
+        A pooler may refuse that setting, and is not asked again. Then the client has to cancel each request.
         """
         if self._takes_settings:
             try:
@@ -258,7 +255,7 @@ class Client:
         return await self.connect()
 
     def translate(self, error: Exception, asked_at: float, within: float) -> TenureError:
-        """Turn the driver's *error* into one of ours: asked when time.monotonic() told *asked_at*, *within* seconds."""
+        """Turn the driver's *error* about a request sent at *asked_at*, for *within* seconds, into one of ours."""
         waited = min(time.monotonic() - asked_at, within)
         return translate(error, self.url, self.options, worked=self._worked, waited=waited)
 
@@ -266,27 +263,28 @@ class Client:
         """Close every connection, of every loop."""
         self._closed = True
         # All at once: a server that is stuck keeps each of them waiting.
-        await asyncio.gather(*(on_loop(loop, line.close) for (loop, _), line in list(self._lines.items())))
-        self._lines.clear()
+        closing = [on_loop(loop, connections.close) for (loop, _), connections in self._by_loop.items()]
+        await asyncio.gather(*closing)
+        self._by_loop.clear()
 
-    def _line(self, urgent: bool = False) -> LoopConnections:
+    def _connections(self, urgent: bool = False) -> LoopConnections:
         key = asyncio.get_running_loop(), urgent
-        line = self._lines.get(key)
-        if line is None:
-            for old in [one for one in self._lines if one[0].is_closed()]:
-                del self._lines[old]
-            line = self._lines[key] = LoopConnections(self._open, 1 if urgent else self.options.pool)
-        return line
+        connections = self._by_loop.get(key)
+        if connections is None:
+            for old in [one for one in self._by_loop if one[0].is_closed()]:
+                del self._by_loop[old]
+            connections = self._by_loop[key] = LoopConnections(self._open, 1 if urgent else self.options.pool)
+        return connections
 
     async def _check_first(self, within: float) -> float:
-        """Find the schema as this code knows it, once for all who ask meanwhile; return what is left of *within*."""
-        line, asked_at = self._line(), time.monotonic()
-        if line.checking is None:
-            line.checking = asyncio.get_running_loop().create_task(self._check(), name="tenure-postgres-check")
-            line.checking.add_done_callback(line.checked)
+        """Check the schema's version, once for all requests that wait for it; return the rest of *within*."""
+        connections, asked_at = self._connections(), time.monotonic()
+        if connections.checking is None:
+            connections.checking = asyncio.get_running_loop().create_task(self._check(), name="tenure-postgres-check")
+            connections.checking.add_done_callback(connections.checked)
         try:
             async with asyncio.timeout(within):
-                await asyncio.shield(line.checking)
+                await asyncio.shield(connections.checking)
         except TimeoutError as error:
             raise self.translate(error, asked_at, within) from error
         return max(0.001, within - (time.monotonic() - asked_at))
@@ -317,7 +315,7 @@ def _is_certainly_not_done(error: Exception) -> bool:
 
 
 def _array(number: int, element: int) -> dict[str, object]:
-    """Describe an array type as the driver's own question about it would."""
+    """Describe an array type as the driver's own look-up of it would."""
     nothing = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype", "basetype_name", "elemtype_name"))
     return nothing | {
         "oid": number,

@@ -1,4 +1,4 @@
-"""The connections of one event loop: opened for all questions that wait, doubted when one was given up, used again."""
+"""The connections of one event loop: opened for all requests that wait, and checked after one was given up."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 DRIVER_ERRORS = (OSError, EOFError, asyncpg.PostgresError, InterfaceError, InternalClientError)
-"""What the driver raises when a question has failed, and not we."""
+"""The errors by which the driver says that a request has failed."""
 
 OPEN_PAUSE_MAX = 0.5
-"""Seconds at most between two attempts to connect, of which the first has failed."""
+"""Seconds at most between a failed attempt to connect and the next one."""
 
 SURE_WITHIN = 3.0
-"""Seconds within which a connection whose question was given up must be of use again."""
+"""Seconds within which a connection whose request was given up must answer again."""
 
-_DROPPED = {"25006", "26000", "42P05"}  # the connection is of no use: a standby, or mixed up by a pooler
+_DROPPED = {"25006", "26000", "42P05"}  # the connection is useless: to a standby, or mixed up by a pooler
 
 
 @asynccontextmanager
 async def transaction(connection: Connection, within: float) -> AsyncIterator[None]:
     """Make one step of several statements, each of which waits for locks no longer than *within*.
 
-    The driver's own transaction, when called off, waits until the server has rolled back; this one leaves that to the
-    line, which doubts the connection.
+    The driver's own transaction, when cancelled, waits until the server has rolled back; this one leaves that to the
+    check of the connection.
     """
     await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {milliseconds(within)}")
     try:
@@ -52,10 +52,10 @@ async def transaction(connection: Connection, within: float) -> AsyncIterator[No
 class LoopConnections:
     """The connections of one loop.
 
-    A question neither opens a connection nor closes one. Those who find none wait in turn, while one attempt to connect
-    is made for all of them, and more once it has succeeded; it goes on when they have given up. A connection whose
-    question was given up is doubted: the server is told to call the question off, and if it answers, the connection is
-    of use again. So a slow server, or a slow way to it, is not burdened with new connections.
+    A request neither opens a connection nor closes one. Requests that find none wait in turn, while one attempt to
+    connect is made for all of them, and more once it has succeeded; it goes on when they have given up. A connection
+    whose request was given up is doubted: the server is asked to cancel the request, and if it answers, the
+    connection is used again. So a slow server, or a slow network, is not burdened with new connections.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, Connection]], size: int) -> None:
@@ -63,8 +63,8 @@ class LoopConnections:
         self._size = size
         self._is_closed = False
         self.checking: asyncio.Task[None] | None = None
-        """Finds out whether the schema fits, for all who ask."""
-        # The one that was opened first is the next: few stay busy, and few plan what is asked most.
+        """Checks whether the schema fits, for all requests that wait."""
+        # The one that was opened first is the next: few stay busy, and few have to plan the frequent statements.
         self._idle: list[Connection] = []
         self._opened_at = WeakKeyDictionary[Connection, float]()
         self._busy: set[Connection] = set()
@@ -77,13 +77,13 @@ class LoopConnections:
         self._took = 0.0  # the newest answer
 
     def checked(self, checking: asyncio.Task[None]) -> None:
-        """Take note that the schema was looked at, or could not be."""
+        """Note that the check of the schema has ended."""
         self.checking = None
         if not checking.cancelled():
-            checking.exception()  # those who wait have it; if nobody does, asyncio need not complain
+            checking.exception()  # the requests that wait get it; if there are none, asyncio need not complain
 
     async def work(self, work: Callable[[Connection], Awaitable[T]], within: float, queue_for: float) -> T:
-        """Do *work* on a connection; waiting for one counts, too."""
+        """Run *work* on a connection; the wait for one counts, too."""
         async with asyncio.timeout(within) as limit:
             connection = self._next() or await self._turn(limit, within, queue_for)
             return await self._work(connection, work, limit)
@@ -100,7 +100,7 @@ class LoopConnections:
         return None
 
     async def _turn(self, limit: asyncio.Timeout, within: float, queue_for: float) -> Connection:
-        """Wait for a turn. Where there is more to do than can be done, giving up here costs the server nothing."""
+        """Wait for a turn. Under overload, to give up here costs the server nothing."""
         if self._is_closed:
             raise Unavailable("the backend was closed; connect again")
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ class LoopConnections:
             self._open_more()
 
     def _offer(self, connection: Connection) -> None:
-        """Give a connection to the first who waits, or keep it."""
+        """Give a connection to the first request that waits, or keep it."""
         if connection.is_closed():
             return
         if self._is_closed or self._room() <= 0:
@@ -165,7 +165,7 @@ class LoopConnections:
             self._give_back(connection)
             raise
         except BaseException as error:
-            # Given up in the middle, it may say anything next. If it was silent or broken, so may be the others.
+            # A late answer may come to what was given up. If this one is silent or broken, so may be the others.
             self._busy.discard(connection)
             self._doubt(connection)
             if limit.expired() or not isinstance(error, asyncio.CancelledError):
@@ -189,15 +189,15 @@ class LoopConnections:
         if connection.is_closed() or len(self._doubted) >= self._size or self._is_closed:
             connection.terminate()
             return
-        doubting = asyncio.get_running_loop().create_task(self._make_sure(connection), name="tenure-postgres-doubt")
+        doubting = asyncio.get_running_loop().create_task(self._check(connection), name="tenure-postgres-doubt")
         self._doubted[doubting] = connection
         doubting.add_done_callback(self._doubted.pop)
 
-    async def _make_sure(self, connection: Connection) -> None:
-        """Use *connection* again if it answers. The driver has told the server to call off what was asked on it."""
+    async def _check(self, connection: Connection) -> None:
+        """Use *connection* again if it answers. The driver has asked the server to cancel the request on it."""
         try:
             async with asyncio.timeout(SURE_WITHIN):
-                await connection.execute("SELECT 1")  # after the answer to what was called off
+                await connection.execute("SELECT 1")  # after the answer to the cancelled request
         except DRIVER_ERRORS:
             connection.terminate()
         else:
@@ -208,7 +208,7 @@ class LoopConnections:
     # --- opening ---
 
     def _open_more(self) -> None:
-        """Open connections for those who wait: one attempt, and as many as there is room for once it has succeeded."""
+        """Open connections for waiting requests: one attempt, and as many as have room once it has succeeded."""
         most = min(self._room(), self._size if self._is_reached else 1) - len(self._opening)
         if most <= 0 or self._is_closed:
             return
@@ -235,7 +235,7 @@ class LoopConnections:
             pause = min(OPEN_PAUSE_MAX, 0.02 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
             self._failures += 1
             self._open_from = asyncio.get_running_loop().time() + pause
-            if not self._busy:  # otherwise those who wait may be served all the same
+            if not self._busy:  # otherwise the waiting requests may be served all the same
                 self._fail(error)
         self._open_more()
 
@@ -246,7 +246,7 @@ class LoopConnections:
                 turn.set_exception(error)
 
     async def close(self) -> None:
-        """Close the connections: politely if they are idle."""
+        """Close the connections; idle ones by a farewell to the server."""
         self._is_closed = True
         self._fail(Unavailable("the backend was closed meanwhile; connect again"))
         for doubting, connection in list(self._doubted.items()):
@@ -264,7 +264,7 @@ class LoopConnections:
 
 def _too_busy(waited: float) -> Unavailable:
     return Unavailable(
-        f"all connections were busy for {waited:.2g} s, so it was not even asked; if that happens often, "
+        f"all connections were busy for {waited:.2g} s, so the request was not sent; if that happens often, "
         "use a larger pool (option pool), a longer ttl, or a faster server"
     )
 
@@ -275,7 +275,7 @@ async def _farewell(connection: Connection) -> None:
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
+    """Run *act* on *loop*, if that is still running. If it isn't, its connections are gone with it."""
     if loop is asyncio.get_running_loop():
         await act()
     elif loop.is_running():

@@ -73,7 +73,7 @@ class DeadLetters:
                 found = await self._move(queue, which, most, to)
             total += found
             if found and not purge:  # at each step: consumers need not wait for the last step, which may fail
-                self._wake.ring(f"queue:{to or queue}")
+                self._wake.notify(f"queue:{to or queue}")
             if not found:  # fewer than asked for may be found while others settle some of them
                 break
         return total

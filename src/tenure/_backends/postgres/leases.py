@@ -50,7 +50,7 @@ class PostgresLeases:
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
-        told = json.dumps(dict(metadata), ensure_ascii=True)
+        written = json.dumps(dict(metadata), ensure_ascii=True)
         topic = f"lease:{name}"
         within = self._client.bound(_patience(ttl))
         for _ in range(TRIES):
@@ -59,7 +59,7 @@ class PostgresLeases:
                 name,
                 holder,
                 ttl,
-                told,
+                written,
                 self._channel,
                 f":{topic}",
                 milliseconds(within),
@@ -72,7 +72,7 @@ class PostgresLeases:
             token, resign_asked, other, remaining, theirs, _ = rows[0]
             if other is not None:
                 return HeldBy(name, other, token, remaining, _metadata(theirs))
-            self._wake.ring_here(topic)
+            self._wake.notify_here(topic)
             return Granted(Grant(name, holder, token), resign_asked)
         raise Unavailable(f"{name!r} changed hands {TRIES} times while it was asked for; it is tried again")
 
@@ -136,7 +136,7 @@ class PostgresLeases:
         wait = milliseconds(self._client.bound())
         changed = bool(await self._client.ask(self._sql[statement], *asked, self._channel, f":{topic}", wait))
         if changed:
-            self._wake.ring_here(topic)
+            self._wake.notify_here(topic)
         return changed
 
 

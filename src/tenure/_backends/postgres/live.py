@@ -89,7 +89,7 @@ class LiveMessages:
 
         count, last, has_freed = await self._client.work(purge)
         if has_freed:  # a removed message has held up others
-            self._wake.ring(f"queue:{queue}")
+            self._wake.notify(f"queue:{queue}")
         return count, last
 
     async def _planned(self, statement: str, *values: object) -> list[Any]:

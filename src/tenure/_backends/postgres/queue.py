@@ -143,7 +143,7 @@ class PostgresBroker:
         if not messages:
             return []
         numbers = await self._functions.call("send_many", queue, *columns_of(messages))
-        self._wake.ring(f"queue:{queue}")
+        self._wake.notify(f"queue:{queue}")
         self._housekeeping.note_use(queue)
         made_up = iter(numbers)
         return [f"{queue}{ID_MARK}{next(made_up)}" if message.id is None else message.id for message in messages]
@@ -175,7 +175,7 @@ class PostgresBroker:
     async def _give_back(self, queue: str) -> None:
         """Give back what claims without an answer hold."""
         if await self._claims.give_back(queue):
-            self._wake.ring(f"queue:{queue}")
+            self._wake.notify(f"queue:{queue}")
 
     def _claim(self, queue: str, token: int, rows: list[Any], rank: Callable[[Any], Any]) -> Claim:
         """Make deliveries of *rows*, sorted by *rank*; a last row without number holds a due time and deaths."""
@@ -281,7 +281,7 @@ class PostgresBroker:
             topics |= _topics_of(delivery, verdict, answer)
         for queue in groups:
             self._housekeeping.note_use(queue.removesuffix(DEAD_SUFFIX))
-        self._wake.ring(*sorted(topics))
+        self._wake.notify(*sorted(topics))
         return answers
 
     async def _settle_in(self, connection: Connection, queue: str, some: Sequence[Settlement]) -> list[int]:
@@ -360,7 +360,7 @@ class PostgresBroker:
         self._sessions.forget(held.token)
         if not await self._functions.call_with_deaths("release_session", held.queue, held.session, held.token):
             return LAPSED
-        self._wake.ring(f"queue:{held.queue}")
+        self._wake.notify(f"queue:{held.queue}")
         return SETTLED
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:

@@ -1,7 +1,7 @@
-"""Waking: one connection that listens to what others tell, and telling them, seldom and off the way of the writes.
+"""Hints: one connection that listens to other processes, and notifications to them, seldom and beside the writes.
 
-A notification's payload is ``SENDER:TOPIC``. The topic is that of the bell, such as ``queue:orders``; the sender is a
-nonce by which a process knows its own, as it has rung its own bell already.
+A notification's payload is ``SENDER:TOPIC``. The topic is that of the notifier, such as ``queue:orders``; the sender is
+a nonce by which a process recognises its own, as it has notified its own listeners already.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ PAUSE = 0.01
 """Seconds between two notifications: at each commit of one, the whole database takes a lock."""
 
 PROBE_EVERY = 30.0
-"""Seconds after which a silent connection is asked whether it still stands."""
+"""Seconds after which a silent connection is checked by a statement."""
 
 RETRY_MAX = 5.0
 
-# News is gone with the server anyway, so it doesn't wait for the disk.
-_TELL = """
+# Notifications are lost with the server anyway, so they don't wait for the disk.
+_NOTIFY = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2 || topic) FROM unnest($3::text[]) AS topic
 """
 
 
 class Wake:
-    """The bell of one opened backend, rung by this process and by others."""
+    """The hints of one opened backend, by this process and by others."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -48,7 +48,7 @@ class Wake:
         self._home = _running_loop()
         self._listening: asyncio.Task[None] | None = None
         self._wanted = False
-        self._ringers: dict[asyncio.AbstractEventLoop, _Ringer] = {}
+        self._senders: dict[asyncio.AbstractEventLoop, _Sender] = {}
         self.connected: bool = False
         """Whether it listens at the moment."""
 
@@ -59,36 +59,36 @@ class Wake:
             self._want()
         return hints
 
-    def ring_here(self, topic: str) -> None:
-        """Wake those of this process, if they don't hear the server, which has told everybody else."""
+    def notify_here(self, topic: str) -> None:
+        """Notify this process's listeners if it doesn't listen to the server, which has notified all others."""
         if not self._client.options.listen:
             self._notifier.notify(topic)
 
-    def ring(self, *topics: str) -> None:
+    def notify(self, *topics: str) -> None:
         """Wake those who listen to *topics*: in this process at once, in others soon, together with other news."""
         loop = asyncio.get_running_loop()
-        ringer = self._ringers.get(loop)
-        if ringer is None:
-            for old in [one for one in self._ringers if one.is_closed()]:
-                del self._ringers[old]
-            ringer = self._ringers[loop] = _Ringer(self._client, self._channel, self._nonce)
+        sender = self._senders.get(loop)
+        if sender is None:
+            for old in [one for one in self._senders if one.is_closed()]:
+                del self._senders[old]
+            sender = self._senders[loop] = _Sender(self._client, self._channel, self._nonce)
         for topic in topics:
             self._notifier.notify(topic)
-            ringer.ring(topic)
+            sender.notify(topic)
 
     def fact(self) -> Fact:
-        """Tell how changes are heard of."""
+        """Return how this process learns of changes."""
         if not self._client.options.listen:
             return Fact("hints", "none (listen=false): candidates and consumers look now and then")
         return Fact("hints", f"LISTEN {self._channel!r}", "" if self.connected or not self._wanted else "not connected")
 
     async def close(self) -> None:
-        """Hear no more, tell what is still to be told, and end every iterator."""
+        """Stop listening, send the notifications that wait, and end every iterator."""
         self._notifier.close()
-        for loop, ringer in list(self._ringers.items()):
-            await on_loop(loop, ringer.close)
+        for loop, sender in list(self._senders.items()):
+            await on_loop(loop, sender.close)
         if self._listening is not None:
-            await on_loop(self._listening.get_loop(), self._deafen)
+            await on_loop(self._listening.get_loop(), self._stop_listening)
 
     # --- the connection that listens ---
 
@@ -110,7 +110,7 @@ class Wake:
     def _begin(self) -> None:
         self._listening = asyncio.get_running_loop().create_task(self._keep_listening(), name="tenure-postgres-listen")
 
-    async def _deafen(self) -> None:
+    async def _stop_listening(self) -> None:
         assert self._listening is not None
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
@@ -136,9 +136,9 @@ class Wake:
         broken = asyncio.Event()
         connection.add_termination_listener(lambda _: broken.set())
         async with asyncio.timeout(within):
-            await connection.add_listener(self._channel, self._hear)
+            await connection.add_listener(self._channel, self._on_notification)
         self.connected = True
-        self._notifier.notify_all()  # something may have been told while we were deaf
+        self._notifier.notify_all()  # a notification may have been missed
         while not broken.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_EVERY):
@@ -146,41 +146,41 @@ class Wake:
                 return
             await connection.fetchval("SELECT 1", timeout=within)
 
-    def _hear(self, connection: object, pid: int, channel: str, payload: object) -> None:
+    def _on_notification(self, connection: object, pid: int, channel: str, payload: object) -> None:
         sender, _, topic = str(payload).partition(":")
         if sender != self._nonce:
             self._notifier.notify(topic)
 
 
-class _Ringer:
-    """Tells other processes, from one loop: at once if the last time is past, else together with what comes soon."""
+class _Sender:
+    """Notifies other processes, from one loop: at once, or together with later topics soon after the last time."""
 
     def __init__(self, client: Client, channel: str, nonce: str) -> None:
         self._client = client
         self._channel = channel
         self._sender = f"{nonce}:"
         self._topics: set[str] = set()
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def ring(self, topic: str) -> None:
+    def notify(self, topic: str) -> None:
         self._topics.add(topic)
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell(), name="tenure-postgres-notify")
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send(), name="tenure-postgres-notify")
 
     async def close(self) -> None:
-        if self._telling is not None:
-            await asyncio.wait({self._telling}, timeout=1.0)
+        if self._sending is not None:
+            await asyncio.wait({self._sending}, timeout=1.0)
 
-    async def _tell(self) -> None:
+    async def _send(self) -> None:
         while self._topics:
             topics, self._topics = sorted(self._topics), set()
             with suppress(TenureError):  # a hint may be absent
-                await self._client.ask(_TELL, self._channel, self._sender, topics)
+                await self._client.ask(_NOTIFY, self._channel, self._sender, topics)
             await asyncio.sleep(PAUSE)
 
 
 def channel_of(schema: str) -> str:
-    """Return the name under which the users of *schema* tell each other."""
+    """Return the channel on which the users of *schema* notify each other."""
     return f"{schema}.hints"
 
 

@@ -1,9 +1,9 @@
-"""Claims whose answer was lost: remembered here, and given back by the next question about the same queue.
+"""Claims whose answer was lost: remembered here, and given back by the next claim on the same queue.
 
-A question that was given up may have been carried out, or may be yet: then messages are locked for nobody, and were
-counted. Redis keeps the newest claim of each *lane*, an asker's name for one question under way. A lane whose question
-had no answer is used no longer; its mark is sent along with the questions that follow, until one of them has found the
-claim and given it back, or the claim's lock must have ended.
+A claim that was given up may have been carried out, or may be yet: then messages are locked without a consumer, and
+were counted. Redis keeps the newest claim of each *lane*, a process's name for one claim under way. A lane whose
+claim had no answer is not used again; its mark is sent along with the next claims, until one of them has found the
+lost claim and given it back, or the lock of the lost claim must have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 SENT_MAX = 8
-"""So many lost claims are looked for in one question."""
+"""So many lost claims are looked for by one claim."""
 LOST_MAX = 256
 """So many are remembered for each queue."""
 
@@ -27,7 +27,7 @@ class Lost:
 
     Args:
         lane: Where Redis keeps it.
-        mark: Tells it from other claims of that lane.
+        mark: Distinguishes it from other claims of that lane.
         lock: How many seconds its lock lasts.
         until: When that must have ended: counted from the first answer after it, as a server that answers has carried
             out what came before.
@@ -41,7 +41,7 @@ class Lost:
 
 @dataclass(slots=True)
 class Asking:
-    """One question that claims something."""
+    """One claim under way."""
 
     lane: str
     mark: str
@@ -58,7 +58,7 @@ class Asking:
 
 @dataclass(slots=True)
 class Claims:
-    """The claims of one asker on one queue. May be used by several threads."""
+    """The claims of one process on one queue. May be used by several threads."""
 
     asker: str
     _free: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Claims:
 
     @contextmanager
     def asking(self, lock: float, mark: str | None = None) -> Iterator[Asking]:
-        """Give a lane to a question inside the block; without an answer at its end, the claim is lost."""
+        """Give a lane to the claim inside the block; without an answer at its end, the claim is lost."""
         asking = Asking(self._lane(), mark or secrets.token_hex(8), list(islice(list(self._lost.values()), SENT_MAX)))
         try:
             yield asking
@@ -92,4 +92,4 @@ class Claims:
             known = self._lost.pop(one.lane, None)
             if known and one.lane not in found and (one.until is None or now <= one.until):
                 one.until = one.until or now + one.lock
-                self._lost[one.lane] = one  # at the end: others are looked for first
+                self._lost[one.lane] = one  # at the end, so that others are looked for first

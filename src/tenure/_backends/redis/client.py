@@ -1,12 +1,12 @@
-"""The way to a Redis: its errors and its address, a pool for each event loop, scripts run in bounded time.
+"""The client of a Redis: errors translated, a pool for each event loop, scripts run in bounded time.
 
 House rules:
 
-- No question without a bound: each has ``timeout`` seconds for everything, the connection included.
-- Nothing is retried here. A retry inside a lease verb would spend the time of the lease, and count twice what may have
-  been done; whoever asks knows whether to ask again.
-- A connection belongs to the loop that made it. Messages travel on the caller's loop, locks are renewed on the
-  keeper's: so each loop has its own pool.
+- No request without a bound: each has ``timeout`` seconds for everything, the connection included.
+- Nothing is retried here. A retry inside a lease verb would spend the time of the lease, and may do twice what must be
+  done once; the caller knows whether to ask again.
+- A connection belongs to the loop that made it. Messages travel on the caller's loop, locks are renewed on the renewal
+  thread's: so each loop has its own pool.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 def translate(
     error: Exception, place: str, *, worked: bool = False, permitted: bool = False, is_cluster: bool = False
 ) -> TenureError:
-    """Turn what redis-py says about the Redis at *place* into one of ours.
+    """Turn an error of redis-py about the Redis at *place* into one of ours.
 
-    What can never work is a ``ConfigError``, unless it *worked* before (for rights: what we do was *permitted*): then
-    somebody is changing the server, and it may work again.
+    A permanent error is a ``ConfigError``, unless the client *worked* before (for rights: was *permitted*): then the
+    server is being changed, and may work again.
     """
     said = str(error).rstrip(".")
     match error:
@@ -90,7 +90,7 @@ _OF_CLUSTERS: dict[type[Exception], str] = {
 
 
 def cluster_word(error: Exception) -> str:
-    """Return what only a cluster says, in its own word. Older versions of redis-py have one class for all of them."""
+    """Return the code of an error that only a cluster sends. Older versions of redis-py have one class for all."""
     for kind, word in _OF_CLUSTERS.items():
         if isinstance(error, kind):
             return word
@@ -99,7 +99,7 @@ def cluster_word(error: Exception) -> str:
 
 
 def _other(place: str, worked: bool) -> str:
-    """Say what else may be wrong where nothing has worked yet: each sort of server is deaf to the other's clients."""
+    """Name another possible cause where nothing has worked yet: the server may want TLS, or not speak it."""
     if worked or place.partition(":")[0].endswith("+sentinel"):
         return ""
     if place.startswith("rediss:"):
@@ -117,7 +117,7 @@ def _lacks_rights(error: BaseException | None) -> bool:
 
 
 def other_layout(found: str, keys: str, place: str) -> ConfigError:
-    """Return what to say of *keys* that a newer tenure has written in another layout."""
+    """Return the error for *keys* that a newer tenure has written in another layout."""
     return ConfigError(
         f"{place} holds {keys} in layout {found}, and this tenure knows layout {LAYOUT} only; update tenure in every "
         "process that uses it to the version that wrote this, or try the option prefix"
@@ -125,13 +125,13 @@ def other_layout(found: str, keys: str, place: str) -> ConfigError:
 
 
 def _refusal(said: str, place: str) -> TenureError:
-    """Translate an error that redis-py has no class for, by the word it begins with."""
+    """Translate an error that redis-py has no class for, by its first word."""
     if said.startswith("LAYOUT "):
         _, found, keys = said.split(" ", 2)
         return other_layout(found, keys, place)
     if said.startswith("WRONGTYPE"):
         return ConfigError(f"{place} has something else under a key that tenure needs: {said}; try the option prefix")
-    if "compiling script" in said:  # older ones don't know the first line
+    if "compiling script" in said:  # older ones don't know the first connections
         return ConfigError(f"{place} can't read tenure's scripts: {said}; tenure needs Redis 7.0 or newer, or Valkey")
     if "unknown command" in said.lower():
         return ConfigError(f"{place} lacks a command: {said}; tenure needs Redis 7.0 or newer, with nothing renamed")
@@ -139,12 +139,12 @@ def _refusal(said: str, place: str) -> TenureError:
         return ConfigError(f"{place} is no node of a Redis Cluster: {said}; leave out cluster=true")
     if "DB index" in said:
         return ConfigError(f"{place} has no such database: {said}; check the number after the slash")
-    # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (another's script), and what is to come
+    # MISCONF (its disk), NOREPLICAS, CLUSTERDOWN, BUSY (another's script), and future errors
     return Unavailable(f"{place} refused for now: {said}")
 
 
 def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return what was wrong with a certificate, if that is what *error* is about."""
+    """Return the certificate's error if *error* is about one."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return error
@@ -153,7 +153,7 @@ def certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationErr
 
 
 def patience(lasts: float) -> float:
-    """Return for how long to wait for an answer about what *lasts* so long: there must be time left to ask again."""
+    """Return how long to wait for an answer about a lock of *lasts* seconds: there must be time left to ask again."""
     return max(1.0, lasts / 3)
 
 
@@ -167,62 +167,62 @@ class Client:
         require_files(address, options)
         self.address = address
         self.options = options
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections] = WeakKeyDictionary()
         self._closed = False
         self._worked = False
-        self._permitted = False  # once a script has run: who may not change anything can still look
+        self._permitted = False  # once a script has run: a user without rights to change anything can still read
 
-    async def place_of(self, channel: str) -> Endpoint | None:
+    async def endpoint_of(self, channel: str) -> Endpoint | None:
         """Return the node on which *channel* is to be listened to; None if there is but one server."""
         return None
 
     def at(self, place: Endpoint | None) -> aioredis.Redis:
-        """Return the running loop's own connections to what :meth:`place_of` has named."""
-        return self._line().redis
+        """Return the running loop's own connections to the node that :meth:`endpoint_of` has named."""
+        return self._connections().redis
 
-    def forget_places(self) -> None:
-        """Ask anew for what :meth:`place_of` tells: some channel was not found there."""
+    def forget_endpoints(self) -> None:
+        """Forget the answers of :meth:`endpoint_of`: a channel was not found there."""
 
-    def _line(self) -> LoopConnections:
+    def _connections(self) -> LoopConnections:
         self.require_open()
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            for ended in [known for known in self._lines if known.is_closed()]:
-                del self._lines[ended]
-            line = self._lines[loop] = self._new_line()
-        return line
+        connections = self._by_loop.get(loop)
+        if connections is None:
+            for ended in [known for known in self._by_loop if known.is_closed()]:
+                del self._by_loop[ended]
+            connections = self._by_loop[loop] = self._new_connections()
+        return connections
 
-    def _new_line(self) -> LoopConnections:
+    def _new_connections(self) -> LoopConnections:
         return LoopConnections(self.address, self.options)
 
     def require_open(self) -> None:
-        """Refuse to be used after the end."""
+        """Refuse to be used after :meth:`close`."""
         if self._closed:
             raise ConfigError("this backend was closed; connect again")
 
     def translated(self, error: Exception) -> TenureError:
-        """Turn what redis-py says into one of ours."""
+        """Turn an error of redis-py into one of ours."""
         return translate(
             error, str(self.address), worked=self._worked, permitted=self._permitted, is_cluster=self.is_cluster
         )
 
-    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
-        """Return what *question* learns from Redis, *within* so many seconds, if those are fewer than the timeout.
+    async def ask(self, request: Callable[[aioredis.Redis], Awaitable[T]], *, within: float | None = None) -> T:
+        """Return the result of *request*, *within* so many seconds, if those are fewer than the timeout.
 
         Raises:
-            Unavailable: There was no answer in time; what was asked may be done or not.
+            Unavailable: There was no answer in time; the request may be carried out or not.
             ConfigError: It can't work as it is, or we are closed.
         """
-        line = self._line()
-        return await self._bounded(lambda limit: line.ask(question, limit), within)
+        connections = self._connections()
+        return await self._bounded(lambda limit: connections.ask(request, limit), within)
 
-    async def _bounded(self, question: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
-        """Return what *question* learns within the time given, whose end it can see. May raise as :meth:`ask`."""
+    async def _bounded(self, request: Callable[[asyncio.Timeout], Awaitable[T]], within: float | None) -> T:
+        """Return the result of *request* within the time given, whose end it can see. May raise as :meth:`ask`."""
         within = self.options.timeout if within is None else min(within, self.options.timeout)
         try:
             async with asyncio.timeout(within) as limit:
-                answer = await question(limit)
+                answer = await request(limit)
         except TimeoutError as error:
             raise self.translated(exceptions.TimeoutError(f"within {within:g} s")) from error
         except exceptions.RedisError as error:
@@ -231,7 +231,7 @@ class Client:
         return answer
 
     async def command(self, *words: Argument) -> Answer:
-        """Give a command, and return its answer."""
+        """Run a command, and return its answer."""
         return await self.ask(lambda redis: redis.execute_command(*words))  # type: ignore[no-untyped-call]
 
     async def run(
@@ -241,12 +241,12 @@ class Client:
         *arguments: Argument,
         within: float | None = None,
     ) -> Answer:
-        """Run *script*, and return what it returns."""
+        """Run *script*, and return its answer."""
 
         async def run(redis: aioredis.Redis) -> Answer:
             try:
                 return await redis.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
-            except exceptions.NoScriptError:  # not run, so it may be run now; EVAL leaves it known
+            except exceptions.NoScriptError:  # it was not run, so it may be run now; EVAL stores it
                 return await redis.execute_command("EVAL", script.text, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
 
         answer = await self.ask(run, within=within)
@@ -254,7 +254,7 @@ class Client:
         return answer
 
     async def run_all(self, calls: Sequence[Call], *, within: float | None = None) -> list[Answer | Unavailable]:
-        """Run many scripts in one round trip, and return what each returns.
+        """Run many scripts in one round trip, and return their answers.
 
         They may lie in several slots. Where some lie on a server that can't be asked, it is ``Unavailable`` for those.
         """
@@ -273,33 +273,33 @@ class Client:
         return self._each(await self.ask(run_all, within=within))
 
     def _each(self, answers: Sequence[Answer]) -> list[Answer | Unavailable]:
-        """Return *answers* with what could not be done just now as ``Unavailable``; raise that if nothing could."""
-        told: list[Answer | Unavailable] = []
+        """Return *answers* with temporary errors as ``Unavailable``; raise that if all are."""
+        results: list[Answer | Unavailable] = []
         for answer in answers:
             if isinstance(answer, exceptions.RedisError):
                 error = self.translated(answer)
                 error.__cause__ = answer
                 if not isinstance(error, Unavailable):
                     raise error
-                told.append(error)
+                results.append(error)
             else:
                 self._permitted = True
-                told.append(answer)
-        if told and all(isinstance(one, Unavailable) for one in told):
-            raise told[0]
-        return told
+                results.append(answer)
+        if results and all(isinstance(one, Unavailable) for one in results):
+            raise results[0]
+        return results
 
     async def run_noted(self, note: Call, call: Call, *, within: float | None = None) -> tuple[Answer, bool]:
-        """Run *note*, then *call*; return what *call* returns, and whether *note* was done."""
-        noted, answer = await self.run_all([note, call], within=within)
+        """Run *note*, then *call*; return the answer of *call*, and whether *note* was done."""
+        note_answer, answer = await self.run_all([note, call], within=within)
         if isinstance(answer, Unavailable):
             raise answer
-        return answer, not isinstance(noted, Unavailable)
+        return answer, not isinstance(note_answer, Unavailable)
 
     async def close(self) -> None:
         """Close every connection, on the loop that it belongs to."""
-        await self._close({loop: line.close for loop, line in self._lines.items()})
-        self._lines.clear()
+        await self._close({loop: connections.close for loop, connections in self._by_loop.items()})
+        self._by_loop.clear()
 
     async def _close(self, closing: Mapping[asyncio.AbstractEventLoop, Callable[[], Awaitable[object]]]) -> None:
         self._closed = True

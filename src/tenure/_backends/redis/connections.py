@@ -20,21 +20,21 @@ from tenure._backends.redis.scripts import Answer, Argument, Call
 T = TypeVar("T")
 
 HEAD_START = 0.2
-"""For so many seconds one of several servers may think about an answer before another one is asked, too."""
+"""Seconds that one of several servers has for an answer before the next one is asked, too."""
 
-_ASTRAY = exceptions.ReadOnlyError, exceptions.MasterDownError
-"""What is said by who is no primary."""
+_NO_PRIMARY = exceptions.ReadOnlyError, exceptions.MasterDownError
+"""Errors of a server that is no primary."""
 _CUT_OFF = exceptions.ConnectionError, exceptions.TimeoutError, OSError
-"""How a question ends that has found no server, or none that answers. If its time is up first, it is cancelled."""
+"""Errors of a request that no server answers. If its time is up first, it is cancelled."""
 
 
 def is_cut_off(error: BaseException, limit: asyncio.Timeout) -> bool:
-    """Tell whether *error* speaks against the way to the server: a caller who no longer wants an answer does not."""
+    """Tell whether *error* is about the way to the server. The cancellation by a caller is not."""
     return isinstance(error, _CUT_OFF) or (isinstance(error, asyncio.CancelledError) and limit.expired())
 
 
 class LoopConnections:
-    """The way of one loop to one server: a pool of connections, and a new one when those lead nowhere any longer."""
+    """The connections of one loop to one server: a pool, replaced by a new one when its connections lead nowhere."""
 
     def __init__(
         self, address: Address, options: Options, connect: Callable[[Address, Options], aioredis.Redis] | None = None
@@ -45,20 +45,20 @@ class LoopConnections:
         self.redis: aioredis.Redis = self._connect(address, options)
         self._has_idle = False
         self._left: set[aioredis.Redis] = set()
-        self._burials: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def ask(self, question: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
-        """Return what *question* learns within *limit*, over connections that are taken to lead to a server."""
+    async def ask(self, request: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
+        """Return the result of *request* within *limit*."""
         redis = self.redis
         try:
-            answer = await question(redis)
+            answer = await request(redis)
         except exceptions.ResponseError as error:
             self._has_idle = True
-            if isinstance(error, _ASTRAY):
+            if isinstance(error, _NO_PRIMARY):
                 self._leave(redis)
             raise
         except BaseException as error:
-            # The driver closes the connection of a question that was given up in the middle; the others are as good.
+            # The driver closes the connection of a request that was given up; the others lead where it led.
             if self._has_idle and is_cut_off(error, limit):
                 self._leave(redis)
             raise
@@ -70,7 +70,7 @@ class LoopConnections:
         return await self.ask(lambda redis: redis.execute_command(*words), limit)  # type: ignore[no-untyped-call]
 
     def _leave(self, redis: aioredis.Redis) -> None:
-        """Ask nothing more over the connections of *redis*: where one leads astray or nowhere, so may the others.
+        """Send nothing more over the connections of *redis*: if one leads to a wrong server or none, so may the others.
 
         A name may belong to another server by now, and is looked up for new connections only; a server that was turned
         into a replica does not close those that stand; and what a firewall has forgotten is silent for good.
@@ -79,30 +79,30 @@ class LoopConnections:
             self._has_idle = False
             self.redis = self._connect(self._address, self._options)
             self._left.add(redis)
-            # By then all that is still asked over them has ended.
-            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._bury, redis)
+            # By then all requests over them have ended.
+            asyncio.get_running_loop().call_later(2 * self._options.timeout, self._close_left, redis)
 
-    def _bury(self, redis: aioredis.Redis) -> None:
+    def _close_left(self, redis: aioredis.Redis) -> None:
         if redis in self._left:
             self._left.discard(redis)
-            burial = asyncio.ensure_future(_hung_up(redis))
-            self._burials.add(burial)  # a loop lets tasks go that nobody holds
-            burial.add_done_callback(self._burials.discard)
+            closing = asyncio.ensure_future(_disconnect_idle(redis))
+            self._closing.add(closing)  # a loop holds its tasks only weakly
+            closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close every connection."""
         left, self._left = self._left, set()
-        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *left)), *self._burials)
+        await asyncio.gather(*(redis.aclose() for redis in (self.redis, *left)), *self._closing)
 
 
-async def _hung_up(redis: aioredis.Redis) -> None:
-    """Close the idle connections of *redis*: a subscription may still be heard on another, and ends by itself."""
+async def _disconnect_idle(redis: aioredis.Redis) -> None:
+    """Close the idle connections of *redis*: another one may still serve a subscription, which ends by itself."""
     with suppress(exceptions.RedisError, OSError):
         await redis.connection_pool.disconnect(inuse_connections=False)
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Awaitable[object]], *, within: float) -> None:
-    """Do *act* on *loop*, if that still turns, and wait for its end, whatever it is."""
+    """Run *act* on *loop*, if that is still running, and wait for its end, whatever it is."""
 
     async def run() -> None:
         with suppress(exceptions.RedisError, OSError, TimeoutError):
@@ -123,28 +123,28 @@ async def pipelined(redis: aioredis.Redis, calls: Sequence[Call]) -> list[Answer
             pipeline.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
         answers: list[Answer] = await pipeline.execute(raise_on_error=False)
     for answer in answers:
-        if isinstance(answer, _ASTRAY):
-            raise answer  # that goes for all of them, and for these connections
+        if isinstance(answer, _NO_PRIMARY):
+            raise answer  # it holds for all of them, and for these connections
     return answers
 
 
-async def first_told(
-    places: Sequence[Endpoint], ask: Callable[[Endpoint], Coroutine[Any, Any, T]]
+async def first_answer(
+    endpoints: Sequence[Endpoint], ask: Callable[[Endpoint], Coroutine[Any, Any, T]]
 ) -> tuple[Endpoint, T]:
-    """Return which of *places* was the first to answer, and what. One that is silent must not use up all our time."""
-    left, asked = list(places), dict[asyncio.Task[T], Endpoint]()
+    """Return which of *endpoints* was the first to answer, and its answer. A silent one must not use up the time."""
+    left, asked = list(endpoints), dict[asyncio.Task[T], Endpoint]()
     try:
         while True:
             if left:
-                place = left.pop(0)
-                asked[asyncio.create_task(ask(place))] = place
+                endpoint = left.pop(0)
+                asked[asyncio.create_task(ask(endpoint))] = endpoint
             done, _ = await asyncio.wait(
                 asked, timeout=HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
             )
             for one in done:
-                place = asked.pop(one)
+                endpoint = asked.pop(one)
                 if (error := one.exception()) is None:
-                    return place, one.result()
+                    return endpoint, one.result()
                 is_silent = isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError))
                 if not is_silent or not (asked or left):
                     # As its cause: the context is that of our caller, if that has an error in hand.
@@ -155,11 +155,11 @@ async def first_told(
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-class Turns(aioredis.BlockingConnectionPool):
-    """A pool whose connections go to the questions in the order in which they came.
+class FairPool(aioredis.BlockingConnectionPool):
+    """A pool that serves requests in the order in which they came.
 
-    That of redis-py gives a free connection to the one that asks at this moment; so a busy sender, who asks again at
-    once, gets back the connection that it has just left, and those that wait go without.
+    The pool of redis-py gives a free connection to the next caller; so a busy sender, which asks again at once, gets
+    back the connection that it has just released, and those that wait get none.
     """
 
     def __init__(self, max_connections: int, timeout: float, **options: Any) -> None:
@@ -169,10 +169,10 @@ class Turns(aioredis.BlockingConnectionPool):
         self._taken: set[object] = set()
 
     async def get_connection(self, *arguments: Any, **options: Any) -> Any:
-        """Return a connection when it is our turn.
+        """Return a connection when it is the caller's turn.
 
         Raises:
-            ConnectionError: It was not, in time.
+            ConnectionError: The turn didn't come in time.
         """
         if self._turns.locked():
             try:
@@ -191,11 +191,11 @@ class Turns(aioredis.BlockingConnectionPool):
         return connection
 
     async def release(self, connection: Any) -> None:
-        """Take *connection* back; the next has its turn."""
+        """Take *connection* back; the next caller has its turn."""
         try:
             await super().release(connection)
         finally:
-            if connection in self._taken:  # else it could not be made ready, and was never handed out
+            if connection in self._taken:  # otherwise it could not be opened, and was never handed out
                 self._taken.discard(connection)
                 self._turns.release()
 
@@ -203,7 +203,7 @@ class Turns(aioredis.BlockingConnectionPool):
 def connected(
     address: Address, options: Options, kind: type[aioredis.Connection] | None = None, **more: Any
 ) -> aioredis.Redis:
-    """Return a pool of connections, of *kind* if it says so and made with *more*; none of them is open yet."""
+    """Return a pool of connections, none of them open yet; *kind* is their class, *more* its arguments."""
     tls: dict[str, Any] = {}
     if address.is_tls:
         tls = {
@@ -212,7 +212,7 @@ def connected(
             "ssl_keyfile": options.key,
             "ssl_check_hostname": options.check_hostname,
         }
-    pool = Turns(
+    pool = FairPool(
         max_connections=options.connections,
         timeout=options.timeout,
         connection_class=kind or (aioredis.SSLConnection if address.is_tls else aioredis.Connection),
@@ -223,7 +223,7 @@ def connected(
         password=address.password,
         protocol=2,
         **_no_introduction(),
-        # Each question is bounded as a whole, and redis-py's own way to do it may swallow a cancellation.
+        # Each request is bounded as a whole; redis-py's own timeouts may swallow a cancellation.
         socket_timeout=None,
         socket_connect_timeout=options.timeout,
         socket_keepalive=True,
@@ -236,7 +236,7 @@ def connected(
 
 
 def _no_introduction() -> dict[str, Any]:
-    """Return what keeps redis-py from introducing itself on each connection: its commands may be forbidden."""
+    """Return the options by which redis-py sends no CLIENT SETINFO on new connections: it may be forbidden."""
     if "driver_info" in signature(AbstractConnection.__init__).parameters:
         return {"driver_info": None}
     return {"lib_name": None, "lib_version": None}  # older ones

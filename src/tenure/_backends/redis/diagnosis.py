@@ -1,4 +1,4 @@
-"""What a Redis tells about itself, and what it means for the promises: what is safe, and from what."""
+"""What ``tenure doctor`` shows of a Redis: the settings that the promises depend on, and what a crash may lose."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tenure.errors import ConfigError, TenureError
 
 VERSION_MIN = (7, 0)
 
-STEPS = "what is sent together with a complete, to another queue, is not one step with it: handlers must be idempotent"
+STEPS = "a message sent to another queue together with a complete is not one step with it: handlers must be idempotent"
 
 
 async def diagnose(client: Client) -> list[Fact]:
-    """Ask the server of *client*, or each primary of its cluster; what it may not tell us is named as unknown."""
+    """Ask the server of *client*, or each primary of its cluster; facts that may not be read are shown as such."""
     found = [Fact("server", str(client.address))]
     if not isinstance(client, ClusterClient):
         return found + await _facts(client.command)
@@ -28,7 +28,7 @@ async def diagnose(client: Client) -> list[Fact]:
 
 
 async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
-    """Ask one server, which *command* gives commands to."""
+    """Ask one server; *command* runs a command there."""
     found: list[Fact] = []
     try:
         info = await command("INFO")
@@ -42,7 +42,7 @@ async def _facts(command: Callable[..., Awaitable[Answer]]) -> list[Fact]:
     except TenureError as error:
         if not _is_refused(error):
             raise
-        why = "without +config|get nobody can tell here what survives a crash; see docs/redis.md for what to set"
+        why = "without +config|get, doctor can't tell what survives a crash; docs/redis.md names the settings"
         return [*found, Fact("configuration", "may not be read", why)]
     return [*found, _durability(config), _memory(config, info)]
 

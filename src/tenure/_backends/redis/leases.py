@@ -3,7 +3,7 @@
 House rules:
 
 - The lock is a string under ``tenure:lease:NAME`` that holds its holder and expires with the lease. All else (the
-  token, what the holder tells, whether it was asked to resign) is a hash beside it, in the same slot, which never
+  token, the holder's metadata, whether it was asked to resign) is a hash beside it, in the same slot, which never
   expires: a token never falls, as long as Redis evicts nothing (see ``describe``).
 - Each verb is one script, so it is one step. Renew and release compare the holder *and* the token.
 - Expiry is Redis's own, by its wall clock: a step of that clock ends leases early or late.
@@ -49,16 +49,16 @@ class RedisLeases:
     @property
     def traits(self) -> LeaseTraits:
         """What this store can do: it gives no hints to a user who may not listen."""
-        return replace(TRAITS, hints=False) if self._wake.is_deaf else TRAITS
+        return replace(TRAITS, hints=False) if self._wake.is_refused else TRAITS
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
         """Claim *name* if it is free; a holder that asks again gets the same grant, extended."""
         require_name(name)
         require_name(holder, of="holder")
         require_ttl(ttl, TRAITS)
-        told = json.dumps(dict(metadata)) if metadata else ""
+        written = json.dumps(dict(metadata)) if metadata else ""
         keys = self._keys(name)
-        call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), told, keys[0]))
+        call = Call(self._lua["acquire"], keys, (holder, _milliseconds(ttl), written, keys[0]))
         if name in self._listed:
             answer = await self._client.run(call.script, call.keys, *call.arguments, within=patience(ttl))
         else:
@@ -126,9 +126,9 @@ def _renewed(grant: Grant, answer: Answer | Unavailable) -> Granted | Lost | NoA
 
 
 def _held(name: str, answer: Answer) -> HeldBy:
-    _, holder, token, remaining, told = answer
-    metadata = FrozenDict(json.loads(told)) if told else NO_METADATA
-    # A Lock without a timeout never ends: then there is no time left to tell.
+    _, holder, token, remaining, written = answer
+    metadata = FrozenDict(json.loads(written)) if written else NO_METADATA
+    # A Lock without a timeout never ends: then there is no remaining time.
     left = max(0, remaining) / 1_000 if remaining != -1 else None
     return HeldBy(name, holder.decode(errors="replace"), int(token), left, metadata)
 

@@ -118,9 +118,9 @@ class RedisBroker:
     @property
     def traits(self) -> QueueTraits:
         """What this broker can do: in a cluster, no step spans slots; a user who may not subscribe gets no hints."""
-        if not self._client.is_cluster and not self._wake.is_deaf:
+        if not self._client.is_cluster and not self._wake.is_refused:
             return QUEUE_TRAITS
-        return replace(QUEUE_TRAITS, transactions=not self._client.is_cluster, hints=not self._wake.is_deaf)
+        return replace(QUEUE_TRAITS, transactions=not self._client.is_cluster, hints=not self._wake.is_refused)
 
     # --- settings ---
 

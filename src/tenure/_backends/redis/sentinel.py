@@ -2,7 +2,7 @@
 
 The sentinels are asked as their guide for clients says, by ``SENTINEL GET-MASTER-ADDR-BY-NAME``, and side by side where
 one is silent. redis-py's own ``Sentinel`` asks one after the other, so that a silent one uses up the time of a
-question, and does not tell a service that nobody knows from sentinels that are not there.
+request, and doesn't distinguish an unknown service from sentinels that are away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis import exceptions
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.client import Client, certificate_error, translate
-from tenure._backends.redis.connections import LoopConnections, connected, first_told
+from tenure._backends.redis.connections import LoopConnections, connected, first_answer
 from tenure._url import Url
 from tenure.errors import ConfigError, TenureError, Unavailable
 
@@ -31,7 +31,7 @@ class SentinelOptions(Options):
 
     Args:
         db: The number of the database.
-        sentinel_user: Who we are at the sentinels, if they ask.
+        sentinel_user: The user at the sentinels, if they ask for one.
         sentinel_password: The password there. The one before the ``@`` is for the primary.
         sentinel_tls: Whether the sentinels speak TLS, too; by default, if the primary does.
     """
@@ -49,12 +49,12 @@ class SentinelOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that sentinels watch over, and where they are."""
+    """A service that sentinels watch, and their addresses."""
 
     name: str
     sentinels: tuple[Endpoint, ...]
     at_sentinels: Address
-    """Who we are at the sentinels; its host and port are replaced by those of each."""
+    """The login at the sentinels; host and port are replaced by those of each."""
 
     def __str__(self) -> str:
         places = ",".join(f"{host}:{port}" for host, port in self.sentinels)
@@ -63,7 +63,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryAddress(Address):
-    """Who we are at the primary of a service; where that is, its sentinels tell."""
+    """The login at the primary of a service; its sentinels know where that is."""
 
     service: Service
 
@@ -119,14 +119,14 @@ class SentinelClient(Client):
         if options.cluster:
             raise ConfigError("sentinels watch over one primary, and a cluster over itself; leave out cluster=true")
 
-    def _new_line(self) -> LoopConnections:
+    def _new_connections(self) -> LoopConnections:
         return LoopConnections(self.address, self.options, self._connected)
 
     def _connected(self, address: Address, options: Options) -> aioredis.Redis:
         return connected(address, options, ToSecurePrimary if address.is_tls else ToPrimary, find=self.find_primary)
 
     def translated(self, error: Exception) -> TenureError:
-        """Turn what redis-py says into one of ours. An error about the sentinels is one already."""
+        """Turn an error of redis-py into one of ours. An error about the sentinels is one already."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, TenureError):
@@ -135,11 +135,11 @@ class SentinelClient(Client):
         return super().translated(error)
 
     async def find_primary(self) -> Endpoint:
-        """Ask the sentinels, and return what the first of them to know the service answers.
+        """Ask the sentinels, and return the answer of the first one that knows the service.
 
         Raises:
             Unavailable: None of them can be asked.
-            ConfigError: They don't know the service, don't let us in, or are no sentinels.
+            ConfigError: They don't know the service, refuse the login, or are no sentinels.
         """
         service = self.address.service
         unknown: list[Endpoint] = []
@@ -158,7 +158,7 @@ class SentinelClient(Client):
             return (host.decode() if isinstance(host, bytes) else host), int(port)
 
         try:
-            _, primary = await first_told(service.sentinels, ask)
+            _, primary = await first_answer(service.sentinels, ask)
         except exceptions.RedisError as error:
             raise self._not_told(error, unknown) from error
         return primary
@@ -195,7 +195,7 @@ class SentinelClient(Client):
 
 
 class _Guided:
-    """A connection to the server that *find* names when it is made, and made anew."""
+    """A connection to the server that *find* returns each time it is opened."""
 
     def __init__(self, *, find: Any, **more: Any) -> None:
         self._find = find
@@ -207,8 +207,8 @@ class _Guided:
 
 
 class ToPrimary(_Guided, aioredis.Connection):
-    """Such a connection without TLS."""
+    """A connection to the primary, without TLS."""
 
 
 class ToSecurePrimary(_Guided, aioredis.SSLConnection):
-    """Such a connection with TLS; the certificate must be for the host that was named."""
+    """A connection to the primary, with TLS; the certificate must be for the host that the sentinels name."""

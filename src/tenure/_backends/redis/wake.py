@@ -1,14 +1,14 @@
 """Hints by publish and subscribe: one listening connection for each event loop, which is made again when it breaks.
 
-A message that was published while nobody listened is gone. So whoever listens is woken once when the subscription
-stands, and again each time it was taken up anew: whatever may have been missed is found by looking.
+A message that is published without subscribers is lost. So a subscriber is notified once when its subscription stands,
+and again each time after it was renewed: it looks, and finds whatever it may have missed.
 
-A hint of a queue may hold back those that follow it for some milliseconds, and says for how many: then there is a
-second wake when they are over. Where this user may not listen, everybody is woken now and then.
+A hint of a queue may hold back further hints for some milliseconds, and says for how many: then a second notification
+follows when they are over. Where this user may not subscribe, all subscribers are notified now and then.
 
 In a cluster, hints are published in the shard that has the queue or the lease, and there is a connection to each node
-that has some of what is listened to. Whoever listens to what is no longer found at a node is woken, and asks for its
-new place.
+that has some of the channels. When a channel is no longer at a node, its subscribers are notified, and ask for its new
+endpoint.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tenure._runtime.notifier import Listener, Notifier
 from tenure.errors import TenureError
 
 HEARTBEAT = 5.0
-"""Seconds of silence after which the server is asked whether it is still there."""
+"""Seconds of silence after which the server is sent a PING."""
 PAUSE_FIRST, PAUSE_MAX = 0.05, 5.0
-"""Seconds between two attempts to listen again: they double up to the second."""
-DEAF_MAX = 2.0
-"""Seconds between two wakes while this user may not listen."""
+"""Seconds between two attempts to subscribe again: from the first they double up to the second."""
+REFUSED_PAUSE_MAX = 2.0
+"""Seconds at most between two notifications while this user may not subscribe."""
 QUIET_MAX = 100
 """Milliseconds for which hints are held back at most: as in hints.lua."""
 
 
 class Wake:
-    """The bell that Redis rings: topics are its channels."""
+    """The hints of one opened backend: topics are the channels of Redis."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._notifier = Notifier()
-        self._ears: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint | None, Subscriber]] = (
+        self._subscribers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint | None, Subscriber]] = (
             WeakKeyDictionary()
         )
 
@@ -53,29 +53,33 @@ class Wake:
         """Return an iterator that yields when something was published on *channel*."""
         return Subscription(self, channel, self._notifier.listen(channel))
 
-    async def attend(self, heard: Subscription) -> None:
-        """See to it that the channel of *heard* is listened to, where it is published."""
-        place = await self._client.place_of(heard.channel)
+    async def subscribe(self, subscription: Subscription) -> None:
+        """Subscribe to the channel of *subscription*, at the node where it is published."""
+        endpoint = await self._client.endpoint_of(subscription.channel)
         loop = asyncio.get_running_loop()
-        ears = self._ears.get(loop)
-        if ears is None:
-            ears = self._ears[loop] = {}
-        if place not in ears:
-            ears[place] = Subscriber(self._client, self._notifier, place)
-        ears[place].attend(heard)
+        subscribers = self._subscribers.get(loop)
+        if subscribers is None:
+            subscribers = self._subscribers[loop] = {}
+        if endpoint not in subscribers:
+            subscribers[endpoint] = Subscriber(self._client, self._notifier, endpoint)
+        subscribers[endpoint].add(subscription)
 
     @property
-    def is_deaf(self) -> bool:
-        """Whether this user was refused to listen when it was last tried."""
-        return any(ear.is_deaf for ears in list(self._ears.values()) for ear in list(ears.values()))
+    def is_refused(self) -> bool:
+        """Whether the server refused this user's last attempt to subscribe."""
+        return any(
+            subscriber.is_refused
+            for subscribers in list(self._subscribers.values())
+            for subscriber in list(subscribers.values())
+        )
 
     async def close(self) -> None:
-        """Stop listening; every iterator ends."""
+        """Unsubscribe; every iterator ends."""
         self._notifier.close()
-        for loop, ears in list(self._ears.items()):
-            for ear in list(ears.values()):
-                await on_loop(loop, ear.close, within=self._client.options.timeout)
-        self._ears.clear()
+        for loop, subscribers in list(self._subscribers.items()):
+            for subscriber in list(subscribers.values()):
+                await on_loop(loop, subscriber.close, within=self._client.options.timeout)
+        self._subscribers.clear()
 
 
 class Subscription(AsyncIterator[None]):
@@ -88,7 +92,7 @@ class Subscription(AsyncIterator[None]):
 
     async def __anext__(self) -> None:
         if not self._listener.closed:
-            await self._wake.attend(self)
+            await self._wake.subscribe(self)
         await anext(self._listener)
 
     async def aclose(self) -> None:
@@ -96,29 +100,29 @@ class Subscription(AsyncIterator[None]):
 
 
 class Subscriber:
-    """One loop's listening connection: to the server, or to one node of a cluster."""
+    """One loop's subscribed connection: to the server, or to one node of a cluster."""
 
-    def __init__(self, client: Client, notifier: Notifier, place: Endpoint | None) -> None:
+    def __init__(self, client: Client, notifier: Notifier, endpoint: Endpoint | None) -> None:
         self._client = client
         self._notifier = notifier
-        self._place = place
+        self._endpoint = endpoint
         self._pause = PAUSE_FIRST
-        self._attended: dict[str, WeakSet[Subscription]] = {}
+        self._channels: dict[str, WeakSet[Subscription]] = {}
         self._pubsub: PubSub | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
-        self.is_deaf = False
-        """Whether this user was refused to listen when it was last tried."""
+        self.is_refused = False
+        """Whether the server refused this user's last attempt to subscribe."""
         self._later: dict[str, asyncio.TimerHandle] = {}
 
-    def attend(self, heard: Subscription) -> None:
-        """See to it that the channel of *heard* is listened to."""
-        known = self._attended.get(heard.channel)
+    def add(self, subscription: Subscription) -> None:
+        """Subscribe to the channel of *subscription*."""
+        known = self._channels.get(subscription.channel)
         if known is None:
-            known = self._attended[heard.channel] = WeakSet()
+            known = self._channels[subscription.channel] = WeakSet()
             if self._pubsub is not None:
-                self._spawn(self._subscribe_soon(self._pubsub, heard.channel))
-        known.add(heard)
+                self._spawn(self._subscribe_soon(self._pubsub, subscription.channel))
+        known.add(subscription)
         if self._listening is None or self._listening.done():
             self._listening = self._spawn(self._listen())
 
@@ -131,74 +135,74 @@ class Subscriber:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self) -> None:
-        while self._attended:
+        while self._channels:
             with suppress(exceptions.RedisError, OSError, TimeoutError, TenureError), self._polling():
-                async with self._client.at(self._place).pubsub() as pubsub:
+                async with self._client.at(self._endpoint).pubsub() as pubsub:
                     async with asyncio.timeout(self._client.options.timeout):
-                        await self._subscribe(pubsub, *self._attended)
+                        await self._subscribe(pubsub, *self._channels)
                     self._pubsub = pubsub
                     try:
-                        await self._hear(pubsub)
+                        await self._read(pubsub)
                     finally:
                         self._pubsub = None
-            if self.is_deaf:
-                self._pause = min(self._pause, DEAF_MAX)
+            if self.is_refused:
+                self._pause = min(self._pause, REFUSED_PAUSE_MAX)
             await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
             self._pause = min(self._pause * 2, PAUSE_MAX)
-            if self._place is not None:  # it may be another node's by now
-                self._send_away(*self._attended)
+            if self._endpoint is not None:  # they may be at another node by now
+                self._redirect(*self._channels)
 
-    def _send_away(self, *channels: str) -> None:
-        """Wake those who listen to *channels*, which are not to be heard here: they ask where they are."""
-        self._client.forget_places()
+    def _redirect(self, *channels: str) -> None:
+        """Notify the subscribers of *channels* that are not published here: they ask for the right node."""
+        self._client.forget_endpoints()
         for channel in channels:
-            del self._attended[channel]
+            del self._channels[channel]
             self._notifier.notify(channel)
 
-    async def _hear(self, pubsub: PubSub) -> None:
+    async def _read(self, pubsub: PubSub) -> None:
         """Ring for what comes, until nobody attends any more, or the connection is found broken."""
         is_asked = False
-        while self._attended:
+        while self._channels:
             message = await pubsub.get_message(timeout=self._client.options.timeout if is_asked else HEARTBEAT)
             if message is not None:
                 is_asked = False
-                self._tell(message)
+                self._handle(message)
                 continue
             if is_asked:
-                return  # silence is all that a cut connection gives
+                return  # a cut connection is silent
             is_asked = True
             async with asyncio.timeout(self._client.options.timeout):
-                await self._leave_unattended(pubsub)
+                await self._unsubscribe_unused(pubsub)
                 await pubsub.ping()
 
     @contextmanager
     def _polling(self) -> Iterator[None]:
-        """Wake everybody when the block ends because this user may not listen: nobody else will."""
+        """Notify all subscribers if the block ends because this user may not subscribe: no hint will."""
         try:
             yield
         except exceptions.NoPermissionError:
-            self.is_deaf = True
-            for channel in self._attended:
+            self.is_refused = True
+            for channel in self._channels:
                 self._notifier.notify(channel)
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        """Ring for what was heard; and once more when hints that followed it may have been held back."""
-        kind = message["type"].removeprefix("s" if self._place is not None else "")
+    def _handle(self, message: dict[str, Any]) -> None:
+        """Notify of a hint; and once more when the hints that may be held back after it are due."""
+        kind = message["type"].removeprefix("s" if self._endpoint is not None else "")
         if kind not in ("subscribe", "message", "unsubscribe"):
             return
-        channel, told = message["channel"].decode(), message["data"]
+        channel, data = message["channel"].decode(), message["data"]
         if kind == "unsubscribe":
-            if self._place is not None and channel in self._attended:  # not by us: its slot has moved
-                self._send_away(channel)
+            if self._endpoint is not None and channel in self._channels:  # by the server: its slot has moved
+                self._redirect(channel)
             return
-        self.is_deaf, self._pause = False, PAUSE_FIRST
+        self.is_refused, self._pause = False, PAUSE_FIRST
         self._notifier.notify(channel)
         if kind == "subscribe":
-            self._ring_later(channel, QUIET_MAX)
-        elif told.isdigit():
-            self._ring_later(channel, int(told))
+            self._notify_later(channel, QUIET_MAX)
+        elif data.isdigit():
+            self._notify_later(channel, int(data))
 
-    def _ring_later(self, channel: str, milliseconds: int) -> None:
+    def _notify_later(self, channel: str, milliseconds: int) -> None:
         loop = asyncio.get_running_loop()
         at = loop.time() + (milliseconds + 1) / 1_000
         known = self._later.get(channel)
@@ -206,31 +210,31 @@ class Subscriber:
             at = max(at, known.when())
             known.cancel()
 
-        def ring() -> None:
+        def notify() -> None:
             del self._later[channel]
             self._notifier.notify(channel)
 
-        self._later[channel] = loop.call_at(at, ring)
+        self._later[channel] = loop.call_at(at, notify)
 
-    async def _leave_unattended(self, pubsub: PubSub) -> None:
-        unattended = [channel for channel, heard in self._attended.items() if not heard]
-        for channel in unattended:
-            del self._attended[channel]
-        if unattended and self._place is None:
-            await pubsub.unsubscribe(*unattended)
+    async def _unsubscribe_unused(self, pubsub: PubSub) -> None:
+        unused = [channel for channel, subscription in self._channels.items() if not subscription]
+        for channel in unused:
+            del self._channels[channel]
+        if unused and self._endpoint is None:
+            await pubsub.unsubscribe(*unused)
             return
-        for channel in unattended:
+        for channel in unused:
             await pubsub.execute_command("SUNSUBSCRIBE", channel)
 
     async def _subscribe(self, pubsub: PubSub, *channels: str) -> None:
-        if self._place is None:
+        if self._endpoint is None:
             await pubsub.subscribe(*channels)
             return
         for channel in channels:  # one command is about one slot; older versions of redis-py have no method for it
             await pubsub.execute_command("SSUBSCRIBE", channel)
 
     async def _subscribe_soon(self, pubsub: PubSub, channel: str) -> None:
-        # Should it fail, the connection is broken, and all is subscribed to anew.
+        # If that fails, the connection is broken, and all channels are subscribed to anew.
         with suppress(exceptions.RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._client.options.timeout):
                 await self._subscribe(pubsub, channel)
