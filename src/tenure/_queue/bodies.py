@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar, overload
 
-from tenure._queue.typed import Misfit, plain, reader, spelled_out, written, written_by_library
+from tenure._queue.typed import reader
+from tenure._queue.typed_values import Misfit, written
+from tenure._queue.typed_writing import plain, spelled_out, written_by_library
 from tenure.errors import ConfigError, DecodeError
 
 T = TypeVar("T")

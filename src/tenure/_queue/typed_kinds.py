@@ -1,0 +1,156 @@
+"""What a type is made of: the fields, hints and variables by which a typed body is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union
+
+from tenure._queue.typed_readers import choice_of
+from tenure._queue.typed_values import Read, name_of_type
+from tenure.errors import ConfigError
+
+
+def is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def is_typed_dict(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__required_keys__")
+
+
+def fields_of(kind: Any) -> Mapping[str, object]:
+    """Return the names that an object of this *kind* can have; none if it has no named fields."""
+    kind = typing.get_origin(kind) or kind
+    if dataclasses.is_dataclass(kind):
+        of_class = getattr(dataclasses, "_FIELD_CLASSVAR")  # noqa: B009  # it has no public name
+        every: dict[str, Any] = kind.__dataclass_fields__  # dataclasses.fields() leaves out what is an InitVar
+        return {name: field for name, field in every.items() if field.init and field._field_type is not of_class}
+    if is_named_tuple(kind):
+        return dict.fromkeys(kind._fields)
+    if is_typed_dict(kind):
+        return dict.fromkeys(kind.__annotations__)
+    if isinstance(kind, type):
+        return getattr(kind, "model_fields", None) or dict.fromkeys(getattr(kind, "__struct_fields__", ()))
+    return {}
+
+
+def keys_of(kind: Any) -> frozenset[str]:
+    """Return the keys that an object of this *kind* can have in JSON: its fields, and how its library writes them."""
+    kind = typing.get_origin(kind) or kind
+    keys = {*fields_of(kind), *getattr(kind, "__struct_encode_fields__", ())}
+    described: Mapping[str, Any] = getattr(kind, "__pydantic_fields__", None) or getattr(kind, "model_fields", {})
+    for field in described.values():
+        alias = field.validation_alias or field.alias
+        for choice in getattr(alias, "choices", None) or [alias]:
+            keys.add(choice if isinstance(choice, str) else getattr(choice, "path", [""])[0])
+    return frozenset(keys)
+
+
+def signs_of(kind: Any) -> dict[str, Read]:
+    """Return the readers of those fields of a *kind* that are a ``Literal``, or the tag of a msgspec struct."""
+    kind = typing.get_origin(kind) or kind
+    try:
+        hints = hints_of(kind)
+    except ConfigError:  # of a type whose library finds what they name
+        hints = {}
+    signs = {}
+    for name, hint in hints.items():
+        while typing.get_origin(hint) in (Annotated, Required, NotRequired, typing.Final):
+            hint = typing.get_args(hint)[0]
+        if typing.get_origin(hint) is Literal:
+            signs[name] = choice_of(typing.get_args(hint))
+    tagged = getattr(kind, "__struct_config__", None)
+    if tagged is not None and tagged.tag is not None:
+        signs[tagged.tag_field] = choice_of((tagged.tag,))
+    return signs
+
+
+def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if is_named_tuple(kind):
+        return [name for name in kind._fields if name not in kind._field_defaults]
+    if is_typed_dict(kind):
+        marks = {name: typing.get_origin(hint) for name, hint in hints.items()}  # as text they were not understood
+        return [
+            name
+            for name in hints
+            if marks[name] is Required or (name in kind.__required_keys__ and marks[name] is not NotRequired)
+        ]
+    missing = dataclasses.MISSING
+    return [
+        name
+        for name, field in kind.__dataclass_fields__.items()
+        if field.default is missing and field.default_factory is missing
+    ]
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    try:
+        try:
+            return typing.get_type_hints(kind, include_extras=True)
+        except NameError:  # the early releases of Python 3.12 don't find type parameters that are named as text
+            variables = {one.__name__: one for one in getattr(kind, "__type_params__", ())}
+            return typing.get_type_hints(kind, localns={**vars(kind), **variables}, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigError(
+            f"a body can't be read as {name_of_type(kind)}, as its annotations can't be resolved ({error}); "
+            "define what they name at the top of a module"
+        ) from error
+
+
+def bound_of(variable: TypeVar, bound: Mapping[Any, Any]) -> Any:
+    if variable in bound:
+        return bound[variable]
+    default = getattr(variable, "__default__", None)
+    if default is not None and "NoDefault" not in repr(default):
+        return default
+    if variable.__constraints__:
+        return Union[variable.__constraints__]  # noqa: UP007  # they are in a tuple
+    return variable.__bound__ or Any
+
+
+def matched_variables(variables: Iterable[Any], arguments: Iterable[Any], bound: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return what *variables* stand for, where the arguments may be variables that are *bound* outside."""
+    return {variable: _closed(argument, bound) for variable, argument in zip(variables, arguments, strict=False)}
+
+
+def _closed(kind: Any, bound: Mapping[Any, Any]) -> Any:
+    """Return *kind* with its type variables filled in."""
+    if isinstance(kind, TypeVar):
+        return bound_of(kind, bound)
+    if variables := getattr(kind, "__parameters__", ()):
+        return kind[tuple(bound_of(variable, bound) for variable in variables)]
+    return kind
+
+
+def variables_of(kind: Any, arguments: tuple[Any, ...], bound: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return what the type variables of *kind* and of its bases stand for."""
+    matched = matched_variables(getattr(kind, "__parameters__", ()), arguments, bound)
+    for base in getattr(kind, "__orig_bases__", ()):
+        if (origin := typing.get_origin(base)) is not None and origin is not typing.Generic:
+            matched = {**variables_of(origin, typing.get_args(base), matched), **matched}
+    return matched
+
+
+def flattened(kinds: Iterable[Any], bound: Mapping[Any, Any]) -> Iterable[Any]:
+    for kind in kinds:
+        closed = bound_of(kind, bound) if isinstance(kind, TypeVar) else kind
+        if typing.get_origin(closed) in (Union, types.UnionType):
+            yield from flattened(typing.get_args(closed), bound)
+        else:
+            yield closed
+
+
+def readings_of_key(text: str) -> Iterable[Any]:
+    """Return which other values of JSON a key may stand for, that are written as this *text*."""
+    if text in ("true", "false", "null"):
+        yield {"true": True, "false": False, "null": None}[text]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if type(value) in (int, float) and json.dumps(value) == text:
+        yield value

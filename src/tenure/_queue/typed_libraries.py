@@ -1,0 +1,81 @@
+"""Types of pydantic and msgspec in typed bodies. Neither is imported here: a type of theirs has been."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import lru_cache
+from typing import Any
+
+from tenure._queue.typed_values import Misfit, Read, shown_briefly
+
+
+def is_of(module: str, name: str, kind: Any) -> bool:
+    """Tell whether the type *kind* is one of another module's, without importing that: who has the type has it."""
+    there = sys.modules.get(module)
+    return there is not None and isinstance(kind, type) and issubclass(kind, getattr(there, name))
+
+
+def library_of(kind: Any) -> str | None:
+    """Return the library that reads and writes *kind* and its instances, if there is one."""
+    if "pydantic" in sys.modules and hasattr(kind, "__get_pydantic_core_schema__"):
+        return "pydantic"
+    if hasattr(kind, "__pydantic_validator__"):  # a dataclass of pydantic's
+        return "pydantic"
+    return "msgspec" if hasattr(kind, "__struct_config__") else None
+
+
+def constrained_by(metadata: tuple[Any, ...]) -> str | None:
+    """Return the library that minds what an ``Annotated`` says, if it is here."""
+    for one in metadata:
+        home = type(one).__module__.partition(".")[0]
+        if home in ("annotated_types", "pydantic", "pydantic_core") and "pydantic" in sys.modules:
+            return "pydantic"
+        if home == "msgspec":
+            return "msgspec"
+    return None
+
+
+def borrowed_reader(library: str, kind: Any) -> Read:
+    return _by_pydantic(kind) if library == "pydantic" else _by_msgspec(kind)
+
+
+@lru_cache(maxsize=512)
+def adapter_of(kind: Any) -> Any:
+    return sys.modules["pydantic"].TypeAdapter(kind)
+
+
+def _by_pydantic(kind: Any) -> Read:
+    adapter = sys.modules["pydantic"].TypeAdapter(kind)  # an Annotated may have no hash
+    invalid = sys.modules["pydantic"].ValidationError
+
+    def read_with_pydantic(value: Any) -> Any:
+        try:
+            return adapter.validate_json(value if isinstance(value, bytes) else json.dumps(value))
+        except invalid as error:
+            raise _as_misfit(error) from error
+
+    return read_with_pydantic
+
+
+def _as_misfit(error: Any) -> Misfit:
+    """Return what pydantic says, in one line."""
+    first, *others = error.errors(include_url=False, include_context=False)
+    more = f" (and {len(others)} more)" if others else ""
+    at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    return Misfit(f"does not fit: {first['msg']}, not {shown_briefly(first['input'])}{more}", at)
+
+
+def _by_msgspec(kind: Any) -> Read:
+    msgspec = sys.modules["msgspec"]
+
+    def read_with_msgspec(value: Any) -> Any:
+        try:
+            if isinstance(value, bytes):
+                return msgspec.json.decode(value, type=kind)
+            return msgspec.convert(value, kind, str_keys=True)
+        except (msgspec.MsgspecError, ValueError) as error:
+            said, _, place = str(error).partition(" - at `$")
+            raise Misfit(f"does not fit: {said}", place.rstrip("`")) from error
+
+    return read_with_msgspec
