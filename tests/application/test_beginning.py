@@ -46,7 +46,7 @@ class Room:
 class Silent(LossyBroker):
     """A broker that is asked, and never answers."""
 
-    async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
+    async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
 

@@ -444,16 +444,16 @@ async def test_candidates_outlast_a_container_that_is_deleted() -> None:
         try:
             for backend in backends:
                 await candidates.candidate(backend.leases)
-            await until(lambda: candidates.told(TermBegan))
+            await until(lambda: candidates.events_of(TermBegan))
             gate.refusal = still_being_deleted
             async with BlobServiceClient.from_connection_string(server.connection_string) as user:
                 await user.delete_container("deleted")
-            await until(lambda: candidates.told(TermEnding))
-            failures = len(candidates.told(CampaignFailed))
-            await until(lambda: len(candidates.told(CampaignFailed)) > failures + 1)
-            assert len(candidates.told(TermBegan)) == 1
+            await until(lambda: candidates.events_of(TermEnding))
+            failures = len(candidates.events_of(CampaignFailed))
+            await until(lambda: len(candidates.events_of(CampaignFailed)) > failures + 1)
+            assert len(candidates.events_of(TermBegan)) == 1
             gate.heal()
-            await until(lambda: len(candidates.told(TermBegan)) == 2)
+            await until(lambda: len(candidates.events_of(TermBegan)) == 2)
         finally:
             await candidates.close()
             for backend in backends:

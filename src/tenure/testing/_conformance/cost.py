@@ -1,4 +1,4 @@
-"""What a question costs a store, at two depths: it must not grow with what it leaves alone.
+"""The cost of a request at two depths: it must not grow with the data that the request doesn't return.
 
 No time is measured. A harness counts what its store does: rows visited, commands, steps, requests.
 """
@@ -16,25 +16,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GROWTH = 1.5
-"""By which factor a cost may differ between the two depths; ten times as much waits at the second."""
+"""The factor by which a cost may differ between the two depths; the second has ten times as much data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a harness counts, and what it counts as the same.
+    """How a harness counts the cost of a request, and which differences mean nothing.
 
     Args:
-        unit: What is counted, for a message.
-        shallow: How much waits at the first depth.
-        deep: How much waits at the second.
-        few: The same as *shallow*, of what takes a question each to set up (sessions, queues, names of leases).
-        several: The same as *deep*, for such.
-        flood: More messages than the store deals with in one question when time has come for all of them.
-        noise: By how many units two measurements may differ without a meaning. Less than what *several* rows cost.
-        times: How often to ask, where the first may clear away what setting up has left behind.
-        step: How many units one question may cost while time has come for a *flood*; the next question does the rest.
+        unit: The name of what is counted.
+        shallow: The amount of data at the first depth.
+        deep: The amount of data at the second.
+        few: The same as *shallow*, for data that takes one request each to set up (sessions, queues, names of leases).
+        several: The same as *deep*, for such data.
+        flood: More messages than the store processes in one request when all of them are due.
+        noise: The number of units by which two measurements may differ. Less than *several* rows cost.
+        times: How often to measure; the first time may include the clean-up after the set-up.
+        step: How many units one request may cost while a *flood* is due; the next request does the rest.
             None if the store does it all at once.
-        rounds: Questions that go through a round of what there is, whatever they mean of it, and what a round costs.
+        rounds: The requests that look through everything in rounds, with the cost of one round.
     """
 
     unit: str
@@ -61,8 +61,8 @@ class Counting(Protocol):
 
 @dataclass(slots=True)
 class Meter:
-    """Asks, and notes what each question has cost at each depth: the least of it, as the first may have to clear away
-    what was left behind while this depth was set up."""
+    """Measures requests, and keeps the lowest cost of each at each depth: the first may include the clean-up after the
+    set-up of that depth."""
 
     harness: Counting
     scale: Scale
@@ -71,19 +71,19 @@ class Meter:
 
     @classmethod
     def of(cls, harness: Counting, *, in_steps: bool = False) -> Meter:
-        """Return one for *harness*; skip the test if it can't count, or takes no steps and is to."""
+        """Return a meter for *harness*; skip the test if it can't count, or takes no steps where they are required."""
         if harness.scale is None:
             pytest.skip("this harness can't count what its store does")
         if in_steps and harness.scale.step is None:
-            pytest.skip("this store does at once whatever time brings")
+            pytest.skip("this store applies everything that is due at once")
         return cls(harness, harness.scale)
 
     def depths(self) -> Iterator[int]:
-        """Yield the two depths, and note costs for each while it is at hand."""
+        """Yield the two depths; costs are recorded for the one yielded last."""
         return self._each(self.scale.shallow, self.scale.deep)
 
     def small_depths(self) -> Iterator[int]:
-        """Do the same for what takes a question each to set up."""
+        """Do the same for data that takes one request each to set up."""
         return self._each(self.scale.few, self.scale.several)
 
     def _each(self, *depths: int) -> Iterator[int]:
@@ -91,29 +91,29 @@ class Meter:
             self.depth = depth
             yield depth
 
-    async def ask(self, question: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what *verb* answers, and note its cost under *question*."""
+    async def ask(self, request: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer of *verb*, and record its cost under *request*."""
         answer, cost = await self.harness.work_of(partial(verb, *args, **kwargs))
-        self.note(question, cost)
+        self.note(request, cost)
         return answer
 
-    def note(self, question: str, cost: int) -> None:
-        """Note what *question* has cost."""
-        costs = self.figures.setdefault(question, {})
+    def note(self, request: str, cost: int) -> None:
+        """Record the *cost* of a request."""
+        costs = self.figures.setdefault(request, {})
         costs[self.depth] = min(cost, costs.get(self.depth, cost))
 
     def require_flat(self) -> None:
-        """Fail if a question cost more at the second depth than at the first."""
+        """Fail if a request cost more at the second depth than at the first."""
         grown = []
-        for question, costs in self.figures.items():
+        for request, costs in self.figures.items():
             (few, first), (many, second) = sorted(costs.items())
-            if second > max(first * GROWTH + self.scale.noise, self.scale.rounds.get(question, 0)):
-                grown.append(f"{question}: {first:,} {self.scale.unit} beside {few:,}, {second:,} beside {many:,}")
-        assert not grown, f"grows with what it leaves alone: {'; '.join(grown)}"
+            if second > max(first * GROWTH + self.scale.noise, self.scale.rounds.get(request, 0)):
+                grown.append(f"{request}: {first:,} {self.scale.unit} beside {few:,}, {second:,} beside {many:,}")
+        assert not grown, f"the cost grows with unrelated data: {'; '.join(grown)}"
 
-    async def ask_step(self, question: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what *verb* answers; fail if it cost more than one step may."""
+    async def ask_step(self, request: str, verb: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer of *verb*; fail if it cost more than one step may."""
         assert self.scale.step is not None
         answer, cost = await self.harness.work_of(partial(verb, *args, **kwargs))
-        assert cost <= self.scale.step, f"{question}: {cost:,} {self.scale.unit}, and a step has {self.scale.step:,}"
+        assert cost <= self.scale.step, f"{request}: {cost:,} {self.scale.unit}, and a step has {self.scale.step:,}"
         return answer

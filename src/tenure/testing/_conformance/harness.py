@@ -1,4 +1,4 @@
-"""What a backend brings to its suites: how to open it, how time passes for it, and how to hurt it."""
+"""The harnesses that a backend brings to its suites: how to open it, let time pass, and make faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 Fault = Literal["lose_answer", "cut", "cut_one", "late", "away", "restart", "full", "slow"]
 
 GiveUp = Callable[[Awaitable[object]], Awaitable[None]]
-"""Ask a question, and give it up on its way."""
+"""Sends a request and gives it up before it arrives."""
 
 
 class LeaseHarness(ABC):
@@ -28,56 +28,56 @@ class LeaseHarness(ABC):
 
     traits: ClassVar[LeaseTraits]
     ttl: ClassVar[float] = 10.0
-    """The length of a lease in the tests, in seconds; short where time is real, for it is waited out."""
+    """The length of a lease in the tests, in seconds; short where time is real, as tests wait for its end."""
     patience: ClassVar[float] = 10.0
-    """How many real seconds a question may take at most, the store being out of reach."""
+    """How many real seconds a request may take at most while the store is unreachable."""
     is_exact: ClassVar[bool] = False
-    """Whether no time passes but in ``pass_time``, and there just what is asked for."""
+    """Whether time passes only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
-    """What can be done to this store; tests that need another fault are skipped."""
+    """The faults that this harness can make; tests that need another one are skipped."""
     scale: ClassVar[Scale | None] = None
-    """How this harness counts what the storage does for a question; None if it can't."""
+    """How this harness counts the work of the storage for a request; None if it can't."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
-        """Make the storage ready, and empty as far as the tests' random names go."""
+        """Make the storage ready; nothing need be in it under the random names of the tests."""
 
     @abstractmethod
     async def open(self) -> LeaseStore:
-        """Return a new client of the same storage: it stands for another process."""
+        """Return a new client of the same storage, which stands for another process."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close every client, and do away with the storage."""
+        """Close every client, and remove the storage."""
 
     async def pass_time(self, seconds: float) -> None:
-        """Let *seconds* pass for the store. Real ones, unless it has a clock that can be turned."""
+        """Let *seconds* pass for the store: real ones, unless its clock can be set."""
         await asyncio.sleep(seconds)
 
     def lose_answer(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        """Inside the block, what *store* is asked is done, and its answers are lost: ``Unavailable``."""
+        """Inside the block, requests of *store* are carried out, and the answers are lost: ``Unavailable``."""
         raise NotImplementedError
 
     def cut(self, store: LeaseStore) -> AbstractAsyncContextManager[None]:
-        """Inside the block, *store* can't be asked to change anything."""
+        """Inside the block, no request of *store* that changes anything arrives."""
         raise NotImplementedError
 
     def cut_one(self, store: LeaseStore, name: str) -> AbstractAsyncContextManager[None]:
-        """Inside the block, *store* can't ask about *name*, and about names that lie apart from it, it can."""
+        """Inside the block, no request of *store* about *name* arrives; those about names stored apart do."""
         raise NotImplementedError
 
     def lie_apart(self, name: str, other: str) -> bool:
-        """Tell whether ``cut_one`` of *name* leaves *other* as it is."""
+        """Tell whether ``cut_one`` of *name* leaves *other* reachable."""
         return name != other
 
     def late(self, store: LeaseStore) -> AbstractAsyncContextManager[GiveUp]:
-        """Yield what gives up a question of *store* on its way; it is carried out when the block ends, if at all.
+        """Yield a function that gives up a request of *store*; it is carried out when the block ends, if at all.
 
-        One question in each block, of a client that has asked before; what else is asked meanwhile goes its way.
+        One request in each block, of a client that is connected; its other requests are not delayed.
         """
         raise NotImplementedError
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        """Inside the block, what the storage keeps leases in is not in its place, or not to be used, for a while."""
+        """Inside the block, the tables, keys or containers of the leases are missing or can't be used."""
         raise NotImplementedError
 
     async def restart(self) -> None:
@@ -89,12 +89,12 @@ class LeaseHarness(ABC):
         raise NotImplementedError
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """Return the answer to *ask*, and how many units of work the storage has done for it; see ``scale``."""
+        """Return the answer to *ask*, and how many units of work it cost the storage; see ``scale``."""
         raise NotImplementedError
 
 
 class _Gate:
-    """Where a question waits after its asker has given up."""
+    """Holds a request back after its caller has given it up."""
 
     def __init__(self) -> None:
         self._catching: asyncio.Event | None = None
@@ -103,7 +103,7 @@ class _Gate:
 
     @asynccontextmanager
     async def late(self, clock: AbstractContextManager[None] | None = None) -> AsyncIterator[GiveUp]:
-        """Yield what gives up a question on its way; when the block ends, carry it out, inside *clock*."""
+        """Yield a function that gives up a request; when the block ends, carry it out, inside *clock*."""
         self._opened.clear()
         try:
             yield self._give_up
@@ -113,13 +113,13 @@ class _Gate:
                 await asyncio.gather(*self._caught, return_exceptions=True)
             self._caught.clear()
 
-    async def _give_up(self, question: Awaitable[object]) -> None:
+    async def _give_up(self, request: Awaitable[object]) -> None:
         self._catching = asyncio.Event()
-        self._caught.append(asyncio.ensure_future(question))
+        self._caught.append(asyncio.ensure_future(request))
         await self._catching.wait()
 
     async def leave(self) -> None:
-        """Wait if this is the question that is given up."""
+        """Wait if this is the request that was given up."""
         if self._catching is not None:
             self._catching.set()
             self._catching = None
@@ -127,7 +127,7 @@ class _Gate:
 
 
 class _Link:
-    """The way to a store and back, which can be cut, lose answers or keep a question; for stores without a network."""
+    """A connection that can be cut, lose answers or hold a request back; for stores without a network."""
 
     def __init__(self) -> None:
         self._losing = False
@@ -146,7 +146,7 @@ class _Link:
 
     @asynccontextmanager
     async def cut(self) -> AsyncIterator[None]:
-        """Let no question through inside the block."""
+        """Let no request through inside the block."""
         self._is_cut = True
         try:
             yield
@@ -155,15 +155,15 @@ class _Link:
 
     def _leave(self, *, is_cut_off: bool = False) -> None:
         if self._is_cut or is_cut_off:
-            raise Unavailable("the way there is cut, as the test wants it")
+            raise Unavailable("the connection is cut, as the test wants it")
 
     def _arrive(self) -> None:
         if self._losing:
-            raise Unavailable("the answer was lost on its way, as the test wants it")
+            raise Unavailable("the answer was lost, as the test wants it")
 
 
 class Lossy(_Link):
-    """A ``LeaseStore`` around another, which can be cut off, or lose its answers on their way."""
+    """A ``LeaseStore`` around another, which can be cut off or lose its answers."""
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Lossy(_Link):
 
     @asynccontextmanager
     async def cut_one(self, name: str) -> AsyncIterator[None]:
-        """Let nothing about *name* through inside the block."""
+        """Let no request about *name* through inside the block."""
         self._cut_off.add(name)
         try:
             yield
@@ -184,7 +184,7 @@ class Lossy(_Link):
 
     @property
     def traits(self) -> LeaseTraits:
-        """What the store inside can do."""
+        """The traits of the store inside."""
         return self.store.traits
 
     async def acquire(self, name: str, holder: str, ttl: float, metadata: Metadata = NO_METADATA) -> Granted | HeldBy:
@@ -203,7 +203,7 @@ class Lossy(_Link):
             self._leave_for(grants[0].name)
         answers = iter(await self.store.renew(asked, ttl))
         self._arrive()
-        cut = NoAnswer("the way there is cut, as the test wants it")
+        cut = NoAnswer("the connection is cut, as the test wants it")
         return [cut if grant.name in self._cut_off else next(answers) for grant in grants]
 
     async def release(self, grant: Grant) -> Released | Lost:
@@ -242,56 +242,56 @@ class QueueHarness(ABC):
 
     traits: ClassVar[QueueTraits]
     lock: ClassVar[float] = 10.0
-    """The length of a lock in the tests, in seconds; short where time is real, for it is waited out."""
+    """The length of a lock in the tests, in seconds; short where time is real, as tests wait for its end."""
     patience: ClassVar[float] = 10.0
-    """How many real seconds a question may take at most, the broker being out of reach."""
+    """How many real seconds a request may take at most while the broker is unreachable."""
     backlog: ClassVar[int] = 3_000
-    """More messages than the broker deals with in one step when time has come for all of them."""
+    """More messages than the broker processes in one step when all of them are due."""
     counts_bytes: ClassVar[bool] = False
     """Whether a claim ends with the body that brings it to ``CLAIM_BYTES``."""
     slack: ClassVar[int] = 0
-    """How many bytes a full broker may still take in messages: what it had kept free for them."""
+    """How many bytes of messages a full broker may still accept, from a reserve."""
     drains_when_full: ClassVar[bool] = True
-    """Whether a full broker hands out and settles all that it has; else it may refuse that, too, and change nothing."""
+    """Whether a full broker still delivers and settles its messages; else it may refuse, and change nothing."""
     is_exact: ClassVar[bool] = False
-    """Whether no time passes for locks but in ``pass_time``, and there just what is asked for."""
+    """Whether time passes for locks only in ``pass_time``, and exactly as much as given."""
     faults: ClassVar[frozenset[Fault]] = frozenset()
-    """What can be done to this broker; tests that need another fault are skipped."""
+    """The faults that this harness can make; tests that need another one are skipped."""
     scale: ClassVar[Scale | None] = None
-    """How this harness counts what the storage does for a question; None if it can't."""
+    """How this harness counts the work of the storage for a request; None if it can't."""
 
     async def start(self) -> None:  # noqa: B027  # most have nothing to start
-        """Make the storage ready, and empty as far as the tests' random names go."""
+        """Make the storage ready; nothing need be in it under the random names of the tests."""
 
     @abstractmethod
     async def open(self) -> Broker:
-        """Return a new client of the same storage: it stands for another process."""
+        """Return a new client of the same storage, which stands for another process."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close every client, and do away with the storage."""
+        """Close every client, and remove the storage."""
 
     async def pass_time(self, seconds: float) -> None:
-        """Let *seconds* pass for the broker. Real ones, unless it has a clock that can be turned."""
+        """Let *seconds* pass for the broker: real ones, unless its clock can be set."""
         await asyncio.sleep(seconds)
 
     def lose_answer(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        """Inside the block, what *broker* is asked is done, and its answers are lost: ``Unavailable``."""
+        """Inside the block, requests of *broker* are carried out, and the answers are lost: ``Unavailable``."""
         raise NotImplementedError
 
     def cut(self, broker: Broker) -> AbstractAsyncContextManager[None]:
-        """Inside the block, *broker* can't be asked to change anything."""
+        """Inside the block, no request of *broker* that changes anything arrives."""
         raise NotImplementedError
 
     def late(self, broker: Broker) -> AbstractAsyncContextManager[GiveUp]:
-        """Yield what gives up a question of *broker* on its way; it is carried out when the block ends, if at all.
+        """Yield a function that gives up a request of *broker*; it is carried out when the block ends, if at all.
 
-        One question in each block, of a client that has asked before; what else is asked meanwhile goes its way.
+        One request in each block, of a client that is connected; its other requests are not delayed.
         """
         raise NotImplementedError
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        """Inside the block, what the storage keeps messages in is not in its place, or not to be used, for a while."""
+        """Inside the block, the tables, keys or containers of the messages are missing or can't be used."""
         raise NotImplementedError
 
     async def restart(self) -> None:
@@ -303,20 +303,20 @@ class QueueHarness(ABC):
         raise NotImplementedError
 
     def slow(self, broker: Broker, round_trip: float) -> AbstractAsyncContextManager[None]:
-        """Inside the block, each question of *broker* and its answer are under way for so many seconds together."""
+        """Inside the block, each request of *broker* and its answer take so many seconds together."""
         raise NotImplementedError
 
     async def reset(self, broker: Broker) -> None:
-        """Break every connection of *broker* that stands; new ones work."""
+        """Break every open connection of *broker*; new ones work."""
         raise NotImplementedError
 
     async def work_of(self, ask: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """Return the answer to *ask*, and how many units of work the storage has done for it; see ``scale``."""
+        """Return the answer to *ask*, and how many units of work it cost the storage; see ``scale``."""
         raise NotImplementedError
 
 
 class LossyBroker(_Link):
-    """A ``Broker`` around another, which can be cut off, or lose its answers on their way."""
+    """A ``Broker`` around another, which can be cut off or lose its answers."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
@@ -324,16 +324,16 @@ class LossyBroker(_Link):
 
     @classmethod
     def around(cls, broker: Broker) -> Broker:
-        """Return one around *broker*, as what it is to its users."""
+        """Return one around *broker*, typed as a broker."""
         return cast(Broker, cls(broker))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inside, name)
         return found if name in ("traits", "hints") else partial(self._ask, found)
 
-    async def _ask(self, question: Any, *args: Any, **options: Any) -> Any:
+    async def _ask(self, request: Any, *args: Any, **options: Any) -> Any:
         await self._gate.leave()
         self._leave()
-        answer = await question(*args, **options)
+        answer = await request(*args, **options)
         self._arrive()
         return answer

@@ -1,4 +1,4 @@
-"""Who gets a name, and with which token."""
+"""Acquiring a name, and its tokens."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class AcquisitionTests(LeaseSuite):
 
 
 async def asked_and_cancelled(question: Awaitable[object], steps: int) -> None:
-    """Ask, and cancel the question after so many turns of the loop."""
+    """Start a call, and cancel it after so many steps of the loop."""
     task = asyncio.ensure_future(question)
     for _ in range(steps):
         await asyncio.sleep(0)

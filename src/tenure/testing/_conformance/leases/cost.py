@@ -1,4 +1,4 @@
-"""What a question about a lease may cost: none grows with the leases that it is not about."""
+"""The cost of requests about leases: it doesn't grow with other leases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tenure.testing._conformance.cost import Meter
 from tenure.testing._conformance.harness import LeaseHarness
 from tenure.testing._conformance.leases.steps import LATE, LeaseSuite, claim
 
-AT_ONCE = 20  # questions side by side while something is set up
+AT_ONCE = 20  # concurrent requests of the set-up
 
 
 class LeaseCostSuite(LeaseSuite):
@@ -56,7 +56,7 @@ async def lead(store: LeaseStore, harness: LeaseHarness, name: str, depth: int) 
 
 
 async def use(meter: Meter, store: LeaseStore, harness: LeaseHarness, name: str, about: str = "") -> None:
-    """Ask all that is asked about one lease."""
+    """Measure every verb on one lease."""
     answer = await meter.ask(f"{about}acquire", store.acquire, name, "ann#1", harness.ttl)
     assert isinstance(answer, Granted)
     grant = answer.grant

@@ -176,6 +176,6 @@ class EndingTests(LeaseSuite):
 
 
 def vacant_for(found: HeldBy | Vacant) -> float | None:
-    """Return for how long nobody has held what is vacant."""
+    """Return for how long a vacant name has been vacant."""
     assert isinstance(found, Vacant)
     return found.vacant_for

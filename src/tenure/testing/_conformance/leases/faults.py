@@ -1,4 +1,4 @@
-"""What a store of leases must do when it is hurt: lost answers, no way through, restarts."""
+"""A store of leases under faults: lost answers, cut connections, late requests, restarts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
 class LeaseFaultSuite(LeaseSuite):
-    """A question that brings no answer is neither a yes nor a no, and may be asked again."""
+    """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
 
@@ -77,7 +77,7 @@ class LeaseFaultSuite(LeaseSuite):
         assert await ann.release(grant) == Lost(grant)  # asked again, late: it does not touch the next one
         assert await bob.renew([new], harness.ttl) == [Granted(new)]
 
-    # --- no way through ---
+    # --- a cut connection ---
 
     async def test_an_unreachable_store_is_reported_in_time(self, harness: LeaseHarness, name: str) -> None:
         needs(harness, "cut")
@@ -199,10 +199,10 @@ class LeaseFaultSuite(LeaseSuite):
         assert isinstance(await bob.acquire(name, "bob#1", harness.ttl), HeldBy)
         await _stands(ann, new, harness)
 
-    # --- the schema is away for a while ---
+    # --- the schema is missing for a while ---
 
     async def test_the_store_is_used_again_when_it_is_back(self, harness: LeaseHarness, name: str) -> None:
-        """By the very clients that missed it; a candidate asks again after any failure, if something has worked."""
+        """Also by the clients that saw it missing; a candidate that has worked before asks again after any failure."""
         needs(harness, "away")
         ann, bob = await harness.open(), await harness.open()
         grant = await claim(ann, name, "ann#1", harness.ttl)
@@ -225,21 +225,21 @@ class LeaseFaultSuite(LeaseSuite):
         candidates = Candidates(name, harness.traits.ttl_min)
         try:
             leader = await candidates.candidate(await harness.open())
-            await until(lambda: candidates.told(TermBegan))
+            await until(lambda: candidates.events_of(TermBegan))
             other = await candidates.candidate(await harness.open())
             async with harness.away():
                 await until(
                     lambda: (
-                        candidates.told(TermEnding)
-                        or (candidates.told(RenewalMissed) and candidates.told(CampaignFailed))
+                        candidates.events_of(TermEnding)
+                        or (candidates.events_of(RenewalMissed) and candidates.events_of(CampaignFailed))
                     )
                 )
-            assert not candidates.told(TermEnding)
-            renewals = len(candidates.told(Extended))
-            await until(lambda: len(candidates.told(Extended)) > renewals, within=BACK_WITHIN)
-            assert len(candidates.told(TermBegan)) == 1
+            assert not candidates.events_of(TermEnding)
+            renewals = len(candidates.events_of(Extended))
+            await until(lambda: len(candidates.events_of(Extended)) > renewals, within=BACK_WITHIN)
+            assert len(candidates.events_of(TermBegan)) == 1
             leader.cancel()
-            await until(lambda: len(candidates.told(TermBegan)) == 2)
+            await until(lambda: len(candidates.events_of(TermBegan)) == 2)
             assert not other.done()
         finally:
             await candidates.close()
@@ -265,7 +265,7 @@ class LeaseFaultSuite(LeaseSuite):
 
 
 class _Hintless(Lossy):
-    """A store that tells of nothing by itself, so that a candidate asks again and again."""
+    """A store without hints, so that a candidate polls."""
 
     @property
     def traits(self) -> LeaseTraits:
@@ -273,7 +273,7 @@ class _Hintless(Lossy):
 
 
 class Candidates:
-    """Candidates for one name, each with a store of its own, all on the loop that is running."""
+    """Candidates for one name, each with a store of its own, all on the running loop."""
 
     def __init__(self, name: str, ttl_min: float) -> None:
         self._name = name
@@ -283,7 +283,7 @@ class Candidates:
         self._events: list[Event] = []
 
     async def candidate(self, store: LeaseStore) -> asyncio.Task[None]:
-        """Let another one stand, on a store that has worked before."""
+        """Add a candidate, on a store that has worked before."""
         await store.inspect(self._name)
         driver = Driver(_Hintless(store), SystemClock())
         election = Election(
@@ -293,12 +293,12 @@ class Candidates:
         self._tasks.append(asyncio.create_task(election.run(_for_ever)))
         return self._tasks[-1]
 
-    def told(self, kind: type[Event]) -> list[Event]:
+    def events_of(self, kind: type[Event]) -> list[Event]:
         """Return the events of this *kind*, in order."""
         return [event for event in self._events if isinstance(event, kind)]
 
     async def close(self) -> None:
-        """End all."""
+        """Stop all candidates."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

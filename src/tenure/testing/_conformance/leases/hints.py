@@ -20,7 +20,7 @@ from tenure.testing._conformance.leases.steps import (
 
 
 class HintTests(LeaseSuite):
-    """A leader reads that it was asked to resign, and hints tell of every change."""
+    """A leader reads that it was asked to resign, and every change gives a hint."""
 
     async def test_the_holder_reads_that_it_was_asked_to_resign(self, harness: LeaseHarness, name: str) -> None:
         ann, bob = await harness.open(), await harness.open()
@@ -84,13 +84,13 @@ class HintTests(LeaseSuite):
 
     @staticmethod
     def needs_hints(harness: LeaseHarness) -> None:
-        """Skip the test if this store tells of nothing."""
+        """Skip the test if this store gives no hints."""
         if not harness.traits.hints:
             pytest.skip("this store gives no hints")
 
 
 async def holds(store: LeaseStore, name: str, who: str | None) -> bool:
-    """Tell whether it is *who* that holds *name*."""
+    """Tell whether *who* holds *name*."""
     return await holder(store, name) == who
 
 
@@ -101,7 +101,7 @@ async def reads_resign_asked(store: LeaseStore, grant: Grant, ttl: float) -> boo
 
 
 async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> None:
-    """Wait for a hint after which *change* is seen; earlier ones may have been lies."""
+    """Wait for a hint after which *change* is seen; earlier ones may be spurious."""
     async with asyncio.timeout(within):
         async for _ in hints:
             if await change():
@@ -110,6 +110,6 @@ async def hint(hints: AsyncIterator[None], change: Callable[[], Awaitable[bool]]
 
 
 async def exhaust(hints: AsyncIterator[None]) -> None:
-    """Take hints without end."""
+    """Take hints for ever."""
     async for _ in hints:
         pass

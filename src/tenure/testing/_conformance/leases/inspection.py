@@ -1,4 +1,4 @@
-"""Names, metadata, and what is refused."""
+"""Inspection, metadata, names, and refused values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD_NAMES = ["", "x" * (NAME_MAX + 1), "nul\0inside", "lone\ud800surrogate"]
 
 
 class InspectionTests(LeaseSuite):
-    """What is shown of a lease is true, and to look changes nothing."""
+    """Inspection shows the lease as it is, and changes nothing."""
 
     async def test_inspection_changes_nothing(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()
@@ -64,7 +64,7 @@ class InspectionTests(LeaseSuite):
         seen = await bob.inspect(name)
         assert isinstance(seen, HeldBy)
         assert dict(seen.metadata) == told
-        assert json.loads(json.dumps(dataclasses.asdict(seen)))["metadata"] == told  # as frameworks do
+        assert json.loads(json.dumps(dataclasses.asdict(seen)))["metadata"] == told  # as web frameworks do
 
     async def test_metadata_goes_with_its_term(self, harness: LeaseHarness, name: str) -> None:
         store = await harness.open()

@@ -1,4 +1,4 @@
-"""What the suites of leases share: the fixtures, and the steps that their tests are made of."""
+"""Fixtures and steps for the suites of leases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST = 2**-10  # the share of a ttl that is left a moment before its end; no sum
 
 
 class LeaseSuite:
-    """What the suites of leases share: a harness and a name for each test."""
+    """Gives each test a harness and a name."""
 
     harness: ClassVar[type[LeaseHarness]]
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
@@ -41,7 +41,7 @@ class LeaseSuite:
 
 
 async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
-    """Acquire what must be free."""
+    """Acquire a name that must be free."""
     answer = await store.acquire(name, holder, ttl)
     assert isinstance(answer, Granted), answer
     assert not answer.resign_asked
@@ -49,7 +49,7 @@ async def claim(store: LeaseStore, name: str, holder: str, ttl: float) -> Grant:
 
 
 async def win(harness: LeaseHarness, store: LeaseStore, name: str, holder: str) -> Grant:
-    """Acquire what is free or will be; where watchers judge the end of a lease, they must watch for a while first."""
+    """Acquire a name that is or will be free; if watchers judge expiry, they must watch for a while first."""
     for _ in range(4):
         answer = await store.acquire(name, holder, harness.ttl)
         if isinstance(answer, Granted):
@@ -59,6 +59,6 @@ async def win(harness: LeaseHarness, store: LeaseStore, name: str, holder: str) 
 
 
 async def holder(store: LeaseStore, name: str) -> str | None:
-    """Return who holds *name*."""
+    """Return the holder of *name*."""
     answer = await store.inspect(name)
     return answer.holder if isinstance(answer, HeldBy) else None

@@ -1,4 +1,4 @@
-"""What a store of leases must do while it is full."""
+"""A store of leases that is full."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tenure.testing._conformance.leases.steps import LeaseSuite, claim, holder
 
 
 class LeaseStrainSuite(LeaseSuite):
-    """A full store refuses what would make it grow, and nothing else."""
+    """A full store refuses to grow, and nothing else."""
 
     async def test_a_full_store_goes_on_with_its_leases(self, harness: LeaseHarness, name: str) -> None:
         needs_fault(harness, "full")
@@ -23,10 +23,10 @@ class LeaseStrainSuite(LeaseSuite):
             try:
                 assert isinstance(await bob.acquire(f"{name}-new", "bob#1", harness.ttl), Granted)
             except Unavailable:
-                assert await holder(ann, f"{name}-new") is None  # and nothing was kept of it
+                assert await holder(ann, f"{name}-new") is None  # and nothing of it was kept
             assert await ann.ask_to_resign(name)
             assert await ann.release(grant) == Released(grant)
-            new = await claim(bob, name, "bob#1", harness.ttl)  # what was led before can be led again
+            new = await claim(bob, name, "bob#1", harness.ttl)  # a known name can be led again
             assert new.token > grant.token
             assert list(await bob.renew([new], harness.ttl)) == [Granted(new)]
         assert list(await bob.renew([new], harness.ttl)) == [Granted(new)]

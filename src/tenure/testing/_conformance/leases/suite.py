@@ -1,4 +1,4 @@
-"""What every store of leases must do."""
+"""The suite of every store of leases."""
 
 from __future__ import annotations
 

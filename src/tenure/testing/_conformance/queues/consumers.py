@@ -1,4 +1,4 @@
-"""What a consumer must do on every broker: whatever its handler and its hooks raise, return or print."""
+"""Consumers whose handlers and hooks misbehave, on every broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 
 
 class WithoutClass:
-    """Claims to be of whatever class, and fails on saying which."""
+    """An object that raises when its class is asked for."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -53,7 +53,7 @@ FAILURES: dict[str, Callable[[], object]] = {
     **{kind: _raises(make) for kind, make in ODD_ERRORS.items()},
     "returned": Mute,
 }
-"""By the body of a message: what its handler does, in a coroutine or in a thread."""
+"""By the body of a message: the failure of its handler, in a coroutine or in a thread."""
 
 ON_LOOPS: dict[str, Callable[[], object]] = {"cancels its task": _cancels_its_task}
 
@@ -97,7 +97,7 @@ class ConsumerSuite(QueueSuite):
         assert handled == ["good"]
         assert await observed.queue.stats() == Stats(dead=len(failures))
         assert len(hooked) == len(failures)
-        assert len(observed.told(MessageDied)) == len(failures)
+        assert len(observed.events_of(MessageDied)) == len(failures)
 
     @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
     async def test_an_error_hook_that_misbehaves_costs_nothing(
@@ -177,7 +177,7 @@ class ConsumerSuite(QueueSuite):
             return (await observed.queue.stats()).delayed == 2
 
         async def pass_time() -> None:
-            if harness.is_exact:  # then none passes by itself
+            if harness.is_exact:  # then no time passes by itself
                 await until(are_delayed, within=PATIENCE)
                 await harness.pass_time(1.0)
 
@@ -216,8 +216,8 @@ class ConsumerSuite(QueueSuite):
         self, harness: QueueHarness, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not harness.traits.hints:
-            pytest.skip("this broker tells nobody")
-        monkeypatch.setattr(context, "POLL", 600.0)  # whoever gets a message here was woken
+            pytest.skip("this broker gives no hints")
+        monkeypatch.setattr(context, "POLL", 600.0)  # a consumer that gets a message here was woken
         broker, other = await harness.open(), await harness.open()
         counting = _Counting(broker)
         observed = ObservedQueue(cast(Broker, counting), name, harness.lock)
@@ -238,7 +238,7 @@ class ConsumerSuite(QueueSuite):
         before = counting.asked
         for _ in range(3):
             await send_one()
-        assert counting.asked <= before + 3 * 8  # a store may give two hints of a message, each costs three questions
+        assert counting.asked <= before + 3 * 8  # a store may give two hints for a message, each costs three requests
         await other.send(name, [Outgoing(b"a") for _ in range(36)])
         await asyncio.gather(*waiting)
 
@@ -248,7 +248,7 @@ async def _fail(message: Message) -> None:
 
 
 class _Counting:
-    """A broker that counts how often messages are asked for."""
+    """A broker that counts calls of ``receive``."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -268,7 +268,7 @@ class _Counting:
 
 
 class ObservedQueue:
-    """A queue on a broker, with all of it on the loop that is running."""
+    """A queue on a broker, all on the running loop, with its events recorded."""
 
     def __init__(self, broker: Broker, name: str, lock: float, *, max_deliveries: int = 1) -> None:
         self.broker = broker
@@ -290,6 +290,6 @@ class ObservedQueue:
         """Send messages with these *bodies*, each in a session of its own if they are to be."""
         await self.queue.send_batch([Outgoing(one.encode(), session=one if sessions else None) for one in bodies])
 
-    def told(self, kind: type[Event]) -> list[Any]:
+    def events_of(self, kind: type[Event]) -> list[Any]:
         """Return the events of this *kind*, in order."""
         return [event for event in self.events if isinstance(event, kind)]

@@ -1,4 +1,4 @@
-"""What a broker's questions may cost: none grows with what it doesn't return."""
+"""The cost of requests to a broker: it doesn't grow with messages that are not returned."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tenure.testing._conformance.queues.steps import (
     settle,
 )
 
-AT_ONCE = 20  # questions side by side while something is set up
+AT_ONCE = 20  # concurrent requests of the set-up
 SPARE = 15  # more messages than are settled where few are asked about
-BATCH = 500  # messages in one claim, and verdicts in one question, while something is set up
+BATCH = 500  # messages in one claim, and verdicts in one request, of the set-up
 
 
 class BrokerCostSuite(QueueSuite):
-    """Each test sets up the same twice, the second time with ten times as much of what is not asked for."""
+    """Each test measures twice, the second time with ten times as many unrelated messages."""
 
     async def test_beside_a_deep_queue(self, harness: QueueHarness, name: str) -> None:
         meter = Meter.of(harness)
@@ -229,7 +229,7 @@ class BrokerCostSuite(QueueSuite):
             await use(meter, broker, harness, queue)
         meter.require_flat()
 
-    # --- what time brings is dealt with in steps ---
+    # --- due messages are processed in steps ---
 
     async def test_everything_has_expired(self, harness: QueueHarness, name: str) -> None:
         meter = Meter.of(harness, in_steps=True)
@@ -265,11 +265,11 @@ class BrokerCostSuite(QueueSuite):
         meter.require_flat()
 
 
-# --- words to write tests with ---
+# --- steps ---
 
 
 async def fill(broker: Broker, queue: str, depth: int) -> None:
-    """Send so many messages, of which nothing but their number is of interest."""
+    """Send *depth* plain messages."""
     await broker.send(queue, [Outgoing(b"a")] * depth)
 
 
@@ -284,12 +284,12 @@ async def claim_all(
 
 
 def batches(held: Sequence[Delivery]) -> Iterable[Sequence[Delivery]]:
-    """Cut what is held into parts for one question each."""
+    """Split *held* into batches."""
     return [held[first : first + BATCH] for first in range(0, len(held), BATCH)]
 
 
 async def side_by_side(questions: Iterable[Awaitable[object]]) -> None:
-    """Ask much, some of it at a time."""
+    """Await many requests, some at a time."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def ask(question: Awaitable[object]) -> None:
@@ -300,7 +300,7 @@ async def side_by_side(questions: Iterable[Awaitable[object]]) -> None:
 
 
 async def use(meter: Meter, broker: Broker, harness: QueueHarness, queue: str) -> None:
-    """Ask all that is asked about a few messages of *queue*, where SPARE are ready."""
+    """Measure every verb on a few messages of *queue*, where SPARE are ready."""
     for _ in range(meter.scale.times):
         [one] = await meter.ask("receive", receive, broker, queue, harness, limit=1)
         if harness.traits.renewal != "impossible":
@@ -325,7 +325,7 @@ async def use_held(meter: Meter, broker: Broker, harness: QueueHarness, held: Se
 
 
 async def use_dead(meter: Meter, broker: Broker, harness: QueueHarness, queue: str) -> None:
-    """Ask all that is asked about a few of the dead letters of *queue*."""
+    """Measure every verb on a few dead letters of *queue*."""
     dead = dead_letters_of(queue)
     for _ in range(meter.scale.times):
         got = await meter.ask("receive a dead letter", receive, broker, dead, harness, limit=1)
@@ -340,7 +340,7 @@ async def use_dead(meter: Meter, broker: Broker, harness: QueueHarness, queue: s
 async def use_session(
     meter: Meter, broker: Broker, harness: QueueHarness, queue: str, expected: str | None = None
 ) -> None:
-    """Ask all that is asked about a session: the next free one of *queue*."""
+    """Measure every verb on the next free session of *queue*."""
     for _ in range(meter.scale.times):
         held = await meter.ask("accept", broker.accept, queue, None, harness.lock)
         assert isinstance(held, SessionLock)
@@ -356,7 +356,7 @@ async def use_session(
 
 
 async def find_nothing(meter: Meter, broker: Broker, harness: QueueHarness, queue: str, *, accepts: bool) -> None:
-    """Ask where there is nothing to be had."""
+    """Measure claims that find nothing."""
     for _ in range(meter.scale.times):
         assert await meter.ask("receive nothing", receive, broker, queue, harness) == []
         if accepts:
@@ -366,7 +366,7 @@ async def find_nothing(meter: Meter, broker: Broker, harness: QueueHarness, queu
 
 
 async def come_to(meter: Meter, broker: Broker, harness: QueueHarness, queue: str, body: bytes) -> None:
-    """Ask until what is behind all that time has brought is received."""
+    """Claim until the message behind all due ones is received."""
     for _ in range(meter.scale.flood):
         if bodies(await meter.ask_step("receive", receive, broker, queue, harness, limit=10)) == [body]:
             return

@@ -1,4 +1,4 @@
-"""Dead letters: what they keep, and how they are received, peeked at and purged."""
+"""Dead letters: their contents, receiving, peeking, purging."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class DeadLetterTests(QueueSuite):
-    """A dead letter keeps what happened to it until it is redriven or purged."""
+    """A dead letter keeps its history until it is redriven or purged."""
 
     async def test_a_rejected_message_keeps_its_reason(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)
@@ -132,7 +132,7 @@ class DeadLetterTests(QueueSuite):
         ).dead_letters
         for letter in await letters.peek():
             assert [one.body for one in await letters.peek(ids=[letter.id])] == [letter.body]
-            former = letter.id.replace(ID_MARK, "$")  # as an older tenure told it, and as somebody may have noted it
+            former = letter.id.replace(ID_MARK, "$")  # as an older tenure showed it
             assert [one.body for one in await letters.peek(ids=[former])] == [letter.body]
 
     async def test_dead_letters_are_purged_after_their_retention(self, harness: QueueHarness, name: str) -> None:

@@ -54,8 +54,8 @@ class DeletionTests(QueueSuite):
         assert await broker.settings(name) == QueueSettings()
         assert await receive(broker, name, harness) == []
         assert await broker.stats(name) == Stats()
-        assert await other.delete(name) == Deleted(Stats())  # there is none, and that is what was asked for
-        await send(broker, name, b"c")  # by one who has not heard of it
+        assert await other.delete(name) == Deleted(Stats())  # deleting a missing queue is no error
+        await send(broker, name, b"c")  # by a client that doesn't know of the deletion
         assert await broker.settings(name) == QueueSettings()
         assert name in await other.names() or not harness.traits.exact_stats
         [new] = await receive(other, name, harness)
@@ -63,7 +63,7 @@ class DeletionTests(QueueSuite):
             assert new.sequence > max(one.sequence for one in old)
         assert await settle(broker, old, COMPLETE) == [LAPSED] * 2
         assert await settle(other, [new], COMPLETE) == [Settled()]
-        assert name not in await other.idle()  # of this one, nobody has said so
+        assert name not in await other.idle()  # nothing was declared for the new queue
 
     @pytest.mark.parametrize("state", ["ready", "locked", "delayed", "deferred", "dead", "session"])
     async def test_a_queue_that_holds_anything_is_deleted_by_force_only(
@@ -146,7 +146,7 @@ class DeletionTests(QueueSuite):
 
     async def test_an_idle_queue_is_listed_after_its_time(self, harness: QueueHarness, name: str) -> None:
         broker, other = await harness.open(), await harness.open()
-        for one in (broker, other):  # so that each has heard what time it is there
+        for one in (broker, other):  # so that each knows the time of the store
             await send(one, f"{name}-2", b"a")
         await broker.delete_when_idle(name, harness.lock)
         await harness.pass_time(harness.lock * 0.6)

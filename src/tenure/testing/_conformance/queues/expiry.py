@@ -49,7 +49,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class ExpiryTests(QueueSuite):
-    """A message that isn't received in time is dead, and its death is told once."""
+    """A message that isn't received in time is dead, and its death is reported once."""
 
     async def test_a_message_not_received_in_time_is_dead(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -137,9 +137,9 @@ class ExpiryTests(QueueSuite):
         await broker.send(name, [Outgoing(b"crashes", id="a"), Outgoing(b"stands")])
         _, stands = sorted(await receive(broker, name, harness), key=lambda one: one.body)
         await broker.send(name, [Outgoing(b"expires", id="b", expires_in=harness.lock / 2)])
-        await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # and its answer has told of that
+        await broker.settle([Settlement(stands, DeadLetter("of a verdict"))])  # reported by its answer
         await harness.pass_time(harness.lock * LATE)
-        await broker.stats(name)  # whoever sees to it that they die
+        await broker.stats(name)  # applies what is due
         told = [
             *(await broker.receive(name, 10, harness.lock)).died,
             *(await broker.receive(name, 10, harness.lock)).died,
@@ -213,7 +213,7 @@ class ExpiryTests(QueueSuite):
 
 
 async def send_messages_that_die(broker: Broker, name: str, harness: QueueHarness, session: str | None) -> None:
-    """Send some messages whose only delivery ends with its lock, as in a crash, and some whose ttl ends before that."""
+    """Send messages whose only delivery ends with its lock, as after a crash, and others that expire before that."""
     await broker.declare(name, {"lock": harness.lock, "max_deliveries": 1})
     await broker.send(name, [Outgoing(b"crashes", id=f"crashes-{number}", session=session) for number in range(3)])
     if session is None:
@@ -227,7 +227,7 @@ async def send_messages_that_die(broker: Broker, name: str, harness: QueueHarnes
 
 
 async def poll(broker: Broker, name: str, harness: QueueHarness, session: str | None) -> Claim:
-    """Claim and complete what there is, in sessions if *session* is one; return what came."""
+    """Claim and complete what is ready, in a session if *session* is given; return the claim."""
     held = None if session is None else await broker.accept(name, None, harness.lock)
     if isinstance(held, NoSession):
         return Claim((), held.due_in, held.died)

@@ -1,4 +1,4 @@
-"""What a broker must do when it is hurt: lost answers, no way through, restarts."""
+"""A broker under faults: lost answers, cut connections, late requests, restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BACK_WITHIN = 10.0  # seconds after a fault has ended
 
 
 class BrokerFaultSuite(QueueSuite):
-    """A question that brings no answer is neither a yes nor a no, and may be asked again."""
+    """A request without an answer is neither a yes nor a no, and can be repeated."""
 
     # --- the answer is lost, after the command was carried out ---
 
@@ -83,7 +83,7 @@ class BrokerFaultSuite(QueueSuite):
         put_aside = await receive(broker, name, harness)
         assert await settle(broker, put_aside, Defer()) == [Settled()] * 2
         numbers = [one.sequence for one in put_aside]
-        await broker.receive_deferred(f"{name}-other", [1], harness.lock)  # it has asked before
+        await broker.receive_deferred(f"{name}-other", [1], harness.lock)  # it is connected
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.receive_deferred(name, numbers, harness.lock)
@@ -104,7 +104,7 @@ class BrokerFaultSuite(QueueSuite):
             with pytest.raises(Unavailable):
                 await settle(broker, got, verdict)
         stats = await other.stats(name)
-        assert await settle(broker, got, verdict) == [LAPSED]  # it stood the first time, and stands once
+        assert await settle(broker, got, verdict) == [LAPSED]  # it was carried out the first time, and only then
         assert await settle(broker, got, COMPLETE) == [LAPSED]
         after = await other.stats(name)
         assert (after.ready, after.locked, after.dead) == (stats.ready, stats.locked, stats.dead)
@@ -124,7 +124,7 @@ class BrokerFaultSuite(QueueSuite):
         assert await receive(other, name, harness) == []  # the renewal did count
         assert isinstance((await broker.renew(got, harness.lock))[0], Renewed)
 
-    # --- no way through ---
+    # --- a cut connection ---
 
     async def test_an_unreachable_store_is_reported_in_time(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "cut")
@@ -230,7 +230,7 @@ class BrokerFaultSuite(QueueSuite):
         there, sent = f"{name}-there", {b"a", b"b", b"c"}
         await send(broker, name, *sent)
         await settle(broker, await receive(broker, name, harness), DeadLetter("bad"))
-        await send(broker, there, b"first")  # it has asked before
+        await send(broker, there, b"first")  # it is connected
         async with harness.lose_answer(broker):
             with pytest.raises(Unavailable):
                 await broker.redrive(name, EVERYTHING, None, to=there)
@@ -250,7 +250,7 @@ class BrokerFaultSuite(QueueSuite):
         broker, other = await harness.open(), await harness.open()
         await broker.declare(name, {"max_deliveries": 2})
         await send(broker, name, b"a", b"b")
-        assert await receive(broker, f"{name}-other", harness) == []  # it has asked before
+        assert await receive(broker, f"{name}-other", harness) == []  # it is connected
         async with harness.late(broker) as give_up:
             await give_up(broker.receive(name, 10, harness.lock))
             [first] = await receive(other, name, harness, limit=1)
@@ -263,7 +263,7 @@ class BrokerFaultSuite(QueueSuite):
         assert list(await other.peek_dead(name, EVERYTHING, 10)) == []
         assert await settle(other, [second], COMPLETE) == [Settled()]
 
-    # --- away for a while ---
+    # --- the schema is missing for a while ---
 
     async def test_the_store_is_used_again_when_it_is_back(self, harness: QueueHarness, name: str) -> None:
         needs_fault(harness, "away")
@@ -302,7 +302,7 @@ class BrokerFaultSuite(QueueSuite):
         try:
             await until(lambda: handled == [b"a"])
             async with harness.away():
-                await until(lambda: observed.told(BrokerUnanswered) or consuming.done())
+                await until(lambda: observed.events_of(BrokerUnanswered) or consuming.done())
             await send(other, name, b"b")
             await until(lambda: handled == [b"a", b"b"] or consuming.done(), within=BACK_WITHIN)
             assert not consuming.done()
@@ -322,7 +322,7 @@ class BrokerFaultSuite(QueueSuite):
         await broker.send(name, [Outgoing(b"%d" % number, id=f"m{number}") for number in range(20)])
         got = await receive(broker, name, harness)
         ids = [one.id for one in got]
-        if harness.traits.dedupe == "impossible":  # then what was given up and done all the same comes twice
+        if harness.traits.dedupe == "impossible":  # then a cancelled send that was carried out comes twice
             ids = list(set(ids))
         assert sorted(ids) == sorted(f"m{number}" for number in range(20))
         assert await settle(broker, got, COMPLETE) == [Settled()] * len(got)

@@ -1,4 +1,4 @@
-"""What every broker must do when its live messages are looked at, or purged."""
+"""Peeking at live messages, and purging them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAITING: tuple[State, ...] = ("ready", "delayed", "deferred")
 class LiveSuite(QueueSuite):
     """The promises of ``peek`` and ``purge_live``, one test for each."""
 
-    # --- looking ---
+    # --- peeking ---
 
     async def test_peek_shows_every_field_and_changes_nothing(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -290,7 +290,7 @@ class LiveSuite(QueueSuite):
         assert (anew.session, anew.state) == (held.session, b"kept")
 
     async def test_many_are_purged_while_others_send_and_receive(self, harness: QueueHarness, name: str) -> None:
-        """Each message goes one way, however its purge and its claim fall between each other."""
+        """Each message is either purged or claimed, however the two interleave."""
         clients = [await harness.open() for _ in range(4)]
         size = harness.backlog
         for first in range(0, size, 500):
@@ -314,7 +314,7 @@ class LiveSuite(QueueSuite):
         assert await clients[0].stats(name) == Stats()
 
 
-# --- words to write tests with ---
+# --- steps ---
 
 
 def needs_full_peek(harness: QueueHarness) -> None:

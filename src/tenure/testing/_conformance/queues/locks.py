@@ -1,4 +1,4 @@
-"""What a broker does with a lock that is over: ended, or with a successor who holds what was ours; and with a ttl."""
+"""Locks that are over: ended, or followed by another lock; and expiry in every state."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from tenure.testing._conformance.queues.steps import (
 
 After = Literal["ended", "taken"]
 ROUNDED = 0.002
-"""By how many seconds the end of a lock may be told otherwise, as stores round it."""
+"""By how many seconds stores may round the end of a lock."""
 VERDICTS: tuple[Verdict, ...] = (COMPLETE, Complete(remember=60.0), Abandon(), GIVE_BACK, DeadLetter("late"), Defer())
 
 
 class LockSuite(QueueSuite):
-    """No verb with an old lock changes anything, whoever holds the thing by now; and a ttl ends in every state."""
+    """No verb with an old lock changes anything, and a message expires from every state."""
 
     # --- the successor matrix ---
 
@@ -126,7 +126,7 @@ class LockSuite(QueueSuite):
     async def test_a_claim_under_the_old_lock_of_a_session_takes_nothing_from_the_next(
         self, harness: QueueHarness, name: str
     ) -> None:
-        """As it is asked while the successor has received nothing yet: all of it still lies there to be taken."""
+        """Asked before the successor has received anything, so all messages are still ready."""
         needs(harness.traits.sessions)
         broker, other = await harness.open(), await harness.open()
         await broker.send(name, [Outgoing(b"0", session="s"), Outgoing(b"1", session="s")])
@@ -138,7 +138,7 @@ class LockSuite(QueueSuite):
         assert await broker.release(old) == LAPSED
         assert [one.delivery_count for one in await receive_session(other, new)] == [1, 1]
         await harness.pass_time(harness.lock * LATE)
-        assert await other.release(new) == LAPSED  # nobody but its holder has made its lock longer
+        assert await other.release(new) == LAPSED  # only its holder can extend its lock
 
     @pytest.mark.parametrize("kind", ["message", "dead letter"])
     async def test_an_old_lock_does_not_extend_the_next_one(self, harness: QueueHarness, name: str, kind: str) -> None:
@@ -222,7 +222,7 @@ class LockSuite(QueueSuite):
             assert isinstance(await other.accept(name, "s", harness.lock), NoSession)
         assert await settle(broker, [message], COMPLETE) == [Settled()]
 
-    # --- what one lock says of another ---
+    # --- one lock beside another ---
 
     async def test_messages_of_one_claim_end_each_at_its_own_time(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.renewal)
@@ -289,7 +289,7 @@ class LockSuite(QueueSuite):
         assert sorted(bodies(again)) == [b"abandoned", b"crashed", b"rejected"]
         assert await settle(other, again[:2], Abandon()) == [Settled()] * 2
         await harness.pass_time(harness.lock * LATE)
-        assert len(await receive(other, name, harness)) == 3  # what was deferred before its death is so no more
+        assert len(await receive(other, name, harness)) == 3  # deferred before its death, it is no longer deferred
 
     async def test_a_deferred_message_of_a_session_has_a_lock_of_its_own(
         self, harness: QueueHarness, name: str
@@ -312,7 +312,7 @@ class LockSuite(QueueSuite):
     @pytest.mark.parametrize("way", ["redriven", "given back", "abandoned", "released"])
     async def test_a_message_put_back_gives_a_hint(self, harness: QueueHarness, name: str, way: str) -> None:
         if not harness.traits.hints:
-            pytest.skip("this broker tells nobody")
+            pytest.skip("this broker gives no hints")
         broker, other = await harness.open(), await harness.open()
         held: Sequence[Delivery] = ()
         session: SessionLock | None = None
@@ -435,7 +435,7 @@ class LockSuite(QueueSuite):
 
 
 async def _take_over(broker: Broker, name: str, harness: QueueHarness) -> tuple[SessionLock, Delivery]:
-    """Accept the session that another has lost, and receive the first of its messages again."""
+    """Accept a session after its lock ended, and receive the first of its messages again."""
     new = await accept(broker, name, harness)
     [first] = await receive_session(broker, new, 1)
     assert (first.body, first.delivery_count) == (b"0", 2)
@@ -443,7 +443,7 @@ async def _take_over(broker: Broker, name: str, harness: QueueHarness) -> tuple[
 
 
 async def _all_lapse(harness: QueueHarness, broker: Broker, old: Delivery) -> None:
-    """Ask everything that can be asked under a lock that is over; nothing of it must stand."""
+    """Try every verb under a lock that is over; none may have an effect."""
     assert list(await broker.renew([old], harness.lock * 9)) == [LAPSED]
     for verdict in VERDICTS:
         is_impossible = isinstance(verdict, Defer) and (
@@ -459,7 +459,7 @@ async def _all_lapse(harness: QueueHarness, broker: Broker, old: Delivery) -> No
 
 
 async def _is_held(broker: Broker, new: Delivery, harness: QueueHarness) -> None:
-    """See that nobody else can have what is held, and that it may be renewed."""
+    """Check that a locked message can be renewed, and not claimed."""
     assert isinstance((await broker.renew([new], harness.lock))[0], Renewed)
     claim = await broker.receive(new.queue, 10, harness.lock)
     assert isinstance(claim, Claim)
@@ -471,7 +471,7 @@ async def _is_dead(broker: Broker, name: str, count: int) -> bool:
 
 
 async def _quiet(told: Counter[str]) -> None:
-    """Wait until no hint has come for a while: those of what went before, and of a subscription that begins."""
+    """Wait until no hint has come for a while: of earlier changes, and of the new subscription."""
     before = -1
     while before != told["hints"]:
         before = told["hints"]

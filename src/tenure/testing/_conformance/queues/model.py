@@ -43,7 +43,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class ModelTests(QueueSuite):
-    """Statistics, and whatever else is shown, agree with a model."""
+    """Statistics and live messages agree with a model."""
 
     async def test_age_is_that_of_the_oldest_ready(self, harness: QueueHarness, name: str) -> None:
         if not harness.traits.exact_stats:
@@ -66,7 +66,7 @@ class ModelTests(QueueSuite):
 
 @dataclass(slots=True, eq=False)
 class ModelMessage:
-    """What the model knows of one message."""
+    """One message in the model."""
 
     number: int
     """In the order sent; it is also the body."""
@@ -150,7 +150,7 @@ class Program:
             self.judge(one, verdict)
 
     def judge(self, one: ModelMessage, verdict: Verdict) -> None:
-        """Do in the model what a verdict does."""
+        """Apply a verdict to the model."""
         one.delivery = None
         match verdict:
             case Complete():
@@ -166,7 +166,7 @@ class Program:
                 one.state, one.count = "ready", one.count - 1
 
     async def settle_old(self) -> None:
-        """Try with deliveries whose lock is over."""
+        """Try to settle deliveries whose lock has ended."""
         current = [one.delivery for one in self.messages.values()]
         late = [one for one in self.old[-20:] if one not in current]
         assert await settle(self.pick(), late, COMPLETE) == [LAPSED] * len(late)
@@ -198,7 +198,7 @@ class Program:
             self.messages[number].state, self.messages[number].count = "ready", 0
 
     async def purge(self) -> None:
-        """Remove some that nobody has."""
+        """Purge some that are not locked."""
         states: list[State] = ["ready", "delayed", "deferred"]
         chosen = frozenset(self.rng.sample(states, self.rng.randint(0, 2)))
         picked = self.rng.sample(sorted(self.messages), min(3, len(self.messages)))
@@ -211,7 +211,7 @@ class Program:
             del self.messages[number]
 
     async def compare(self) -> None:
-        """Compare the statistics, and what is shown, to the last message."""
+        """Compare the statistics and all live messages with the model."""
         shown = [
             (int(one.body), one.state, one.delivery_count) for one in await self.pick().peek(self.name, EVERY_LIVE, 999)
         ]

@@ -1,4 +1,4 @@
-"""What a claim takes, and what it answers."""
+"""Claims: their limits, tokens and answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tenure.testing._conformance.queues.steps import (
 
 
 class ReceiveTests(QueueSuite):
-    """A claim takes what is ready, no more than was asked for, under a token of its own."""
+    """A claim takes ready messages, at most its limit, under a token of its own."""
 
     async def test_an_empty_queue_answers_at_once(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -52,7 +52,7 @@ class ReceiveTests(QueueSuite):
         await send(broker, name, b"a", b"b")
         got = await receive(broker, name, harness)
         await broker.settle([Settlement(got[0], COMPLETE), Settlement(got[1], DeadLetter("done"))])
-        for _ in range(2):  # whoever is told a moment comes back then: a consumer would do nothing else
+        for _ in range(2):  # a consumer that gets a due_in comes back then, so a wrong one makes it spin
             assert await broker.receive(name, 10, harness.lock) == Claim((), None)
         if harness.traits.sessions != "impossible":
             assert await broker.accept(name, None, harness.lock) == NoSession(None)
@@ -126,7 +126,7 @@ class ReceiveTests(QueueSuite):
         claim = await broker.receive_session(held, 100)
         assert isinstance(claim, Claim)
         assert list(claim.deliveries) == []
-        assert claim.due_in is None or claim.due_in > 0  # else it is asked again at once, and again
+        assert claim.due_in is None or claim.due_in > 0  # else a consumer asks again at once, and again
 
     async def test_a_claim_has_a_token_of_its_own(self, harness: QueueHarness, name: str) -> None:
         broker = await harness.open()
@@ -155,7 +155,7 @@ class ReceiveTests(QueueSuite):
 
     async def test_a_message_gives_a_hint(self, harness: QueueHarness, name: str) -> None:
         if not harness.traits.hints:
-            pytest.skip("this broker tells nobody")
+            pytest.skip("this broker gives no hints")
         broker, other = await harness.open(), await harness.open()
         heard = broker.hints(name)
         assert await receive(broker, name, harness) == []

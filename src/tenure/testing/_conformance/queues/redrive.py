@@ -52,7 +52,7 @@ class RedriveTests(QueueSuite):
         assert sorted((one.id, one.delivery_count, one.death) for one in got) == [("a", 1, None), ("b", 1, None)]
         await settle(broker, got, Abandon())
         again = await broker.peek_dead(name, EVERYTHING, 10)
-        assert {one.id: len(one.history) for one in again} == {"a": 1, "b": 2}  # what happened before is not forgotten
+        assert {one.id: len(one.history) for one in again} == {"a": 1, "b": 2}  # the earlier history is kept
 
     async def test_redrive_and_purge_take_the_selected_dead_letters(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)
@@ -74,11 +74,11 @@ class RedriveTests(QueueSuite):
             assert locked.body == b"4"
         assert await broker.redrive(name, Selection(reason="nothing"), None) == 0
         assert await broker.redrive(name, Selection(sequences=frozenset({locked.sequence})), None) == 0
-        assert await broker.purge(name, EVERYTHING, None) == 2  # not the one that somebody looks at
+        assert await broker.purge(name, EVERYTHING, None) == 2  # not the locked one
         await harness.pass_time(harness.lock * LATE)
         assert [one.body for one in await broker.peek_dead(name, EVERYTHING, 10)] == [locked.body]
         stats = await broker.stats(name)
-        assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back, their locks at an end
+        assert (stats.ready, stats.delayed, stats.dead) == (3, 0, 1)  # those that were put back; their locks have ended
 
     async def test_redrive_to_another_queue(self, harness: QueueHarness, name: str) -> None:
         needs(harness.traits.dead_letters)
@@ -86,7 +86,7 @@ class RedriveTests(QueueSuite):
         there = f"{name}-there"
         highest = 0 if harness.traits.priorities == "impossible" else 5
         named = Outgoing(b"named", id="x", headers={"n": 2**60 + 1, "e": ""}, reply_to="answers", correlation_id="c")
-        if harness.traits.dedupe != "impossible":  # what is remembered there loses no letter
+        if harness.traits.dedupe != "impossible":  # ids remembered there must not lose a dead letter
             await broker.send(there, [Outgoing(b"", id="x")])
             await settle(broker, await receive(broker, there, harness), COMPLETE)
         await broker.send(name, [named, Outgoing(b"told", headers={"a": 1.5}), Outgoing(b"plain", priority=highest)])
@@ -137,7 +137,7 @@ class RedriveTests(QueueSuite):
         assert await settle(broker, letters, Abandon(delay=harness.lock * 0.5)) == [Settled()]
         assert await broker.redrive(name, EVERYTHING, None) == 1
         got = await receive(broker, name, harness)
-        await harness.pass_time(harness.lock * 0.6)  # the delay is over, which is nothing to it any more
+        await harness.pass_time(harness.lock * 0.6)  # the delay is over, and has no effect any more
         assert await receive(other, dead_letters_of(name), harness) == []
         assert await receive(other, name, harness) == []
         assert await settle(broker, got, COMPLETE) == [Settled()]
@@ -150,7 +150,7 @@ class RedriveTests(QueueSuite):
         await broker.send(name, [Outgoing(b"1", session="s"), Outgoing(b"2", session="s")])
         held = await accept(broker, name, harness)
         await settle(broker, await receive_session(broker, held), DeadLetter("because"))
-        assert await broker.release(held) == Settled()  # nothing of it is left to be known
+        assert await broker.release(held) == Settled()  # nothing of it is left
         assert await broker.redrive(name, EVERYTHING, None) == 2
         for _ in range(2):
             held = await accept(broker, name, harness)

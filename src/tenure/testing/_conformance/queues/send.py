@@ -1,4 +1,4 @@
-"""What is sent, and how it comes."""
+"""Sending: contents, ids, order, delays."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ class SessionTests(QueueSuite):
         held = await accept(broker, name, harness)
         first, second = await receive_session(broker, held, limit=2)
         await broker.settle([Settlement(first, Abandon(delay=harness.lock / 4)), Settlement(second, GIVE_BACK)])
-        assert await receive_session(broker, held) == []  # the one that is to be tried again stands before them
+        assert await receive_session(broker, held) == []  # the retry blocks the messages behind it
         await harness.pass_time(harness.lock / 4 * LATE)
         got = await receive_session(broker, held)
-        assert bodies(got) == [b"0", b"1", b"2", b"3", b"4"]  # the one sent with a delay holds up nobody
+        assert bodies(got) == [b"0", b"1", b"2", b"3", b"4"]  # the one sent with a delay blocks no other
         assert [one.delivery_count for one in got] == [2, 1, 1, 1, 1]
         await settle(broker, got, COMPLETE)
         await harness.pass_time(harness.lock / 2 * LATE)
@@ -96,7 +96,7 @@ class SessionTests(QueueSuite):
         assert isinstance(renewed, Renewed)
         await harness.pass_time(harness.lock * 0.7)
         assert isinstance(await other.accept(name, None, harness.lock), NoSession)
-        [covered] = await broker.renew(got, harness.lock)  # by the session's lock: it ends when that does
+        [covered] = await broker.renew(got, harness.lock)  # by the lock of its session: both end together
         assert isinstance(covered, Renewed)
         assert abs(covered.locked_until - renewed.locked_until) < 0.1 * harness.lock
         await harness.pass_time(harness.lock * 0.7)

@@ -50,11 +50,11 @@ class SettleTests(QueueSuite):
         await send(broker, name, b"a")
         [old] = await receive(broker, name, harness)
         await harness.pass_time(harness.lock * LATE)
-        assert await settle(broker, [old], verdict) == [LAPSED]  # nobody has it yet, and it is ours no more
+        assert await settle(broker, [old], verdict) == [LAPSED]  # not claimed again yet, but no longer ours
         assert await broker.renew([old], harness.lock) == [LAPSED]
         [new] = await receive(other, name, harness)
         assert new.delivery_count == 2
-        assert await settle(broker, [old], verdict) == [LAPSED]  # another has it
+        assert await settle(broker, [old], verdict) == [LAPSED]  # another consumer has it
         assert await broker.renew([old], harness.lock) == [LAPSED]
         assert isinstance((await other.renew([new], harness.lock))[0], Renewed)
         assert await settle(other, [new], COMPLETE) == [Settled()]
@@ -199,7 +199,7 @@ class SettleTests(QueueSuite):
             got = await receive(broker, name, harness)
             assert await settle(broker, got, Complete(remember=harness.lock * seconds)) == [Settled()]
         await harness.pass_time(harness.lock * 0.8)
-        assert await receive(broker, name, harness) == []  # also who finds nothing may forget what is over
+        assert await receive(broker, name, harness) == []  # a claim that finds nothing may forget expired ids
         assert list(await broker.handled(name, ["a"])) == [True]
 
 

@@ -1,4 +1,4 @@
-"""What the suites of queues share: the fixtures, and the steps that their tests are made of."""
+"""Fixtures and steps for the suites of queues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ERROR = Failure("ValueError", "no such customer: 'Ünïcödé-名前'", "Traceba
 
 
 class QueueSuite:
-    """What the suites of brokers share: a harness and a name for each test."""
+    """Gives each test a harness and a name."""
 
     harness: ClassVar[type[QueueHarness]]
     pytestmark: ClassVar[pytest.MarkDecorator] = pytest.mark.asyncio
@@ -61,7 +61,7 @@ def needs(support: str) -> None:
 
 
 def bodies(deliveries: object) -> list[bytes]:
-    """Return what is in *deliveries*, in order."""
+    """Return the bodies of *deliveries*, in order."""
     return [one.body for one in deliveries]  # type: ignore[attr-defined]
 
 
@@ -71,7 +71,7 @@ async def send(broker: Broker, name: str, *contents: bytes) -> list[str]:
 
 
 async def receive(broker: Broker, name: str, harness: QueueHarness, limit: int = 100) -> list[Delivery]:
-    """Claim what there is."""
+    """Claim what is ready."""
     return list((await broker.receive(name, limit, harness.lock)).deliveries)
 
 
@@ -96,7 +96,7 @@ async def accept(broker: Broker, name: str, harness: QueueHarness) -> SessionLoc
 
 
 async def receive_session(broker: Broker, held: SessionLock, limit: int = 100) -> list[Delivery]:
-    """Claim what there is of a session."""
+    """Claim what is ready in a session."""
     claim = await broker.receive_session(held, limit)
     assert isinstance(claim, Claim), claim
     return list(claim.deliveries)

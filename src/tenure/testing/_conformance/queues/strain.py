@@ -1,4 +1,4 @@
-"""What a broker must do under strain: while it is full, and after a cut on a slow link."""
+"""A broker that is full, or was cut off on a slow link."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class BrokerStrainSuite(QueueSuite):
             for limit in (20, 5, 1):
                 with suppress(Unavailable):
                     got = await receive(broker, name, harness, limit=limit)
-                    held += got  # and if it is refused, nobody has it
+                    held += got  # and if it is refused, nothing is locked
                     assert await settle(broker, got, DeadLetter("bad")) == [Settled()] * len(got)
                     done += bodies(got)
         left = [one for one in held if one.body not in done]

@@ -1,4 +1,4 @@
-"""What every broker must do."""
+"""The suite of every broker."""
 
 from __future__ import annotations
 
