@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from tenure._queue.retry import Retry as Retry
     from tenure._queue.retry import RetryPolicy as RetryPolicy
     from tenure._queue.session import Session as Session
-    from tenure._queue.session_consumer import SessionConsumer as SessionConsumer
     from tenure._timing import Timing as Timing
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
     from tenure.errors import ConfigError as ConfigError
@@ -136,7 +135,6 @@ _HOMES = {
     "tenure._queue.queue": ("Queue",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),
-    "tenure._queue.session_consumer": ("SessionConsumer",),
 }
 _MODULES = ("events", "sync")
 _unpublished = set(_HOMES)
@@ -186,7 +184,6 @@ __all__ = [
     "RunIn",
     "SendOptions",
     "Session",
-    "SessionConsumer",
     "State",
     "Stats",
     "Support",

@@ -13,7 +13,7 @@ import pytest
 
 import tenure
 from tenure._backend import connect
-from tenure._queue.consumer import LockRenewer
+from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.message import Stats
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing import until

@@ -82,7 +82,7 @@ async def test_a_lock_belongs_to_the_process_that_has_it(url: str) -> None:
                 remaining = functools.partial(consumers[message.session].remaining, message)
                 said.append(f"{in_child(remaining)} {remaining() > 0.0}")
 
-            consumers: dict[str | None, tenure.Consumer | tenure.SessionConsumer] = {
+            consumers: dict[str | None, tenure.Consumer] = {
                 one: queue.consumer(handle, sessions=one is not None, until_empty=True) for one in (None, "handled")
             }
             for consumer in consumers.values():

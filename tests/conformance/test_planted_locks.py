@@ -10,7 +10,7 @@ import pytest
 
 from tenure._backends.memory.messages import NEVER, Session, StoredMessage, Subqueue
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue import consumer, handlers, message, session_consumer
+from tenure._queue import handlers, judge, message
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
 from tenure.testing._conformance.queues import consumers
@@ -149,8 +149,8 @@ async def _waits_for_the_hook(on_error: Any, message: Any, error: BaseException)
 IN_CONSUMERS = {
     "outcomes travel as exceptions": (handlers, "outcome_of", _raises_what_it_is, "handler"),
     "texts are taken as they come": (message, "text_of", str, "handler"),
-    "hooks are awaited": (consumer, "complain", _waits_for_the_hook, "hook"),
-    "hooks are awaited in sessions": (session_consumer, "complain", _waits_for_the_hook, "hook"),
+    "hooks are awaited": (judge, "complain", _waits_for_the_hook, "hook"),
+    "hooks are awaited in sessions": (judge, "complain", _waits_for_the_hook, "hook"),
 }
 
 

@@ -54,7 +54,7 @@ class Working:
         self._hurry = asyncio.Event()  # a second signal has come
         self._tally = Tally(order.queue, order.verbosity)
         self._looking: asyncio.Task[None] | None = None  # checks whether the queue exists
-        self._consumer: tenure.Consumer | tenure.SessionConsumer
+        self._consumer: tenure.Consumer
         self._shown_url = ""
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tenure._lease import NoAnswer
 from tenure._queue.lock_group import NEVER, Why
@@ -32,12 +33,15 @@ class Claimed:
     due_in: float | None = None
 
 
+Answers = Sequence[Settled | Lapsed | Renewed | NoAnswer]
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """The question number *ask* has come back. Each question does, once, however late."""
 
     ask: int
-    answers: Sequence[Settled | Lapsed | Renewed | NoAnswer] | NoAnswer
+    answers: Answers | NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,23 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Claim nothing ever again, give back what waits, let what runs finish until *deadline*, then stop."""
+    """Claim nothing ever again, give back what waits, let what runs finish until *deadline*, then stop.
+
+    Handlers that run longer are cancelled; those that don't stop within the grace of a lock are left. So is, at *until*
+    (twice that time after the deadline, if None), all that is still under way.
+    """
 
     deadline: float = NEVER
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The question number *ask* for a session has come back with *session*, or None; *due_in* as in ``NoSession``."""
+
+    ask: int
+    session: SessionLock | None
+    due_in: float | None = None
 
 
 # --- what the locks tell the pump --------------------------------------------------------------------------------
@@ -77,7 +95,7 @@ class Returned:
 
 LocksMessage = Ended | Returned
 
-PumpInput = Tick | Hint | Claimed | Answered | Pause | Resume | Drain | LocksMessage
+PumpInput = Tick | Hint | Claimed | Accepted | Answered | Pause | Resume | Drain | LocksMessage
 LocksInput = Tick | Answered
 
 
@@ -90,6 +108,29 @@ class Receive:
 
     ask: int
     limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Lock the next free session with a message waiting. ``Accepted`` brings the answer."""
+
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveIn:
+    """Claim the next message of *session*. ``Claimed`` brings the answer; ``Answered`` says that the lock is over."""
+
+    ask: int
+    session: SessionLock
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Unlock *session*, and give back what was received in it and not settled."""
+
+    ask: int
+    session: SessionLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +164,12 @@ class CancelHandler:
 
 @dataclass(frozen=True, slots=True)
 class CancelAll:
-    """The deadline of the drain has come: tell every handler to stop. What they leave is given back uncounted."""
+    """Tell every handler to stop, as a drain has come to its deadline. What they leave is given back uncounted.
+
+    With ``leave``, those that had time to stop, and did not, are left behind.
+    """
+
+    why: Literal["drain", "leave"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +180,8 @@ class Report:
     """
 
     settlement: Settlement
-    answer: Settled | Lapsed
+    answer: Settled | Lapsed | None
+    """None: the session is lost, and the verdict may stand or not."""
     why: Why | None = None
 
 
@@ -145,5 +192,12 @@ class Emit:
     event: Event
 
 
-PumpEffect = Receive | Settle | Serve | CancelHandler | CancelAll | Report | Emit
+@dataclass(frozen=True, slots=True)
+class NothingLeft:
+    """The queue is empty, nothing is in hand, and nothing that was abandoned is still to come back: drain now."""
+
+
+PumpEffect = (
+    Receive | Accept | ReceiveIn | Release | NothingLeft | Settle | Serve | CancelHandler | CancelAll | Report | Emit
+)
 LocksEffect = Renew | Settle | Ended | Returned | Emit

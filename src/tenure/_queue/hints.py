@@ -16,6 +16,9 @@ from tenure._queue.waiters import Waiters
 MESSAGES = "messages"
 """The kind of those who ask for any messages of the queue."""
 
+SESSIONS = ("session", None)
+"""The kind of those who ask for the next free session of the queue."""
+
 LISTEN_AGAIN = 1.0
 """Seconds after which hints are listened for again when they have ended."""
 

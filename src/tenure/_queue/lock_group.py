@@ -40,8 +40,8 @@ class LockGroup:
     # --- written by the locks ---
 
     ended: dict[int, float] = field(default_factory=dict)
-    """By sequence: those taken ones that are to be worked on no longer, and until when their lock is sure; they are not
-    renewed any more. Minus infinity: the broker says that the lock is over."""
+    """By sequence: those taken ones whose handler is to stop, and by when; they are not renewed any more. At minus
+    infinity, the broker has said that the lock is over."""
     overran: set[int] = field(default_factory=set)
     """Those of them that were still worked on at that moment."""
     over: bool = False

@@ -116,8 +116,8 @@ class Locks:
         if not group.over and now >= end:
             # We were to be called before that, to renew it: nobody refused to answer, this process did not run.
             group.stalled = self._overslept >= self.settings.timing.retry_every and now - self._overslept < end
-            self._end(group, "stalled" if group.stalled else "unanswered")
-        if group.waiting and (group.over or now >= group.renew_at):
+            self._end(group, "stalled" if group.stalled else "unanswered", now)
+        if group.waiting and group.session is None and (group.over or now >= group.renew_at):
             self._take_out(group, now, effects)
         for delivery, began in list(group.running.values()):
             if began == JUDGED:
@@ -126,28 +126,33 @@ class Locks:
             until = group.ended.get(sequence)
             if until is None:
                 if group.over:  # it was taken while the group ended
-                    self._stop(group, delivery, "stalled" if group.stalled else "unanswered")
+                    self._stop(group, delivery, "stalled" if group.stalled else "unanswered", now)
                 elif now >= began + self.settings.max_hold:
-                    self._stop(group, delivery, "max_hold")
+                    self._stop(group, delivery, "max_hold", now)
             elif self._may_overrun(group, sequence) and now >= until:
                 group.overran.add(sequence)  # told once
                 effects.append(Emit(HandlerOverran(now, self.name, self._holder, *named(delivery))))
+                if group.session is not None and not group.over:  # nobody else may have it as long as this goes on
+                    self._end(group, "max_hold", now)
 
     def _may_overrun(self, group: LockGroup, sequence: int) -> bool:
         """Tell whether a handler that was to stop may still run, and nobody was told so."""
         return sequence not in group.kept and sequence not in group.overran and group.ended[sequence] > -NEVER
 
-    def _end(self, group: LockGroup, why: Why) -> None:
+    def _end(self, group: LockGroup, why: Why, now: float) -> None:
         """Believe no longer: all work under this group is to stop, while its locks are still sure."""
         group.over = True
-        if group.session is not None:
-            self._ended.append((group.session, why))
         for delivery in taken(group):
             if delivery.sequence not in group.ended:
-                self._stop(group, delivery, why)
+                self._stop(group, delivery, why, now)
+        if group.session is not None:
+            self._ended.append((group.session, why))
 
-    def _stop(self, group: LockGroup, delivery: Delivery, why: Why) -> None:
-        group.ended[delivery.sequence] = -NEVER if why == "denied" else group.sure_until
+    def _stop(self, group: LockGroup, delivery: Delivery, why: Why, now: float) -> None:
+        if group.session is not None and why in ("denied", "max_hold"):  # its lock is over already, or renewed on
+            group.ended[delivery.sequence] = now + self.settings.timing.grace
+        else:
+            group.ended[delivery.sequence] = -NEVER if why == "denied" else group.sure_until
         self._ended.append((delivery, why))
 
     def _set_alarm(self, now: float) -> None:
@@ -219,16 +224,16 @@ class Locks:
                 group.renew_at = question.asked_at + sooner(timing.renew_every, self._rng)
         for (group, one), answer in zip(question.held, answers, strict=True):
             if isinstance(answer, Lapsed):
-                self._lose(group, one)
+                self._lose(group, one, now)
 
-    def _lose(self, group: LockGroup, one: Delivery | SessionLock) -> None:
+    def _lose(self, group: LockGroup, one: Delivery | SessionLock, now: float) -> None:
         """Note that the broker says that a lock is over. The pump knows whether its own verdict has ended it."""
         if isinstance(one, SessionLock):
             group.sure_until = -NEVER
             if not group.over:
-                self._end(group, "denied")
+                self._end(group, "denied", now)
         else:
-            self._stop(group, one, "denied")
+            self._stop(group, one, "denied", now)
 
     # --- giving back ---
 

@@ -113,4 +113,6 @@ class ConsumeSettings:
         Raises:
             ConfigError: An option can't work.
         """
-        return PumpSettings(Timing(lock), self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints)
+        return PumpSettings(
+            Timing(lock), self.concurrency, self.prefetch, self.max_hold, self.poll_every, hints, self.until_empty
+        )

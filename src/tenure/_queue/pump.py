@@ -26,7 +26,8 @@ step that only one of them can win.
     RUNNING ◀──▶ PAUSED          Pause gives the buffer back, what runs goes on; Resume
        │            │
        └──▶ DRAINING ──▶ STOPPED   Drain: finish what runs until the deadline, cancel and give back the rest, settle all
-                                   Stopped when every verdict and every give-back, the locks' too, is answered
+                                   Stopped when every verdict and every give-back, the locks' too, is answered; or
+                    ──▶ LEFT       when the time for that is over, and the locks run out by themselves
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from tenure._queue.effects import (
     Emit,
     Ended,
     Hint,
+    NothingLeft,
     Pause,
     PumpEffect,
     PumpInput,
@@ -91,13 +93,15 @@ class State(Enum):
     PAUSED = "paused"  # claims nothing; what runs goes on
     DRAINING = "draining"  # claims nothing any more; waits for what runs, and for answers
     STOPPED = "stopped"  # nothing of it is under way
+    LEFT = "left"  # the time of the drain is over; what is under way is left to itself, and its locks run out
 
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.PAUSED, State.DRAINING}),
     State.PAUSED: frozenset({State.RUNNING, State.DRAINING}),
-    State.DRAINING: frozenset({State.STOPPED}),
+    State.DRAINING: frozenset({State.STOPPED, State.LEFT}),
     State.STOPPED: frozenset(),
+    State.LEFT: frozenset(),
 }
 """Every legal change of state; the machine refuses any other, whatever it is fed."""
 
@@ -132,6 +136,7 @@ class Pump:
         self._line: deque[LockGroup] = deque()  # groups in which messages wait, oldest first
         self._unsettled: list[Settlement] = []
         self._settling: dict[int, Sequence[Settlement]] = {}
+        self._settles_max = 1  # questions at a time; what is to be settled meanwhile goes out together
         self._settle_at = now  # not before this: the broker did not answer the last time
         self._misses = 0
         self._asked = 0  # number of the newest question
@@ -146,8 +151,10 @@ class Pump:
         self._target = 0  # how many should wait in the buffer
         self._done = 0  # since the last claim
         self._deadline = NEVER  # of the drain
-        self._cut_short = False
+        self._give_up_at = NEVER
+        self._urges = 0  # how often handlers were told to stop since then
         self._denied: list[Delivery] = []  # lost, unless that is due to the verdict that their handler passes
+        self._empty_since = now  # since when nothing is in hand; infinity while something is
 
     # --- what others may read ---
 
@@ -157,10 +164,10 @@ class Pump:
         at = NEVER
         if self.state is State.RUNNING and not self._claiming and self._room():
             at = self._claim_at
-        if self._unsettled and not self._settling:
+        if self._unsettled and len(self._settling) < self._settles_max:
             at = min(at, self._settle_at)
-        if self.state is State.DRAINING and not self._cut_short:
-            at = min(at, self._deadline)
+        if self.state is State.DRAINING:
+            at = min(at, self._next_urge())
         return at
 
     @property
@@ -183,7 +190,7 @@ class Pump:
         group = self._groups.get(delivery.token)
         if group is None or delivery.sequence not in group.running:
             return -NEVER
-        return group.ended.get(delivery.sequence, group.sure_until)
+        return min(group.ended.get(delivery.sequence, NEVER), group.sure_until)
 
     # --- for every message ---
 
@@ -231,6 +238,12 @@ class Pump:
                 group.kept.add(delivery.sequence)
         return False
 
+    def forget(self, delivery: Delivery) -> None:
+        """Note that the handler of *delivery* has ended, and that no verdict follows: its lock is left to run out."""
+        self.busy -= 1
+        self._done += 1
+        self.settled(delivery)
+
     def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
         """Pass *verdict* on a message that was taken; False if it is settled, or its lock known to be lost."""
         group = self._groups.get(delivery.token)
@@ -239,7 +252,7 @@ class Pump:
         entry = group.running.get(delivery.sequence)
         if entry is None or entry[1] == JUDGED:
             return False
-        if group.ended and group.ended.get(delivery.sequence) == -NEVER:
+        if group.ended and -NEVER in (group.ended.get(delivery.sequence), group.sure_until):
             return False  # the message of the locks that says so is under way, and closes it
         group.running[delivery.sequence] = (delivery, JUDGED)
         self._unsettled.append(Settlement(delivery, verdict))
@@ -305,8 +318,8 @@ class Pump:
                 if self.state is State.PAUSED:
                     self._move(State.RUNNING)
                     self._claim_at = now
-            case Drain(deadline):
-                self._drain(deadline, now, effects)
+            case Drain(deadline, until):
+                self._drain(deadline, until, now, effects)
             case Ended(at, locks):
                 for held, why in locks:
                     self._lock_ended(held, why, at, effects)
@@ -323,6 +336,8 @@ class Pump:
             denied, self._denied = self._denied, []
             for delivery in denied:
                 self._lock_ended(delivery, "denied", now, effects)
+        if self._is_empty() != (self._empty_since < NEVER):
+            self._note_emptiness(now)
         self._flush(now, effects)
         if self.state is State.RUNNING and not self._claiming and now >= self._claim_at and self._room():
             self._set_target(now)
@@ -330,6 +345,28 @@ class Pump:
                 self._claim(int(min(room, self._claim_most)), now, effects)
         if self.state is State.DRAINING:
             self._wind_up(now, effects)
+
+    # --- nothing left ---
+
+    def _is_empty(self) -> bool:
+        """Tell whether nothing is in hand."""
+        return not self._groups
+
+    def _note_emptiness(self, now: float) -> None:
+        if self._empty_since < NEVER:
+            self._empty_since = NEVER
+        else:
+            self._empty_since = now
+            if self.settings.until_empty:  # look at once whether more has come, also if a claim is under way
+                self._claim_at = min(self._claim_at, now)
+                self._hinted = True
+
+    def _found_nothing(self, asked_at: float, due_in: float | None, effects: list[PumpEffect]) -> None:
+        """Note that a claim asked at *asked_at* has brought nothing, which may be the end of it."""
+        self._nothing += 1
+        is_over = due_in != 0 and not self._hinted and asked_at >= max(self.retry_at, self._empty_since)
+        if self.settings.until_empty and is_over and self.state is State.RUNNING:
+            effects.append(NothingLeft())
 
     # --- claiming ---
 
@@ -373,8 +410,12 @@ class Pump:
             self._nothing = 0
             self._keep(deliveries, now, effects)
         else:
-            self._nothing += 1
-        if len(deliveries) >= self._claim_limit or self._hinted:
+            self._found_nothing(self._claim_asked_at, due_in, effects)
+        self._claim_next(len(deliveries) >= self._claim_limit, due_in, now)
+
+    def _claim_next(self, more: bool, due_in: float | None, now: float) -> None:
+        """Set when to claim next: at once if there may be *more*, else when time or a hint brings something."""
+        if more or self._hinted:
             self._claim_at = now
         else:
             self._claim_at = now + self._pause(due_in)
@@ -419,7 +460,7 @@ class Pump:
 
     def _flush(self, now: float, effects: list[PumpEffect]) -> None:
         """Pass whatever verdicts gathered while the last ones were on their way."""
-        if self._unsettled and not self._settling and now >= self._settle_at:
+        if self._unsettled and len(self._settling) < self._settles_max and now >= self._settle_at:
             self._asked += 1
             batch = self._unsettled[:SETTLE_MAX]
             del self._unsettled[:SETTLE_MAX]
@@ -447,12 +488,17 @@ class Pump:
                 group.running.pop(delivery.sequence, None)
                 self._close(group)
             if type(answer) is Lapsed:
-                effects.append(Report(settlement, answer, _why_lapsed(group, delivery, now)))
+                self._lapsed(settlement, answer, group, now, effects)
             elif type(answer) is Settled and (answer.dead or (verdict is not COMPLETE and verdict is not GIVE_BACK)):
                 effects.append(Report(settlement, answer))
         if unanswered:
             self._settle_at = now + later(self.settings.timing.retry_every / 4, self._rng)
             self._unsettled[:0] = unanswered
+
+    def _lapsed(
+        self, settlement: Settlement, answer: Lapsed, group: LockGroup | None, now: float, effects: list[PumpEffect]
+    ) -> None:
+        effects.append(Report(settlement, answer, _why_lapsed(group, settlement.delivery, now)))
 
     def _withdraw(self, group: LockGroup, sequence: int) -> bool:
         """Take a message from its handler, or from where it is kept; False if there is none, or a verdict on it."""
@@ -469,7 +515,7 @@ class Pump:
             self._groups.pop(group.token, None)
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        retry = later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(self._misses, 6)
+        retry = self._retry_in()
         if ask == self._claiming:
             self._claiming = 0
             self._misses += 1
@@ -484,6 +530,10 @@ class Pump:
         self._settle_at = now + retry
         self._unsettled[:0] = settlements
         effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
+
+    def _retry_in(self) -> float:
+        """Return how long to wait before what had no answer is asked again."""
+        return later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(self._misses, 6)
 
     # --- what the locks say ---
 
@@ -526,27 +576,45 @@ class Pump:
         if count:
             effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
 
-    def _drain(self, deadline: float, now: float, effects: list[PumpEffect]) -> None:
+    def _drain(self, deadline: float, until: float | None, now: float, effects: list[PumpEffect]) -> None:
         if self.state in (State.RUNNING, State.PAUSED):
             self._move(State.DRAINING)
             self._empty_buffer(now, effects)
         if self.state is State.DRAINING:
             self._deadline = min(self._deadline, deadline)
+            give_up_at = deadline + 2 * self.settings.timing.grace if until is None else until
+            self._give_up_at = min(self._give_up_at, give_up_at)
+
+    def _next_urge(self) -> float:
+        """Return when the drain goes a step further: cancels handlers, leaves those that don't stop, and gives up."""
+        match self._urges:
+            case 0:
+                return self._deadline
+            case 1:
+                return self._deadline + self.settings.timing.grace
+        return self._give_up_at
 
     def _wind_up(self, now: float, effects: list[PumpEffect]) -> None:
-        kept = [] if self.busy else [one for group in list(self._groups.values()) for one in taken(group)]
-        if now >= self._deadline and not self._cut_short:
-            self._cut_short = True
+        while now >= self._next_urge():
+            self._urges += 1
+            if self._urges > 2:
+                self._move(State.LEFT)
+                return
             if self.busy:
-                effects.append(CancelAll())
-        if self._cut_short and kept:  # left unsettled by handlers that have ended
+                effects.append(CancelAll("drain" if self._urges == 1 else "leave"))
+        kept = [] if self.busy else [one for group in list(self._groups.values()) for one in taken(group)]
+        if self._urges and kept:  # left unsettled by handlers that have ended
             for delivery in kept:
                 self.judge(delivery, GIVE_BACK)
             self._flush(now, effects)
             kept = []
         # A group that is left is one of which the locks give something back: unanswered, it would count as a delivery.
-        if not (self.busy or kept or self._claiming or self._settling or self._unsettled or self._groups):
+        if self._is_quiet() and not kept:
             self._move(State.STOPPED)
+
+    def _is_quiet(self) -> bool:
+        """Tell whether nothing is under way."""
+        return not (self.busy or self._claiming or self._settling or self._unsettled or self._groups)
 
     def _move(self, to: State) -> None:
         if to not in self.MAY[self.state]:

@@ -22,6 +22,7 @@ class PumpSettings:
         max_hold: How long a handler may run before it is cancelled, its lock renewed all the while.
         poll_every: How often to look for messages if nothing tells of them.
         hints: Whether the broker tells of new messages; without, an idle consumer looks more often.
+        until_empty: Whether it ends when nothing is left.
 
     Raises:
         ConfigError: A setting can't work.
@@ -33,6 +34,7 @@ class PumpSettings:
     max_hold: float = 3_600.0
     poll_every: float = 5.0
     hints: bool = True
+    until_empty: bool = False
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)

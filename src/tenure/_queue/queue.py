@@ -46,7 +46,6 @@ from tenure._queue.options import ConsumeOptions, ConsumeSettings
 from tenure._queue.producer import Producer, Requests
 from tenure._queue.received import Message, Received
 from tenure._queue.session import Session
-from tenure._queue.session_consumer import SessionConsumer
 from tenure.errors import ConfigError, QueueNotEmpty
 
 PEEK_MAX = 10_000
@@ -299,8 +298,7 @@ class Queue:
             sigterm: Whether SIGTERM or a first SIGINT ends it gracefully. They do where tenure leads or consumes in the
                 main thread, and nothing else has handled the signal before; with False, never. A second SIGINT cancels
                 the handlers. What begins after a first one leaves SIGINT alone.
-            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset. Not for
-                sessions.
+            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset.
             wait: How many seconds to wait for a store that can't be asked when consuming begins, before
                 ``Unavailable``: for ever if unset, 0 for not at all. Once the store has answered, an outage ends
                 nothing.
@@ -317,7 +315,7 @@ class Queue:
             self._at_work.remove(at_work)
             at_work.ended.set_result(None)
 
-    def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer | SessionConsumer:
+    def consumer(self, handler: Handler, **options: Unpack[ConsumeOptions]) -> Consumer:
         """Return the pump that :meth:`consume` runs, to be run with ``await consumer.run()``.
 
         Args:
@@ -328,7 +326,7 @@ class Queue:
             ConfigError: An option can't work.
         """
         consuming = ConsumeSettings.given(options)
-        return (SessionConsumer if consuming.sessions else Consumer)(self._context, handler, consuming)
+        return Consumer(self._context, handler, consuming)
 
     def pause(self) -> None:
         """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
@@ -489,7 +487,7 @@ async def _ends(at_work: Sequence[AtWork]) -> None:
 class AtWork:
     """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
 
-    def __init__(self, consumer: Consumer | SessionConsumer) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
         self.ended: Future[None] = Future()
         self._loop = asyncio.get_running_loop()

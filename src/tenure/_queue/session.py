@@ -10,10 +10,11 @@ from typing import Protocol
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
-from tenure._queue.consumer import LockRenewer, outlast
+from tenure._queue.cancelling import outlast
 from tenure._queue.context import DeliveryTracker, QueueContext
 from tenure._queue.effects import Ended, LocksMessage
 from tenure._queue.lock_group import LockGroup
+from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.locks import Locks
 from tenure._queue.message import Lapsed, SessionLock, Token, check_count
 from tenure._queue.outcomes import Why

@@ -164,8 +164,8 @@ def _told(effect: PumpEffect | LocksEffect) -> str:
             return f"to the pump: returned {', '.join(f'{count} of {token}' for token, count in counts)}"
         case CancelHandler(delivery, why):
             return f"cancel the handler of {delivery.sequence}: {why}"
-        case CancelAll():
-            return "cancel all handlers"
+        case CancelAll(why):
+            return f"cancel all handlers: {why}"
         case Report(settlement, answer):
             return f"report {_judged(settlement)}: {answer}"
         case Emit(event):

@@ -294,7 +294,7 @@ class Checkers(Findings):
     def decided(self, consumer: Consumer, event: PumpInput, was: State, effects: Sequence[PumpEffect]) -> None:
         """The pump of *consumer* has taken in *event*."""
         state = consumer.pump.state
-        if state is not was and state not in TRANSITIONS[was] | {State.STOPPED}:
+        if state is not was and state not in TRANSITIONS[was] | {State.STOPPED, State.LEFT}:
             self.violated("machine", f"{consumer.name} went from {was.value} to {state.value} on {event}")
         for effect in effects:
             match effect:

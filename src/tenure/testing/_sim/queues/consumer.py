@@ -6,6 +6,7 @@ block. A pause stops both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -127,9 +128,10 @@ class Consumer(ConsumerProcess[Work]):
                     self._pump_client.ask(ask, effect)
                 case CancelHandler(delivery, why):
                     self._cancel_handler(delivery, why)
-                case CancelAll():
+                case CancelAll(why):
                     for work in list(self.works.values()):
-                        self._cancel(work, "drain")
+                        self._cancel(work, why)
+                    self._turn_soon()
                 case Emit() if self.event_hook:
                     self._call_event_hook()
         if not self.running:  # an event hook has broken it
@@ -137,6 +139,8 @@ class Consumer(ConsumerProcess[Work]):
         if self.pump.state is State.STOPPED:
             self.checkers.stopped(self)
             self._end()
+        elif self.pump.state is State.LEFT:
+            self.after(0.0, self._loop, self._end)
         else:
             self._pump_alarm.set()
 
@@ -493,19 +497,8 @@ class Consumer(ConsumerProcess[Work]):
         self._loop_soon(self._drain, grace)
 
     def _drain(self, grace: float) -> None:
-        patience = self.plan.timing.grace
-        self.after(grace + patience, self._loop, self._leave_behind)
-        self.after(grace + 2 * patience, self._loop, self._give_up)
-        self._decide(Drain(self.now() + grace))
-
-    def _leave_behind(self) -> None:
-        for work in list(self.works.values()):
-            self._cancel(work, "leave")
-        self._turn_soon()
-
-    def _give_up(self) -> None:
-        if not self.run.closing:
-            self._end()
+        until = math.inf if self.run.closing else None  # at the end, every drain is to come to its end
+        self._decide(Drain(self.now() + grace, until))
 
     # --- what is looked at from outside ---
 

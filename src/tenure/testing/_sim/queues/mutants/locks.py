@@ -72,7 +72,7 @@ class _NoAnswerIsYes(Locks):
 
 
 class _IgnoresNo(Locks):
-    def _lose(self, hold: LockGroup, one: Delivery | SessionLock) -> None:
+    def _lose(self, hold: LockGroup, one: Delivery | SessionLock, now: float) -> None:
         pass
 
 
@@ -125,9 +125,9 @@ class _KeepsForEver(Locks):
 
 
 class _IgnoresTime(Locks):
-    def _stop(self, group: LockGroup, delivery: Delivery, why: Why) -> None:
+    def _stop(self, group: LockGroup, delivery: Delivery, why: Why, now: float) -> None:
         if why in ("denied", "max_hold"):
-            super()._stop(group, delivery, why)
+            super()._stop(group, delivery, why, now)
 
 
 class _IgnoresMaxHold(Locks):

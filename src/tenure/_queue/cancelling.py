@@ -1,0 +1,47 @@
+"""Cancellations that come while something must be ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def is_being_closed(task: asyncio.Task[Any]) -> bool:
+    """Tell whether *task* is being thrown away, its loop ended, in place of running."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:
+        return True
+
+
+async def take_back(task: asyncio.Task[Any]) -> None:
+    """Undo cancellations of *task*, the current one, that its handler has called for by itself."""
+    while task.cancelling() > 0:
+        task.uncancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # one may be under way yet
+
+
+async def outlast(
+    work: asyncio.Future[Any], when_cut: Callable[[], object] | None = None
+) -> asyncio.CancelledError | None:
+    """Wait for the end of *work*, however often we are cancelled meanwhile.
+
+    Returns:
+        The first cancellation, upon which *when_cut* was called at once. The caller raises it when all is tidy.
+    """
+    cut = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            if cut is None:
+                cut = error
+                if when_cut is not None:
+                    when_cut()
+    if work.cancelled():  # by who ends the loop, and every task on it
+        return cut or asyncio.CancelledError()
+    work.result()
+    return cut

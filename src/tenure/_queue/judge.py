@@ -1,0 +1,189 @@
+"""Decides what becomes of a message when its handler has ended, by the table of outcomes, and reports it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from tenure._jitter import later
+from tenure._queue.context import QueueContext, loss_message
+from tenure._queue.handlers import CALLING, Handlers, RanOn
+from tenure._queue.hooks import complain
+from tenure._queue.message import (
+    COMPLETE,
+    GIVE_BACK,
+    Abandon,
+    Complete,
+    Delivery,
+    Verdict,
+    text_of,
+    traceback_most,
+)
+from tenure._queue.options import ConsumeSettings
+from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
+from tenure._queue.processes import NeverBegins, NotBegun
+from tenure._queue.received import Message
+from tenure._queue.reports import event_of, tell_unanswered
+from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
+from tenure._queue.tracebacks import place_of
+from tenure._timing import Timing
+from tenure.errors import ConfigError, DecodeError, LockLost
+from tenure.events import (
+    HandlerOverran,
+    MessageFailed,
+)
+
+WHY = {
+    "denied": "the broker says that it is over",
+    "unanswered": "renewals got no answer in time",
+    "stalled": "this process did not run in time to renew it; work that holds the GIL belongs into run_in='process'",
+    "max_hold": "the handler ran for longer than max_hold",
+}
+
+
+class InboxUnanswered(Exception):
+    """Nobody knows whether a message was handled before, so it goes to no handler now."""
+
+
+def ending_of(outcome: object) -> Ending:
+    """Tell how a handler has ended, from what it returned or raised."""
+    if not issubclass(type(outcome), BaseException):  # only the type is asked: a result may claim to be of any class
+        return Ending.RETURNED
+    match outcome:
+        case asyncio.CancelledError():
+            return Ending.CANCELLED
+        case InboxUnanswered():
+            return Ending.INBOX_UNANSWERED
+        case NeverBegins():
+            return Ending.NEVER_BEGINS
+        case NotBegun():
+            return Ending.NOT_BEGUN
+    return Ending.RAISED
+
+
+class Judge:
+    """Decides what becomes of the messages of one consumer, and calls its error hook.
+
+    Args:
+        context: Where the broker is reached.
+        consuming: The options of the consumer.
+        handlers: Where its handlers run.
+        end_with: Ends the consumer gracefully, and lets it raise this.
+        calling: The consumer, for :data:`CALLING`.
+    """
+
+    def __init__(
+        self,
+        context: QueueContext,
+        consuming: ConsumeSettings,
+        handlers: Handlers,
+        end_with: Callable[[BaseException], None],
+        calling: object,
+    ) -> None:
+        self._context = context
+        self._consuming = consuming
+        self._handlers = handlers
+        self._end_with = end_with
+        self._calling = calling
+        self.success: Verdict | None = None
+        """The verdict on a message whose handler has simply returned; None keeps it for somebody else's."""
+        if consuming.auto_complete:
+            window = consuming.inbox_window
+            self.success = Complete(remember=window) if window else COMPLETE
+
+    async def judge(
+        self, message: Message, outcome: object, why: Why | None, closing: bool, sure_until: Callable[[Delivery], float]
+    ) -> Verdict | Literal[Becomes.FORGET] | None:
+        """Return what becomes of *message*, whose handler did not simply return, as :data:`RULES` say; report it.
+
+        Args:
+            message: What the handler was called with.
+            outcome: What it raised or returned.
+            why: Why it was cancelled, if it was.
+            closing: Whether its worker is cancelled.
+            sure_until: Tells until when the lock of a message may be believed.
+        """
+        delivery = message.delivery
+        if isinstance(outcome, RanOn) and why in ("drain", "leave"):
+            outcome = outcome.outcome  # its lock was kept all the while, so the verdict on it is as good as any
+        ending = ending_of(outcome)
+
+        def rule() -> Rule:
+            over = sure_until(delivery) <= self._context.clock.now()
+            left_behind = self._handlers.is_left_behind(delivery)
+            return RULES[Reason.of(why, closing=closing, left_behind=left_behind, over=over), ending]
+
+        reports = rule().reports
+        if reports is Reports.OVERRUN:
+            self._context.emit(event_of(HandlerOverran, self._context, delivery))
+        elif reports is Reports.LOCK_LOST:
+            outcome = LockLost(_loss_message(delivery, why))
+        if reports in (Reports.ERROR, Reports.LOCK_LOST):
+            assert isinstance(outcome, BaseException)
+            await self.complain(message, outcome)
+            if self._consuming.is_to_raise(outcome):
+                self._end_with(self._consuming.raised_for(outcome))
+        becomes, _, ends = rule()  # once more: the error hook may have taken until the lock was over
+        if ends and isinstance(outcome, NeverBegins):
+            self._end_with(unusable(outcome))
+        match becomes:
+            case Becomes.SUCCESS:
+                return self.success
+            case Becomes.GIVE_BACK:
+                return GIVE_BACK
+            case Becomes.FORGET:
+                return Becomes.FORGET
+        assert isinstance(outcome, BaseException)
+        return judge_failure(self._context, self._consuming.policy, delivery, outcome)
+
+    async def complain(self, message: Message, error: BaseException) -> None:
+        """Call the error hook with *error*, of the handler of *message*."""
+        CALLING.set(self._calling)
+        if (interrupt := await complain(self._consuming.on_error, message, error)) is not None:
+            self._end_with(interrupt)
+
+    async def was_handled(self, delivery: Delivery, timing: Timing) -> bool:
+        """Tell whether the inbox knows the message.
+
+        Raises:
+            InboxUnanswered: It could not be asked; a while ago, so that it isn't asked again and again at once.
+        """
+        try:
+            return (await self._context.handled([delivery.id]))[0]
+        except Exception as error:
+            if (why := self._context.why_unanswered(error)) is None:
+                raise
+            tell_unanswered(self._context, "look into the inbox", why)
+            await asyncio.sleep(later(timing.retry_every, self._context.rng))
+            raise InboxUnanswered from error
+
+
+def _loss_message(delivery: Delivery, why: Why | None) -> str:
+    assert why is not None
+    if delivery.session is not None and why != "max_hold":
+        what = f"session {delivery.session!r} was lost while its handler ran, for {WHY[why]}"
+    else:
+        what = f"its handler was cancelled, for {WHY[why]}"
+    return loss_message(delivery, what)
+
+
+def unusable(error: NeverBegins) -> ConfigError:
+    """Return what to end a consumer with whose handler can never be begun."""
+    failure = ConfigError(str(error))
+    failure.__cause__ = error.__cause__
+    return failure
+
+
+def judge_failure(context: QueueContext, retry: RetryPolicy, delivery: Delivery, error: BaseException) -> Verdict:
+    """Return the verdict on a message whose handler failed with *error*, and let the observers know."""
+    most = traceback_most(delivery.delivery_count, context.settings.max_deliveries)
+    verdict = verdict_on_failure(error, delivery.delivery_count, retry, context.rng, most, delivery)
+    if not isinstance(error, Reject):
+        delay = verdict.delay if isinstance(verdict, Abandon) else None
+        what, place = f"{type(error).__name__}: {text_of(error)}", place_of(error)
+        # Of a body that can't be decoded, the text says all.
+        is_news = not isinstance(error, (Retry, DecodeError)) and context.is_news(delivery, f"{type(error)} {place}")
+        event = event_of(MessageFailed, context, delivery, what, delay, place)
+        context.emit(event, error if is_news else None)
+    return verdict

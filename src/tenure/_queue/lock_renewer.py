@@ -1,0 +1,120 @@
+"""Renews the locks of a consumer, or of a session, on the renewal thread: does what its machine says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tenure._lease import NoAnswer
+from tenure._queue.context import QueueContext
+from tenure._queue.effects import (
+    Answered,
+    Emit,
+    Ended,
+    LocksInput,
+    LocksMessage,
+    Renew,
+    Returned,
+    Settle,
+    Tick,
+)
+from tenure._queue.locks import Locks
+from tenure._queue.message import (
+    name_of,
+    text_of,
+)
+from tenure.errors import TenureError
+
+TIMER_MAX = 1.0
+"""Seconds a timer is set for at most: timers stand still while the machine sleeps, our clock doesn't."""
+
+
+class LockRenewer:
+    """Does what :class:`Locks` says, on the renewal loop.
+
+    Args:
+        context: Where the broker is reached.
+        locks: The machine.
+        hear: Called with each message of the locks, on the loop that is running now.
+    """
+
+    def __init__(self, context: QueueContext, locks: Locks, hear: Callable[[LocksMessage], None]) -> None:
+        self._context = context
+        self._locks = locks
+        self._hear = hear
+        self._home = asyncio.get_running_loop()  # where the handlers run
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    def begin(self) -> asyncio.Future[None]:
+        """Start keeping; the future says when. Whoever awaits it takes care not to call that off: see `outlast`."""
+        return self._submit(self._begin)
+
+    def end(self) -> asyncio.Future[None]:
+        """Keep no longer, from now on whether the future is awaited or not; what is being given back may arrive."""
+        return self._submit(self._end)
+
+    def _submit(self, step: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[None]:
+        done = asyncio.wrap_future(self._context.renewal_thread.submit(step))
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
+        return done
+
+    async def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._feed(Tick())
+
+    async def _end(self) -> None:
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=1.0)
+            for task in late:
+                task.cancel()
+
+    def _feed(self, event: LocksInput) -> None:
+        if self._home.is_closed():  # and its handlers with it, whoever was to end us
+            self._ended = True
+        messages: list[LocksMessage | Emit] = []
+        for effect in self._locks.handle(event, self._context.clock.now()):
+            match effect:
+                case Renew(ask, held) if not self._ended:
+                    self._spawn(self._ask(ask, self._context.broker.renew(held, self._context.settings.lock)))
+                case Settle(ask, settlements):
+                    self._spawn(self._ask(ask, self._context.broker.settle(settlements)))
+                case Ended() | Returned() | Emit():
+                    messages.append(effect)
+        if messages:
+            with suppress(RuntimeError):  # that loop is closed, and its handlers with it
+                self._home.call_soon_threadsafe(self._deliver, messages)
+        if not self._ended:
+            if self._timer is not None:
+                self._timer.cancel()
+            wait = min(max(0.0, self._locks.wake_at - self._context.clock.now()), TIMER_MAX)
+            self._timer = self._loop.call_later(wait, self._feed, Tick())
+
+    async def _ask(self, ask: int, question: Awaitable[Any]) -> None:
+        try:
+            answers = await question
+        except (Exception, asyncio.CancelledError) as error:  # also one that can never work: the locks end in time
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # by us, at the end
+            answers = NoAnswer(str(error) if isinstance(error, TenureError) else f"{name_of(error)}: {text_of(error)}")
+        self._feed(Answered(ask, answers))
+
+    def _deliver(self, messages: Sequence[LocksMessage | Emit]) -> None:
+        """Hand over what one step of the locks has brought. Called where the handlers run."""
+        for message in messages:
+            if isinstance(message, Emit):
+                self._context.emit(message.event)
+            else:
+                self._hear(message)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

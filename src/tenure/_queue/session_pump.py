@@ -1,0 +1,386 @@
+"""The pump of a consumer of sessions: up to ``concurrency`` of them at a time, the messages of each one by one.
+
+House rules, besides those of :mod:`tenure._queue.pump`:
+
+- A session is a lock group with a token of its own: one lock for all messages received in it, which the locks renew.
+- The next message of a session is received when the one before is settled, and its handler has ended. A session in
+  which none waits is released; so is each one at a pause or a drain, as soon as nothing of it is under way.
+- A session that is lost, or left because a handler runs on in it, is never released: its lock runs out by itself.
+- Accepting begins with one question. Each that finds a session doubles how many may be asked at once.
+
+::
+
+                 accepted          claimed            take             done            answered
+    (broker) ─────────▶ receiving ─────────▶ waiting ─────▶ serving ─────▶ settling ─────────▶ receiving …
+                           │
+                           ▼ nothing waits, pause, drain
+                       releasing ─────▶ (broker)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tenure._jitter import Rng, sooner
+from tenure._queue.effects import (
+    Accept,
+    Accepted,
+    Answers,
+    CancelHandler,
+    Claimed,
+    Emit,
+    PumpEffect,
+    PumpInput,
+    ReceiveIn,
+    Release,
+    Report,
+    Serve,
+)
+from tenure._queue.lock_group import JUDGED, LockGroup, Why, named
+from tenure._queue.message import (
+    COMPLETE,
+    Delivery,
+    Lapsed,
+    SessionLock,
+    Settlement,
+    Token,
+    Verdict,
+)
+from tenure._queue.pump import Pump, State
+from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure.events import BrokerUnanswered, GivenBack, LockEnded
+
+
+@dataclass(slots=True, eq=False)
+class HeldSession:
+    """A session that is locked to us."""
+
+    group: LockGroup
+    lock: SessionLock
+    is_receiving: bool = False
+    is_serving: bool = False
+    """A handler runs in it."""
+    is_lost: bool = False
+    """Or left to itself: its lock is over, or runs out."""
+    is_doubtful: bool = False
+    """To be released, not received in again: its lock was nearly over, or a handler was told to stop."""
+    undecided: set[int] = field(default_factory=set)
+    """Messages of which was reported that their verdict may stand or not."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is under way."""
+        return not (self.is_receiving or self.is_serving or self.group.waiting or self.group.running)
+
+
+class SessionPump(Pump):
+    """Decide for one consumer of sessions: which to accept, when to receive in them and to release them.
+
+    See :class:`Pump` for the arguments.
+    """
+
+    def __init__(
+        self, name: str, holder: str, settings: PumpSettings, rng: Rng, groups: dict[Token, LockGroup], *, now: float
+    ) -> None:
+        super().__init__(name, holder, settings, rng, groups, now=now)
+        self._settles_max = settings.concurrency  # none waits for another: no session has more than one verdict
+        self._sessions: dict[Token, HeldSession] = {}
+        self._lost: set[HeldSession] = set()  # those of them that are
+        self._accepting: dict[int, float] = {}  # by question: when it was asked
+        self._accepts_most = 1  # so many may be asked at once
+        self._receiving: dict[int, HeldSession] = {}  # by question
+        self._ready: deque[HeldSession] = deque()  # to receive in next, or to release
+        self._receive_again: list[tuple[float, HeldSession]] = []  # not before this moment: there was no answer
+        self._to_release: list[tuple[SessionLock, float]] = []  # and until when that makes sense
+        self._releasing: dict[int, tuple[SessionLock, float]] = {}
+        self._release_at = now
+
+    @property
+    def wake_at(self) -> float:
+        """When to call ``handle(Tick(), now)``, by the same clock as ``now``; infinity for never."""
+        at = super().wake_at
+        if self._to_release:
+            at = min(at, self._release_at)
+        if self._receive_again:
+            at = min(at, *(moment for moment, _ in self._receive_again))
+        return at
+
+    # --- for every message ---
+
+    def take(self, now: float) -> Delivery | None:
+        """Return the next message to be handled, or None if none waits. The lock of its session is sure for a while."""
+        grace = self.settings.timing.grace
+        while self._line:
+            group = self._line.popleft()
+            session = self._sessions.get(group.token)
+            if session is None or session.is_lost or not group.waiting:
+                continue
+            if group.over or now >= group.sure_until - grace:  # a handler would begin with no time left
+                group.waiting.clear()
+                session.is_doubtful = True
+                self._ready.append(session)
+                continue
+            delivery = group.waiting[0]
+            group.running[delivery.sequence] = (delivery, now)  # first here, so that the locks don't overlook it
+            group.waiting.popleft()
+            session.is_serving = True
+            self.busy += 1
+            return delivery
+        return None
+
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        """Note that the handler of *delivery* has ended; pass *verdict*, and tell if the message was still ours."""
+        passed = super().done(delivery, verdict)
+        session = self._sessions.get(delivery.token)
+        if session is not None:
+            session.is_serving = False
+            if not passed:
+                if delivery.sequence in session.group.stopped:  # else the locks have yet to tell us of it
+                    session.group.running.pop(delivery.sequence, None)
+                self._go_on_with(session)
+        return passed
+
+    def forget(self, delivery: Delivery) -> None:
+        """Note that the handler of *delivery* has ended, and that no verdict follows: its session is left."""
+        session = self._sessions.get(delivery.token)
+        if session is not None:
+            self._lose(session)
+            session.is_serving = False
+        super().forget(delivery)
+
+    def _close(self, group: LockGroup, count: int = 1) -> None:
+        if (session := self._sessions.get(group.token)) is not None:
+            self._go_on_with(session)
+
+    def _go_on_with(self, session: HeldSession) -> None:
+        """If nothing of *session* is under way, see to what comes next; soon."""
+        if session.is_idle:
+            self._ready.append(session)
+
+    # --- what comes in ---
+
+    def handle(self, event: PumpInput, now: float) -> list[PumpEffect]:
+        """Take in *event* at *now* and return what is to be done, in this order."""
+        if isinstance(event, Accepted) and event.ask in self._accepting:
+            effects: list[PumpEffect] = []
+            self._accepted(event, self._accepting.pop(event.ask), now, effects)
+            self._go_on(now, effects)
+            return effects
+        if isinstance(event, Claimed) and event.ask in self._receiving:
+            effects = []
+            self._received(self._receiving.pop(event.ask), event, now, effects)
+            self._go_on(now, effects)
+            return effects
+        return super().handle(event, now)
+
+    def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
+        if self._receive_again:
+            due = [session for moment, session in self._receive_again if now >= moment or session.is_lost]
+            self._receive_again = [one for one in self._receive_again if one[1] not in due]
+            self._ready.extend(due)
+        while self._ready:
+            self._next_in(self._ready.popleft(), now, effects)
+        if self._to_release and now >= self._release_at:
+            for lock, until in self._to_release:
+                self._asked += 1
+                self._releasing[self._asked] = (lock, until)
+                effects.append(Release(self._asked, lock))
+            self._to_release.clear()
+        super()._go_on(now, effects)
+
+    # --- accepting ---
+
+    def _room(self) -> int:
+        """Return how many sessions to ask for now."""
+        free = self.settings.concurrency - len(self._sessions)
+        if self._lost:  # those whose handlers have ended are in nobody's way
+            free += sum(not session.is_serving for session in self._lost)
+        if free <= 0:
+            return 0
+        return max(0, min(free, self._accepts_most) - len(self._accepting))
+
+    def _claim(self, limit: int, now: float, effects: list[PumpEffect]) -> None:
+        self._hinted = False
+        self._done = 0
+        for _ in range(limit):
+            self._asked += 1
+            self._accepting[self._asked] = now
+            effects.append(Accept(self._asked))
+
+    def _accepted(self, event: Accepted, asked_at: float, now: float, effects: list[PumpEffect]) -> None:
+        self._misses = 0
+        lock = event.session
+        if lock is None:
+            self._accepts_most = 1
+            if not self._accepting:
+                self._found_nothing(asked_at, event.due_in, effects)
+            self._claim_next(event.due_in == 0, event.due_in, now)
+            return
+        self._nothing = 0
+        self._accepts_most = min(2 * self._accepts_most, self.settings.concurrency)
+        self._claim_next(True, None, now)
+        timing = self.settings.timing
+        until, renew_at = sure_until(asked_at, timing), asked_at + sooner(timing.renew_every, self._rng)
+        if self.state is not State.RUNNING or now >= renew_at:
+            self._to_release.append((lock, until))
+            return
+        group = LockGroup(lock.token, 1, until, renew_at, session=lock)
+        self._groups[lock.token] = group
+        self._sessions[lock.token] = session = HeldSession(group, lock)
+        self._ready.append(session)
+
+    # --- in a session ---
+
+    def _next_in(self, session: HeldSession, now: float, effects: list[PumpEffect]) -> None:
+        if not session.is_idle or session.lock.token not in self._sessions:
+            return
+        if session.is_lost:
+            self._drop(session)
+        elif self.state is State.RUNNING and not session.is_doubtful:
+            self._asked += 1
+            session.is_receiving = True
+            self._receiving[self._asked] = session
+            effects.append(ReceiveIn(self._asked, session.lock))
+        else:
+            self._release(session)
+
+    def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
+        session.is_receiving = False
+        self._misses = 0
+        if session.is_lost:
+            self._drop(session)
+        elif not event.deliveries:
+            if event.due_in == 0:  # the store has not got through yet
+                self._ready.append(session)
+            else:
+                self._release(session)
+        elif self.state is State.RUNNING:
+            session.group.waiting.extend(event.deliveries)
+            self._line.append(session.group)
+            effects.append(Serve())
+        else:
+            self._give_back(session, len(event.deliveries), now, effects)
+
+    def _give_back(self, session: HeldSession, count: int, now: float, effects: list[PumpEffect]) -> None:
+        """Release *session* with what was received in it, which no handler was called with."""
+        effects.append(Emit(GivenBack(now, self.name, self._holder, count)))
+        self._release(session)
+
+    def _release(self, session: HeldSession) -> None:
+        self._to_release.append((session.lock, session.group.sure_until))
+        self._drop(session)
+
+    def _lose(self, session: HeldSession) -> None:
+        session.is_lost = True
+        self._lost.add(session)
+
+    def _drop(self, session: HeldSession) -> None:
+        self._lost.discard(session)
+        del self._sessions[session.lock.token]
+        self._groups.pop(session.lock.token, None)
+
+    def _empty_buffer(self, now: float, effects: list[PumpEffect]) -> None:
+        self._line.clear()
+        for session in list(self._sessions.values()):
+            if session.group.waiting and not session.is_lost:
+                count = len(session.group.waiting)
+                session.group.waiting.clear()
+                self._give_back(session, count, now, effects)
+
+    # --- answers ---
+
+    def _answered(self, ask: int, answers: Answers, now: float, effects: list[PumpEffect]) -> None:
+        if ask in self._receiving:  # the lock is over
+            session = self._receiving.pop(ask)
+            session.is_receiving = False
+            self._drop(session)
+        elif ask in self._releasing:
+            del self._releasing[ask]
+            self._misses = 0
+            self._claim_at = min(self._claim_at, now)  # what was sent into it since is news to nobody else
+        else:
+            asked = self._settling.get(ask, ())
+            super()._answered(ask, answers, now, effects)
+            if self._lost:
+                self._report_undecided(asked, effects)
+
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        again_at = now + self._retry_in()
+        what = None
+        if ask in self._accepting:
+            what = "accept"
+            del self._accepting[ask]
+            self._accepts_most = 1
+            self._claim_at = again_at
+        elif ask in self._receiving:
+            what = "receive"
+            session = self._receiving.pop(ask)
+            session.is_receiving = False
+            self._receive_again.append((again_at, session))
+        elif ask in self._releasing:
+            what = "release"
+            lock, until = self._releasing.pop(ask)
+            if now < until:
+                self._to_release.append((lock, until))
+                self._release_at = again_at
+        if what is None:
+            asked = self._settling.get(ask, ())
+            super()._unanswered(ask, why, now, effects)
+            if self._lost:
+                self._report_undecided(asked, effects)
+        else:
+            self._misses += 1
+            effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, what, why)))
+
+    def _lapsed(
+        self, settlement: Settlement, answer: Lapsed, group: LockGroup | None, now: float, effects: list[PumpEffect]
+    ) -> None:
+        session = self._sessions.get(settlement.delivery.token)
+        if session is None or settlement.delivery.sequence not in session.undecided:  # else that was reported
+            super()._lapsed(settlement, answer, group, now, effects)
+
+    # --- what the locks say ---
+
+    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
+        session = self._sessions.get(held.token)
+        if session is None:
+            return
+        group = session.group
+        if isinstance(held, SessionLock):
+            self._lose(session)
+            group.waiting.clear()
+            self._go_on_with(session)
+            return
+        entry = group.running.get(held.sequence)
+        if entry is None or entry[1] == JUDGED or held.sequence in group.stopped:
+            return
+        group.stopped.add(held.sequence)
+        session.is_doubtful = True  # what is noted of this delivery must not be taken for its next one
+        effects.append(Emit(LockEnded(at, self.name, self._holder, *named(held), why)))
+        if session.is_serving:
+            effects.append(CancelHandler(held, why))
+        else:  # its handler has just ended, and its result was not passed on
+            del group.running[held.sequence]
+            self._go_on_with(session)
+
+    def _report_undecided(self, asked: Sequence[Settlement], effects: list[PumpEffect]) -> None:
+        """Report those verdicts that were *asked* for in vain and whose session is lost: another may have it."""
+        for settlement in asked:
+            sequence = settlement.delivery.sequence
+            session = self._sessions.get(settlement.delivery.token)
+            if session is None or not session.is_lost or sequence in session.group.stopped:
+                continue
+            if any(one is settlement for one in self._unsettled):
+                session.group.stopped.add(sequence)
+                session.undecided.add(sequence)
+                effects.append(Report(settlement, None))
+
+    # --- stopping ---
+
+    def _is_empty(self) -> bool:
+        return not (self._groups or self._to_release or self._releasing)
+
+    def _is_quiet(self) -> bool:
+        return super()._is_quiet() and not (self._accepting or self._to_release or self._releasing)
