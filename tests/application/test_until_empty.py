@@ -109,6 +109,23 @@ def test_what_failed_here_and_is_now_with_another_is_not_waited_for() -> None:
 
 
 @KINDS
+def test_what_comes_late_is_handled_with_full_concurrency(sessions: bool) -> None:
+    """Nothing was waiting for a while, but something was still in hand."""
+
+    async def test(queue: tenure.Queue, sessions: bool) -> None:
+        async def handle(message: tenure.Message) -> None:
+            await asyncio.sleep(100)
+            if message.body == b"first":
+                await send(queue, sessions, b"one", b"two", b"three")
+
+        await send(queue, sessions, b"first")
+        await queue.consume(handle, concurrency=3, until_empty=True, sessions=sessions)
+        assert await queue.stats() == Stats()
+
+    assert 200 <= in_a_queue(test, sessions) < 210
+
+
+@KINDS
 def test_the_first_exception_of_a_handler_is_raised(sessions: bool) -> None:
     async def test(queue: tenure.Queue, sessions: bool) -> None:
         stopped: list[bytes] = []

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from types import TracebackType
-from typing import Protocol
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.cancelling import outlast
-from tenure._queue.context import DeliveryTracker, QueueContext
+from tenure._queue.context import QueueContext
 from tenure._queue.effects import Ended, LocksMessage
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.locks import Locks
 from tenure._queue.message import Lapsed, SessionLock, Token, check_count
-from tenure._queue.outcomes import Why
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.received import Message
 from tenure._timing import Timing
-from tenure.errors import ConfigError, LockLost, TenureError, TimedOut, Unavailable
+from tenure.errors import ConfigError, LockLost, TimedOut, Unavailable
 
 FOREVER = 1e9
-
-
-class SessionUser(DeliveryTracker, Protocol):
-    """Who works in a session, and hears what becomes of it and of its messages."""
-
-    def lost(self, why: Why, until: float) -> None:
-        """Note that the block is being cancelled, as its lock is good no longer than *until*."""
-        ...
 
 
 class Session:
@@ -52,16 +41,13 @@ class Session:
     state: bytes | None
     lost: asyncio.Event
 
-    def __init__(
-        self, context: QueueContext, name: str | None, wait: float | None, user: SessionUser | None = None
-    ) -> None:
+    def __init__(self, context: QueueContext, name: str | None, wait: float | None) -> None:
         self._context = context
-        self._user = user
         self._asked_for = name
         self._wait = FOREVER if wait is None else wait
         self._held: SessionLock | None = None
-        self._renewal_thread: LockRenewer | None = None
-        self._hold: LockGroup
+        self._renewer: LockRenewer | None = None
+        self._group: LockGroup
         self._owner: asyncio.Task[object] | None = None
         self._cancelling = 0
         self._interrupted = False
@@ -120,8 +106,8 @@ class Session:
         assert self._held is not None
         cut = None
         try:
-            if self._renewal_thread is not None:
-                cut = await outlast(self._renewal_thread.end())
+            if self._renewer is not None:
+                cut = await outlast(self._renewer.end())
         finally:
             if not self.lost.is_set():
                 cut = await outlast(asyncio.ensure_future(self._context.broker.release(self._held))) or cut
@@ -142,26 +128,9 @@ class Session:
             claim = await context.claim(lambda: context.broker.receive_session(held, max))
             if not isinstance(claim, Claim):
                 raise LockLost(self._loss_message())
-            return [Message(one, context, self._user) for one in claim.deliveries] or None, claim.due_in
+            return [Message(one, context) for one in claim.deliveries] or None, claim.due_in
 
         return await context.wait_for(look, wait, kind=self) or []
-
-    @property
-    def sure_until(self) -> float:
-        """Until when the lock may be believed; once nobody keeps it any more, that stays as it is."""
-        return self._hold.sure_until
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the block is being cancelled because the lock was lost."""
-        return self._interrupted
-
-    def leave(self) -> None:
-        """Hold the lock no longer, without giving it back: it runs out, as somebody may yet act under it."""
-        assert self._renewal_thread is not None
-        self.lost.set()
-        with suppress(TenureError):  # the renewal thread has ended, and keeps nothing
-            self._renewal_thread.end()
 
     async def __aiter__(self) -> AsyncGenerator[Message, None]:
         while messages := await self.receive():
@@ -203,7 +172,7 @@ class Session:
         """
         if self.lost.is_set() or self._context.renewal_thread.is_forked:
             return 0.0
-        return max(0.0, self._hold.sure_until - self._context.clock.now())
+        return max(0.0, self._group.sure_until - self._context.clock.now())
 
     def _lock(self) -> SessionLock:
         if self._held is None or self.lost.is_set():
@@ -248,24 +217,21 @@ class Session:
     async def _keep(self, held: SessionLock, asked_at: float) -> None:
         context = self._context
         timing = Timing(context.settings.lock)
-        hold = LockGroup(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
-        self._hold = hold
-        holds: dict[Token, LockGroup] = {held.token: hold}
-        locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, holds, now=context.clock.now())
-        self._renewal_thread = LockRenewer(context, locks, self._hear_locks)
-        if cut := await outlast(self._renewal_thread.begin()):
+        group = LockGroup(held.token, 1, sure_until(asked_at, timing), asked_at + timing.renew_every, session=held)
+        self._group = group
+        groups: dict[Token, LockGroup] = {held.token: group}
+        locks = Locks(context.name, context.holder, PumpSettings(timing), context.rng, groups, now=context.clock.now())
+        self._renewer = LockRenewer(context, locks, self._hear_locks)
+        if cut := await outlast(self._renewer.begin()):
             raise cut
 
     def _hear_locks(self, message: LocksMessage) -> None:
         if self.lost.is_set() or not isinstance(message, Ended):
             return
-        [(_, why)] = message.locks
         self.lost.set()
         if self._owner is not None:
             self._interrupted = True
             self._owner.cancel()
-            if self._user is not None:
-                self._user.lost(why, self._hold.sure_until)
 
     def _loss_message(self) -> str:
         return (

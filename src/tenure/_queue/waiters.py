@@ -120,8 +120,8 @@ class Waiters:
 
     def _take_over(self, waiter: Waiter) -> None:
         """Let *waiter*, which is idle, ask for a hint that another keeps."""
-        renewal_thread, _ = self._kept.popitem()
-        renewal_thread._has_hint = False
+        other, _ = self._kept.popitem()
+        other._has_hint = False
         waiter.idle, waiter._has_hint = False, True
         if not waiter._wake():
             self._kept[waiter] = None
