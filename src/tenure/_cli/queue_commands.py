@@ -18,7 +18,7 @@ from tenure._cli.group import complete, connect_existing, duration, json_option,
 from tenure._cli.output import body_text, clean, message_fields, say, say_json, say_table, seconds
 
 if TYPE_CHECKING:
-    from tenure import LiveMessage, Stats
+    from tenure import LiveMessage
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -160,13 +160,8 @@ async def _delete(name: str, url: str, as_json: bool, *, force: bool) -> int:
     if as_json:
         say_json({"queue": name, "deleted": dataclasses.asdict(held)})
     else:
-        say(f"deleted {clean(name)}; it held {_in_words(held)}")
+        say(f"deleted {clean(name)}; it held {held}")
     return Exit.DONE
-
-
-def _in_words(stats: Stats) -> str:
-    counts = {state: getattr(stats, state) for state in ("ready", "locked", "delayed", "deferred", "dead")}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing"
 
 
 def _row(one: LiveMessage, now: float) -> tuple[str, ...]:

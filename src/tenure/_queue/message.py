@@ -654,6 +654,10 @@ class Stats:
     oldest_age: float = 0.0
     """Seconds since the oldest ready message was sent; 0 if none is ready."""
 
+    def __str__(self) -> str:
+        counts = {name: getattr(self, name) for name in ("ready", "locked", "delayed", "deferred", "dead")}
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
+
 
 def count_of(stats: Stats) -> int:
     """Return how many messages *stats* counts, dead letters included."""

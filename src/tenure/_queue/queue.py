@@ -455,7 +455,7 @@ class Queue:
         answer = await self._context.broker.delete(self.name, force=force)
         if isinstance(answer, NotEmpty):
             raise QueueNotEmpty(
-                f"could not delete {self.name!r}: it holds {in_words(answer.stats)}; consume, redrive or purge "
+                f"could not delete {self.name!r}: it holds {answer.stats}; consume, redrive or purge "
                 "them, or delete it by force"
             )
         self._context.expected = self._expected
@@ -471,12 +471,6 @@ class Queue:
     def __repr__(self) -> str:
         consumers = f", {len(self._at_work)} consuming" if self._at_work else ""
         return f"<Queue {self.name!r}, lock {self._context.settings.lock:g} s{consumers}>"
-
-
-def in_words(stats: Stats) -> str:
-    """Say how many messages there are, and in which state."""
-    counts = {name: getattr(stats, name) for name in ("ready", "locked", "delayed", "deferred", "dead")}
-    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"
 
 
 async def _ends(at_work: Sequence[AtWork]) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; dice are an argument."""
+"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; takes its rng."""
 
 from __future__ import annotations
 
