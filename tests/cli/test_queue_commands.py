@@ -101,7 +101,7 @@ def test_work_that_expects_other_settings_is_refused(capsys: Captured) -> None:
 def test_declare_wants_something_to_change(capsys: Captured) -> None:
     code, _, err = tell(capsys, "queue", "declare", "orders")
     assert code == 2
-    assert "say what to change, for example --lock 30" in err
+    assert "give a setting to change, for example --lock 30" in err
 
 
 def test_send_later(capsys: Captured) -> None:

@@ -77,7 +77,7 @@ EXAMPLES: Mapping[str, Examples] = MappingProxyType(
              "tenure queue orders --watch --every 10s"),
         ),
         "queue declare": (
-            ("Hold a message for a minute, and try it five times.",
+            ("Lock messages for a minute, and deliver them five times at most.",
              "tenure queue declare orders --lock 1m --max-deliveries 5"),
             ("Keep dead letters for a month.",
              "tenure queue declare orders --dead-retention 30d"),

@@ -1,4 +1,4 @@
-"""``tenure queue declare``: change the settings of a queue, for everybody."""
+"""``tenure queue declare``: change the settings of a queue, for all its users."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ _retention.__name__ = "retention"
 @click.command("declare", cls=Command)
 @name_argument
 @on_option
-@seconds_option("--lock", "How long a received message belongs to its consumer, unless renewed.")
-@click.option("--max-deliveries", type=click.IntRange(min=1), metavar="N", help="Then a message is dead-lettered.")
+@seconds_option("--lock", "How long a received message belongs to its consumer, unless its lock is renewed.")
+@click.option(
+    "--max-deliveries", type=click.IntRange(min=1), metavar="N", help="Dead-letter a message after N deliveries."
+)
 @seconds_option("--dedupe-window", "How long the id of a message is remembered.")
 @click.option("--body-max", type=click.IntRange(min=1), metavar="BYTES", help="The largest body that may be sent.")
 @click.option("--dead-retention", type=_retention, metavar="S", help="How long a dead letter is kept: 30d, or forever.")
 @json_option
 def declare(name: str, url: str, as_json: bool, **options: Any) -> int:
-    """Change settings of the queue NAME for everybody, and show those that hold then. Makes it if there is none.
+    """Change settings of the queue NAME for all its users, and show all of them. Creates the queue if there is none.
 
-    What is not given stays as it is. A program that expects another value of a setting is refused at its next start.
+    Other settings are not changed. A program that expects another value of a setting is refused at its next start.
     """
     changes = {setting: value for setting, value in options.items() if value is not None}
     if not changes:
-        raise click.UsageError(f"say what to change, for example --lock 30; to see what holds: tenure queue {name}")
+        raise click.UsageError(
+            f"give a setting to change, for example --lock 30; to show the settings: tenure queue {name}"
+        )
     settings = complete(_declare(name, url, changes))
     if as_json:
         say_json({"queue": name, "settings": settings_record(settings)})
@@ -58,13 +62,13 @@ async def _declare(name: str, url: str, changes: dict[str, Any]) -> QueueSetting
 
 
 def settings_record(settings: QueueSettings) -> dict[str, object]:
-    """Return *settings* for a program: null stands for ever."""
+    """Return *settings* for JSON: null means for ever."""
     found = dataclasses.asdict(settings)
     return {name: None if value == math.inf else value for name, value in found.items()}
 
 
 def say_settings(settings: QueueSettings) -> None:
-    """Write *settings* for people."""
+    """Print *settings* for people."""
     kept = "forever" if settings.dead_retention == math.inf else f"{settings.dead_retention:.15g} s"
     row = (
         f"{settings.lock:.15g} s",

@@ -60,7 +60,7 @@ def moment(text: str) -> datetime:
     "--at",
     type=moment,
     metavar="TIME",
-    help="Deliver it after this time of day: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
+    help="Deliver it at this time: 2030-01-31T12:00:00+01:00. Without an offset, it is local time.",
 )
 @seconds_option("--expires-in", "Dead-letter it if it is not received within this time.")
 @click.option(
