@@ -72,8 +72,8 @@ def answer(cli: click.Command, instruction: str) -> int:
     if not instruction.endswith("_complete"):
         code = shell_complete(cli, {}, "tenure", COMPLETION, instruction)
         if code:
-            told = f"{COMPLETION}={instruction} is not known; use bash_source, zsh_source or fish_source"
-            sys.stderr.write(f"tenure: {told}\n")
+            text = f"{COMPLETION}={instruction} is not known; use bash_source, zsh_source or fish_source"
+            sys.stderr.write(f"tenure: {text}\n")
         return Exit.USAGE if code else Exit.DONE
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)

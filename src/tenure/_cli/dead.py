@@ -180,7 +180,7 @@ def _record(letter: DeadMessage) -> dict[str, Any]:
 
 
 def _describe(letter: DeadMessage) -> None:
-    told = {
+    shown = {
         "id": letter.id,
         "sequence": letter.sequence,
         "reason": letter.reason,
@@ -195,7 +195,7 @@ def _describe(letter: DeadMessage) -> None:
         "headers": " ".join(f"{key}={value}" for key, value in letter.headers.items()),
         "body": body_text(letter.body),
     }
-    for what, value in told.items():
+    for what, value in shown.items():
         if value not in (None, ""):
             say(f"{what:<15} {clean(str(value))}")
     for attempt in letter.history:

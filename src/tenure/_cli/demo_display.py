@@ -105,8 +105,8 @@ def show_summary(console: Console, summary: Summary) -> None:
     for problem in summary.problems():
         _print(console, Text("✗ ", PROBLEM), problem, width, PROBLEM)
     if not summary.problems():
-        told = "a worker and the leader were killed, nothing was lost, nothing counted twice, and the result is right"
-        _print(console, Text("✓ ", WELL), told, width, WELL)
+        text = "a worker and the leader were killed, nothing was lost, nothing counted twice, and the result is right"
+        _print(console, Text("✓ ", WELL), text, width, WELL)
 
 
 def _print(console: Console, head: Text, text: str, width: int | None, style: str = "") -> None:

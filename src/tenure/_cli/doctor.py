@@ -87,8 +87,8 @@ def _for_people(diagnosis: Diagnosis, advice: list[tuple[str, str]]) -> None:
     if diagnosis.queues is None:
         rows += [("queues", "none")]
     else:
-        told = dataclasses.asdict(diagnosis.queues).items()
-        rows += [(f"queues: {_spoken(name)}", _shown(value)) for name, value in told]
+        traits = dataclasses.asdict(diagnosis.queues).items()
+        rows += [(f"queues: {_spoken(name)}", _shown(value)) for name, value in traits]
     rows += [(fact.name, fact.value) for fact in diagnosis.facts]
     say_table(("", ""), rows, titles=False)
     say("")

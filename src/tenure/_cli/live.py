@@ -158,9 +158,9 @@ class LiveScreen:
         self.draw()
 
     def _lines(self, width: int, height: int | None) -> list[Text]:
-        told = textwrap.wrap(clean(self.trouble), max(10, width))[:TROUBLE_LINES]
-        room = None if height is None else max(0, height - len(told))
-        return [*(Text(line, ALARM) for line in told), *self._picture(width, room)]
+        lines = textwrap.wrap(clean(self.trouble), max(10, width))[:TROUBLE_LINES]
+        room = None if height is None else max(0, height - len(lines))
+        return [*(Text(line, ALARM) for line in lines), *self._picture(width, room)]
 
     def _draw_again(self) -> None:
         if self._canvas.is_open:

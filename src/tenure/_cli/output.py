@@ -140,8 +140,8 @@ def say_table(
         widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
         places = [(width, title in numbers) for title, width in zip(columns, widths, strict=True)]
         for line in lines:
-            told = zip(line, places, strict=True)
-            say("  ".join(cell.rjust(room) if right else cell.ljust(room) for cell, (room, right) in told).rstrip())
+            placed = zip(line, places, strict=True)
+            say("  ".join(cell.rjust(room) if right else cell.ljust(room) for cell, (room, right) in placed).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
@@ -223,16 +223,16 @@ def message_fields(one: LiveMessage | DeadMessage) -> dict[str, Any]:
     """Return a message for programs: the body with its encoding, moments in ISO 8601."""
     from dataclasses import fields
 
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for field in fields(one):
         value = getattr(one, field.name)
         if field.name == "body":
-            told |= body_fields(value)
+            shown |= body_fields(value)
         elif field.name in _MOMENTS and value is not None:
-            told[field.name] = timestamp(value)
+            shown[field.name] = timestamp(value)
         else:
-            told[field.name] = value
-    return {**told, "headers": dict(one.headers)}
+            shown[field.name] = value
+    return {**shown, "headers": dict(one.headers)}
 
 
 def body_text(body: bytes) -> str:

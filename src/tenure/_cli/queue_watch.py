@@ -115,8 +115,8 @@ class _Lines:
 
     def _say(self, at: str, cells: Sequence[str], width: int) -> None:
         name, *counts = cells
-        told = "  ".join(each.rjust(NUMBER) for each in counts)
-        say(f"{at.ljust(width)}  {name.ljust(self._name_width)}  {told}".rstrip())
+        text = "  ".join(each.rjust(NUMBER) for each in counts)
+        say(f"{at.ljust(width)}  {name.ljust(self._name_width)}  {text}".rstrip())
 
 
 class _Table:

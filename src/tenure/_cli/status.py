@@ -1,4 +1,4 @@
-"""``tenure status``: who leads."""
+"""``tenure status``: show the leaders."""
 
 from __future__ import annotations
 

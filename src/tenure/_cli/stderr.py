@@ -94,8 +94,8 @@ class Stderr:
             left_out, self._left_out = self._left_out, 0
             self._lines += bool(left_out)
         if left_out:
-            told = f"tenure: warning: {left_out} lines dropped here: stderr was not read fast enough\n"
-            self._put(_encoded(told), self._line_written)
+            text = f"tenure: warning: {left_out} lines dropped here: stderr was not read fast enough\n"
+            self._put(_encoded(text), self._line_written)
 
     def open(self) -> CommandStderr:
         """Return a stderr for a command.

@@ -205,9 +205,9 @@ class Working:
             now = guard.now()  # before we ask what remains: never too late
             return min(give_up + grace, now + consumer.remaining(message))
 
-        told = self._environment(message)
+        env = self._environment(message)
         try:
-            child = Child.start(self._order.command, told, end(), grace, stdin=body.fileno(), stderr=stderr.writing)
+            child = Child.start(self._order.command, env, end(), grace, stdin=body.fileno(), stderr=stderr.writing)
         finally:
             stderr.started()
         cancelled: asyncio.CancelledError | None = None
@@ -230,7 +230,7 @@ class Working:
         return outcome
 
     def _environment(self, message: tenure.Message) -> dict[str, str]:
-        told = {
+        env = {
             "TENURE_QUEUE": message.queue,
             "TENURE_MESSAGE_ID": message.id,
             "TENURE_SEQUENCE": str(message.sequence),
@@ -240,7 +240,7 @@ class Working:
             "TENURE_REPLY_TO": message.reply_to,
             "TENURE_HEADERS": json.dumps(dict(message.headers)) if message.headers else None,
         }
-        return environment(self._order.url, self._shown_url, told)
+        return environment(self._order.url, self._shown_url, env)
 
 
 def _with_stderr(error: Exception, stderr: str) -> Exception:

@@ -45,8 +45,8 @@ class InstanceConfig:
     @classmethod
     def read(cls, line: bytes) -> InstanceConfig:
         """Read what :meth:`as_dict` returned, written as JSON."""
-        told = json.loads(line)
-        return cls(**told | {"queues": Queues(**told["queues"])})
+        parsed = json.loads(line)
+        return cls(**parsed | {"queues": Queues(**parsed["queues"])})
 
 
 def main() -> int:
@@ -68,8 +68,8 @@ async def take_part(config: InstanceConfig) -> None:
     ledger = Ledger(Path(config.ledger))
     queues = config.queues
     async with tenure.connect(config.url) as backend:
-        who = {"instance": str(config.number), "pid": str(os.getpid())}
-        election = backend.election(config.election, ttl=config.ttl, metadata=who)
+        metadata = {"instance": str(config.number), "pid": str(os.getpid())}
+        election = backend.election(config.election, ttl=config.ttl, metadata=metadata)
         work, results = queues.work_of(backend), queues.results_of(backend)
         leader = Leader(config.number, ledger, work, results, named=queues.named, stop=stop)
         report(Report("standing"))

@@ -42,9 +42,9 @@ class Task:
     @classmethod
     def read(cls, body: bytes) -> Task:
         """Read what :meth:`outgoing` wrote."""
-        told = json.loads(body)
-        files = tuple(File(path, parsed) for path, parsed in told["files"])
-        return cls(told["folder"], Chunk(told["chunk"], files), told["pace"])
+        fields = json.loads(body)
+        files = tuple(File(path, parsed) for path, parsed in fields["files"])
+        return cls(fields["folder"], Chunk(fields["chunk"], files), fields["pace"])
 
 
 @dataclass(frozen=True, slots=True)

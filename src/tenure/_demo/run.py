@@ -247,8 +247,8 @@ class DemoRun:
         elif report.what == "counted":
             instance.counted += 1
         elif report.what == "tripped":
-            told = f"{instance.name} failed with message {report.chunk}, delivery {report.delivery}: {report.why}"
-            self._say(told, report.at)
+            text = f"{instance.name} failed with message {report.chunk}, delivery {report.delivery}: {report.why}"
+            self._say(text, report.at)
 
     def _say(self, text: str, at: float | None = None) -> None:
         since = (time.monotonic() if at is None else at) - self._began
