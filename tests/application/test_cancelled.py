@@ -40,7 +40,7 @@ async def nothing_kept() -> AsyncIterator[None]:
 
 @pytest.fixture
 def renewal_thread() -> Any:
-    """The process's keeper, which runs in a thread of its own."""
+    """The process's renewal thread, which runs in a thread of its own."""
     renewal_thread = RenewalThread.enter()
     yield renewal_thread
     renewal_thread.leave()

@@ -415,5 +415,5 @@ def test_the_deadline_of_a_process_is_what_remains_of_the_lock(monkeypatch: pyte
 
     monkeypatch.setattr(handlers, "CLOCK", clock)
     served = handlers.Handlers(_handles, "process", 1, RenewalThread())
-    asked: Any = None  # it only asks its keeper about it
+    asked: Any = None  # only its delivery tracker is asked
     assert served._until(asked) == 100.0 + 20.0 - handlers.KILL_SHARE * timing.grace

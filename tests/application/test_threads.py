@@ -1,4 +1,4 @@
-"""tenure.sync, and elections whose caller and keeper have loops of their own: real threads, and real time."""
+"""tenure.sync, and elections whose caller and renewal thread have loops of their own: real threads, and real time."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ async def test_an_observer_may_outlive_its_backend(url: str) -> None:
     await changes.aclose()
 
 
-async def test_two_loops_in_one_process_share_the_keeper(url: str) -> None:
+async def test_two_loops_in_one_process_share_the_renewal_thread(url: str) -> None:
     async with tenure.connect(url) as one, tenure.connect(url) as two:
         assert [t.name for t in threading.enumerate()].count("tenure-renewals") == 1
         async with one.election("chair", ttl=TTL).campaign():
@@ -269,7 +269,7 @@ async def test_closing_a_backend_ends_its_campaigns(url: str) -> None:
         assert await again.leaders() == {"chair": None}
 
 
-def test_a_forked_child_has_a_keeper_of_its_own(url: str) -> None:
+def test_a_forked_child_has_a_renewal_thread_of_its_own(url: str) -> None:
     with tenure.sync.connect(url):
         read, write = os.pipe()
         child = os.fork()
@@ -387,7 +387,7 @@ def test_events_of_an_election_are_logged_before_its_backend_is_left(url: str) -
     assert "tenure-renewals" not in threads
 
 
-def test_the_keeper_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
+def test_the_renewal_thread_sees_no_context_of_a_caller_and_hooks_do(url: str) -> None:
     request = contextvars.ContextVar("request", default="none")
     seen: list[str] = []
     request.set("mine")
@@ -448,7 +448,7 @@ def test_an_interrupt_that_meets_a_health_callback_ends_the_program(url: str) ->
         asyncio.run(main())
 
 
-def test_an_exit_in_a_callback_does_not_end_the_keeper(url: str) -> None:
+def test_an_exit_in_a_callback_does_not_end_the_renewal_thread(url: str) -> None:
     def leave(*_: object) -> Any:
         raise SystemExit(1)
 

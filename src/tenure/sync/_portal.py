@@ -19,7 +19,7 @@ def blocking(
 ) -> Callable[Concatenate[Any, P], T]:
     """Return *method* for threads: same arguments, same answer, same errors; it blocks until it is answered.
 
-    The object it is put on has the asynchronous one as ``_behind``, and the renewal thread as ``_keeper``.
+    The object it is put on has the asynchronous one as ``_behind``, and the renewal thread as ``_renewal_thread``.
     """
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
