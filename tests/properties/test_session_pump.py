@@ -343,11 +343,11 @@ class _ForgetsToRelease(SessionPump):
 
 
 class _NeverLooksAgain(SessionPump):
-    """Takes no answer to a question in a session for the last one."""
+    """Takes a question without an answer for the last one."""
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
         super()._unanswered(ask, why, now, effects)
-        self._receive_again.clear()
+        self._claim_at = NEVER
 
 
 @pytest.mark.parametrize("bug", [_CountsFromAnswer, _ReceivesAtOnce, _ForgetsToRelease, _NeverLooksAgain])
@@ -413,6 +413,17 @@ def test_a_session_in_which_a_handler_was_stopped_is_released_and_not_received_i
     [settle] = of(Settle, pump.handle(Tick(), 5.0))
     effects = pump.handle(Answered(settle.ask, [SETTLED]), 5.0)
     assert of(Release, effects)
+    assert not of(ReceiveIn, effects)
+    assert groups == {}
+
+
+def test_a_session_is_released_when_a_receive_in_it_gets_no_answer() -> None:
+    """The receive may have locked a message that nobody knows of: later ones would overtake it."""
+    pump, _, groups = lone(concurrency=1)
+    [first] = of(Accept, pump.handle(Tick(), 0.0))
+    [receive] = of(ReceiveIn, pump.handle(Accepted(first.ask, SessionLock("q", "s", 1, 0.0)), 0.0))
+    effects = pump.handle(Answered(receive.ask, NoAnswer("timed out")), 1.0)
+    assert [one.session.token for one in of(Release, effects)] == [1]
     assert not of(ReceiveIn, effects)
     assert groups == {}
 

@@ -6,6 +6,8 @@ House rules, besides those of :mod:`tenure._queue.pump`:
 - The next message of a session is received when the one before is settled, and its handler has ended. A session in
   which none waits is released; so is each one at a pause or a drain, as soon as nothing of it is under way.
 - A session that is lost, or left because a handler runs on in it, is never released: its lock runs out by itself.
+- A receive without an answer may have locked messages that nobody knows of, and later ones would overtake them: their
+  session is released, so that they go back.
 - Accepting begins with one question. Each that finds a session doubles how many may be asked at once.
 
 ::
@@ -65,7 +67,8 @@ class HeldSession:
     is_lost: bool = False
     """Or left to itself: its lock is over, or runs out."""
     is_doubtful: bool = False
-    """To be released, not received in again: its lock was nearly over, or a handler was told to stop."""
+    """To be released, not received in again: its lock was nearly over, a handler was told to stop, or nobody knows what
+    was received."""
     undecided: set[int] = field(default_factory=set)
     """Messages of which was reported that their verdict may stand or not."""
 
@@ -92,7 +95,6 @@ class SessionPump(Pump):
         self._accepts_most = 1  # so many may be asked at once
         self._receiving: dict[int, HeldSession] = {}  # by question
         self._ready: deque[HeldSession] = deque()  # to receive in next, or to release
-        self._receive_again: list[tuple[float, HeldSession]] = []  # not before this moment: there was no answer
         self._to_release: list[tuple[SessionLock, float]] = []  # and until when that makes sense
         self._releasing: dict[int, tuple[SessionLock, float]] = {}
         self._release_at = now
@@ -103,8 +105,6 @@ class SessionPump(Pump):
         at = super().wake_at
         if self._to_release:
             at = min(at, self._release_at)
-        if self._receive_again:
-            at = min(at, *(moment for moment, _ in self._receive_again))
         return at
 
     # --- for every message ---
@@ -176,10 +176,6 @@ class SessionPump(Pump):
         return super().handle(event, now)
 
     def _go_on(self, now: float, effects: list[PumpEffect]) -> None:
-        if self._receive_again:
-            due = [session for moment, session in self._receive_again if now >= moment or session.is_lost]
-            self._receive_again = [one for one in self._receive_again if one[1] not in due]
-            self._ready.extend(due)
         while self._ready:
             self._next_in(self._ready.popleft(), now, effects)
         if self._to_release and now >= self._release_at:
@@ -318,7 +314,9 @@ class SessionPump(Pump):
             what = "receive"
             session = self._receiving.pop(ask)
             session.is_receiving = False
-            self._receive_again.append((again_at, session))
+            session.is_doubtful = True  # nobody knows what was handed out: with the session, it goes back
+            self._ready.append(session)
+            self._claim_at = max(self._claim_at, again_at)
         elif ask in self._releasing:
             what = "release"
             lock, until = self._releasing.pop(ask)
