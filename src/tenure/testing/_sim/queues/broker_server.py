@@ -7,11 +7,11 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import EVERYTHING, QueueOptions
-from tenure._queue.effects import Receive, Renew, Settle
+from tenure._queue.effects import Accept, Receive, ReceiveIn, Release, Renew, Settle
 from tenure._queue.message import DeadMessage, SessionLock, Stats
 from tenure.testing._sim.queues.broker import QUEUE, BrokerClock, SimulatedBroker, at_once
 from tenure.testing._sim.queues.protocols import BrokerServerRun
-from tenure.testing._sim.queues.requests import Accept, ReceiveSession, Release, Send, SessionRequest, WriteState
+from tenure.testing._sim.queues.requests import Send, WriteState
 from tenure.testing._sim.queues.trace import describe
 from tenure.testing._sim.server import Asker, Server
 from tenure.testing._sim.world import SkewedClock
@@ -71,7 +71,7 @@ class BrokerServer(Server):
 
         The second one would lock a message that nobody knows of, under a lock that goes on: later ones overtake it.
         """
-        return super().may_repeat(message) and not isinstance(message, ReceiveSession)
+        return super().may_repeat(message) and not isinstance(message, ReceiveIn)
 
     def perform(self, process: Any, message: Any) -> Any:
         """Let the broker do what *message* asks for."""
@@ -109,7 +109,7 @@ class BrokerServer(Server):
                 return self._done_in_session(process, message, now)
         return answer
 
-    def _done_in_session(self, process: Any, message: SessionRequest, now: float) -> Any:
+    def _done_in_session(self, process: Any, message: Any, now: float) -> Any:
         answer: Any
         match message:
             case Accept():
@@ -117,10 +117,10 @@ class BrokerServer(Server):
                 self._sessions.accepted(answer, self._lock, now)
                 if isinstance(answer, SessionLock):
                     self._run.session_checkers.locked(process, [answer])
-            case ReceiveSession(held=held, limit=limit):
-                answer = at_once(self.broker.receive_session(held, limit))
+            case ReceiveIn(session=held):
+                answer = at_once(self.broker.receive_session(held, 1))
                 self._sessions.claimed(held, answer, now)
-            case Release(held=held):
+            case Release(session=held):
                 answer = at_once(self.broker.release(held))
                 self._sessions.released(held, answer, now)
             case WriteState(held=held, state=state):

@@ -250,7 +250,7 @@ class Checkers(Findings):
                 case Stage.RUNNING:
                     is_right = False
                 case Stage.KEPT:
-                    is_right = verdict is GIVE_BACK and consumer.pump.state is State.DRAINING
+                    is_right = verdict is GIVE_BACK and consumer.pump.state in (State.DRAINING, State.LEFT)
                 case Stage.ENDED | Stage.PASSED:
                     is_right = verdict is tracked.verdict
             if not is_right:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tenure._queue.locks import Locks
 from tenure._queue.pump import Pump
+from tenure._queue.session_pump import SessionPump
 from tenure.testing._sim.queues.broker import SimulatedBroker
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.session_consumer import SessionConsumer
@@ -19,4 +20,5 @@ class Parts:
     locks: type[Locks] = Locks
     broker: type[SimulatedBroker] = SimulatedBroker
     consumer: type[Consumer] = Consumer
+    session_pump: type[SessionPump] = SessionPump
     session_consumer: type[SessionConsumer] = SessionConsumer

@@ -1,4 +1,4 @@
-"""Requests to the broker that no machine of a consumer makes: sending, and the verbs of sessions."""
+"""Requests to the broker that no machine of a consumer makes."""
 
 from __future__ import annotations
 
@@ -17,36 +17,9 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
-    """Lock the next free session with a message waiting."""
-
-    ask: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveSession:
-    """Claim up to *limit* messages of a session."""
-
-    ask: int
-    held: SessionLock
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Unlock a session."""
-
-    ask: int
-    held: SessionLock
-
-
-@dataclass(frozen=True, slots=True)
 class WriteState:
     """Store the state of a session."""
 
     ask: int
     held: SessionLock
     state: bytes
-
-
-SessionRequest = Accept | ReceiveSession | Release | WriteState

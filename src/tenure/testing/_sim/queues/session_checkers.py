@@ -22,10 +22,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tenure._queue.effects import LocksInput
-from tenure._queue.message import Delivery, Renewed, SessionLock
+from tenure._queue.effects import LocksInput, PumpInput
+from tenure._queue.message import Delivery, Renewed, SessionLock, Settlement
+from tenure._queue.pump import State
 from tenure.testing._sim.client import Pending
-from tenure.testing._sim.queues.handlers import Work
 from tenure.testing._sim.queues.plan import Plan
 from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer
 from tenure.testing._sim.queues.session_oracle import SessionOracle
@@ -47,6 +47,7 @@ class SessionCheckers:
         self.timing = plan.timing
         self.oracle = oracle
         self._violated = findings.violated
+        self._passed: set[tuple[Any, int, int]] = set()
         self._believers: dict[str, list[tuple[SessionConsumer, HeldSession]]] = {}
 
     # --- belief ---
@@ -54,7 +55,7 @@ class SessionCheckers:
     def believes(self, consumer: SessionConsumer, session: HeldSession) -> float:
         """Return up to which true moment *consumer* believes in the lock of *session*."""
         group = session.group
-        if not consumer.running or session.is_lost or consumer.lock_groups.get(group.token) is not group:
+        if not consumer.running or consumer.lock_groups.get(group.token) is not group:
             return -math.inf
         until = group.sure_until
         return consumer.clock.moment(until if session.cancelled_until is None else min(until, session.cancelled_until))
@@ -66,21 +67,20 @@ class SessionCheckers:
     def renewed(self, consumer: SessionConsumer, asked: Pending, answers: Sequence[object]) -> None:
         """*consumer* has taken in the *answers* to a renewal; none if there was no answer."""
         for one, answer in zip(asked.question.held, answers, strict=bool(answers)):
-            for slot in consumer.slots:
-                session = slot.session
-                if session is not None and session.held is one:
-                    if isinstance(answer, Renewed):
-                        session.trusted = max(session.trusted, asked.at + self.timing.window)
-                    self._sure(consumer, session)
+            session = consumer.sessions.get(one.token)
+            if session is not None:
+                if isinstance(answer, Renewed):
+                    session.trusted = max(session.trusted, asked.at + self.timing.window)
+                self._sure(consumer, session)
 
     def _sure(self, consumer: SessionConsumer, session: HeldSession) -> None:
-        now, until, name = self.world.now, self.believes(consumer, session), session.held.session
+        now, until, name = self.world.now, self.believes(consumer, session), session.lock.session
         if until <= now + BLUR:
             return
         over = until - consumer.clock.moment(session.trusted)
         if over > BLUR:
             self._violated("trust", f"{consumer.name} believes in {name} for {over:.3f} s more than it may")
-        locked = self.oracle.locked_until(session.held)
+        locked = self.oracle.locked_until(session.lock)
         if locked < until - BLUR:
             self._violated("outlives lock", f"{consumer.name} believes in {name} {until - locked:.3f} s too long")
         known = self._believers.get(name, ())
@@ -97,26 +97,23 @@ class SessionCheckers:
                 self.world.at(end, self._lock_ends, consumer, one)
 
     def _lock_ends(self, consumer: SessionConsumer, held: SessionLock) -> None:
-        if (
-            not consumer.running
-            or consumer.paused
-            or consumer.blocked
-            or self.oracle.locked_until(held) > self.world.now + BLUR
-        ):
+        if not consumer.running or consumer.paused or consumer.blocked:
             return
-        for slot in consumer.slots:
-            session, work = slot.session, slot.work
-            if session is None or session.held is not held or work is None:
-                continue
-            if work.why is None:
+        if self.oracle.locked_until(held) > self.world.now + BLUR:
+            return
+        for work in consumer.works.values():
+            if work.delivery.token == held.token and work.why is None:
                 self._violated("not cancelled", f"{held.session} is over, and {consumer.name} works on in it")
 
     # --- handlers ---
 
-    def began(self, consumer: SessionConsumer, session: HeldSession, delivery: Delivery) -> None:
+    def began(self, consumer: SessionConsumer, delivery: Delivery) -> None:
         """A handler has begun with *delivery*."""
-        if self.believes(consumer, session) <= self.world.now - BLUR:
+        session = consumer.sessions.get(delivery.token)
+        if session is None or self.believes(consumer, session) <= self.world.now - BLUR:
             self._violated("unsure start", f"{consumer.name} began with {delivery.id} when its session was not sure")
+        if consumer.pump.state is not State.RUNNING:
+            self._violated("unsure start", f"{consumer.name} began with {delivery.id} when it was to take nothing")
         for entry in self.oracle.earlier(delivery):
             if entry.token == delivery.token:
                 what = f"{consumer.name} began with {delivery.id} before {entry.sent.label} was settled"
@@ -125,50 +122,64 @@ class SessionCheckers:
             if work.delivery.session == delivery.session and work.delivery is not delivery and work.why is None:
                 self._violated("overlap", f"{consumer.name} handles {work.delivery.id} beside {delivery.id}")
 
-    def told_to_stop(self, consumer: SessionConsumer, session: HeldSession, why: str) -> None:
-        """The handler in *session* is told to stop, if one runs."""
+    def told_to_stop(self, consumer: SessionConsumer, held: Any, why: str) -> None:
+        """The locks say that a session is over, or that the handler of one message in it is to stop."""
+        session = consumer.sessions.get(held.token)
+        if session is None:
+            return
         until = session.group.sure_until
         left = until - consumer.now()
-        is_running = any(slot.session is session and slot.work is not None for slot in consumer.slots)
+        is_running = any(work.delivery.token == held.token for work in consumer.works.values())
         if why == "unanswered" and is_running and not consumer.overslept() and left < self.timing.grace - BLUR:
-            self._violated("grace", f"{consumer.name} gave the handler in {session.held.session} {left:.3f} s to stop")
-        if session.cancelled_until is None:
+            self._violated("grace", f"{consumer.name} gave the handler in {session.lock.session} {left:.3f} s to stop")
+        if isinstance(held, SessionLock):
             session.cancelled_until = until
 
     def kept(self, consumer: SessionConsumer) -> None:
         """The locks of *consumer* have done what there was to do."""
         now = consumer.now()
-        for slot in consumer.slots:
-            session, work = slot.session, slot.work
-            if session is None or work is None or session.cancelled_until is not None or work.why is not None:
+        for work in consumer.works.values():
+            session = consumer.sessions.get(work.delivery.token)
+            if session is None or session.cancelled_until is not None:
                 continue
             left = session.group.sure_until - now
-            if left < self.timing.grace - BLUR:
+            if left < self.timing.grace - BLUR and consumer.lock_groups.get(session.group.token) is session.group:
                 self._violated("grace", f"{consumer.name} lets {work.delivery.id} run with {left:.3f} s left")
 
-    def passes(self, consumer: SessionConsumer, session: HeldSession, delivery: Delivery) -> None:
-        """*consumer* passes a verdict, for the first time or again."""
-        if session.is_lost:
-            self._violated("late result", f"{consumer.name} judges {delivery.id}, whose session it knows lost")
+    def passes(self, consumer: SessionConsumer, settlements: Sequence[Settlement]) -> None:
+        """*consumer* passes verdicts, for the first time or again."""
+        for delivery, _ in settlements:
+            session = consumer.sessions.get(delivery.token)
+            key = delivery.token, delivery.sequence, delivery.delivery_count
+            if session is not None and session.is_denied and key not in self._passed:
+                self._violated("late result", f"{consumer.name} judges {delivery.id}, whose session it knows lost")
+            self._passed.add(key)
 
-    def releases(self, consumer: SessionConsumer, session: HeldSession, work: Work | None) -> None:
+    def releases(self, consumer: SessionConsumer, lock: SessionLock) -> None:
         """*consumer* releases a session."""
-        if work is not None:
-            self._violated("late release", f"{consumer.name} releases {session.held.session} while its handler runs")
+        session = consumer.sessions.get(lock.token)
+        is_running = any(work.delivery.token == lock.token for work in consumer.works.values())
+        if is_running or (session is not None and session.is_left):
+            self._violated("late release", f"{consumer.name} releases {lock.session} while a handler runs in it")
 
     # --- rest ---
 
-    def raised(self, consumer: SessionConsumer, event: LocksInput, error: Exception) -> None:
+    def raised(self, consumer: SessionConsumer, event: PumpInput | LocksInput, error: Exception) -> None:
         """A machine has raised."""
         self._violated("machine", f"{consumer.name} raised {error!r} on {event}")
 
+    def stopped(self, consumer: SessionConsumer) -> None:
+        """The pump of *consumer* says that nothing is under way any more."""
+        if consumer.works:
+            self._violated("left behind", f"{consumer.name} stopped while {len(consumer.works)} handlers ran")
+
     def rests(self, consumer: SessionConsumer) -> None:
         """All is drained and answered, so *consumer* should hold no session."""
-        for slot in consumer.slots:
-            if slot.session is not None and not slot.session.is_left:
-                self._violated("left behind", f"{consumer.name} holds {slot.session.held.session}, which is empty")
+        for session in consumer.sessions.values():
+            if consumer.lock_groups.get(session.group.token) is session.group and not session.is_left:
+                self._violated("left behind", f"{consumer.name} holds {session.lock.session}, which is empty")
 
     def not_stopped(self, consumer: SessionConsumer) -> None:
         """*consumer* was told to drain, has had its time, and still waits."""
-        held = sum(slot.session is not None for slot in consumer.slots)
-        self._violated("not stopped", f"{consumer.name} holds {held} sessions")
+        what = f"{consumer.name} is {consumer.pump.state.value} and holds {len(consumer.lock_groups)} sessions"
+        self._violated("not stopped", what)

@@ -6,9 +6,20 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.effects import CancelHandler, Ended, LocksEffect, PumpEffect, Receive, Renew, Settle
+from tenure._queue.effects import (
+    Accept,
+    CancelHandler,
+    Ended,
+    LocksEffect,
+    PumpEffect,
+    Receive,
+    ReceiveIn,
+    Release,
+    Renew,
+    Settle,
+)
 from tenure._queue.message import SessionLock
-from tenure.testing._sim.queues.requests import Accept, ReceiveSession, Release, Send, WriteState
+from tenure.testing._sim.queues.requests import Send, WriteState
 
 
 def describe(what: Any) -> str:
@@ -25,7 +36,7 @@ def describe(what: Any) -> str:
             return f"send #{ask} {' '.join(message.body.decode() for message in messages)}"
         case Accept(ask):
             return f"accept #{ask}"
-        case ReceiveSession(ask, held):
+        case ReceiveIn(ask, held):
             return f"receive #{ask} of {label(held)}"
         case Release(ask, held):
             return f"release #{ask} {label(held)}"

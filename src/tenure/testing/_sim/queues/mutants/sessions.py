@@ -7,7 +7,10 @@ from types import MappingProxyType
 
 from tenure._backends.memory.messages import LockGroup, MessageState, Session, StoredMessage, Subqueue
 from tenure._queue.broker import NoSession
+from tenure._queue.effects import Accepted, Claimed, PumpEffect
+from tenure._queue.lock_group import NEVER, Why
 from tenure._queue.message import (
+    COMPLETE,
     Abandon,
     Delivery,
     GiveBack,
@@ -16,13 +19,11 @@ from tenure._queue.message import (
     Settled,
     Verdict,
 )
-from tenure.testing._sim.client import Pending
+from tenure._queue.pump import State
+from tenure._queue.session_pump import HeldSession, SessionPump
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
-from tenure.testing._sim.queues.handlers import Work
 from tenure.testing._sim.queues.parts import Parts
-from tenure.testing._sim.queues.requests import Release
-from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer, Slot
 
 # --- in the broker: owners -------------------------------------------------------------------------------------------
 
@@ -153,80 +154,65 @@ class _ReleaseLoses(SimulatedBroker):
 # --- in the consumer -------------------------------------------------------------------------------------------------
 
 
-class _CountsSessionFromAnswer(SessionConsumer):
-    def _believed_until(self, asked: Pending, now: float) -> float:
-        return super()._believed_until(asked._replace(at=now), now)
+class _CountsSessionFromAnswer(SessionPump):
+    def _accepted(self, event: Accepted, asked_at: float, now: float, effects: list[PumpEffect]) -> None:
+        super()._accepted(event, now, now, effects)
 
 
-class _IgnoresLostSession(SessionConsumer):
+class _IgnoresLostSession(SessionPump):
     """Goes on when its session is over."""
 
-    def _lose(self, slot: Slot, session: HeldSession, why: str) -> None:
+    def _lock_ended(self, held: Delivery | SessionLock, why: Why, at: float, effects: list[PumpEffect]) -> None:
         pass
 
 
-class _JudgesInLostSession(SessionConsumer):
-    """Passes the verdict of a handler whose session is known to be lost."""
-
-    def _finish(self, slot: Slot, work: Work, error: BaseException | None = None) -> None:
-        session = slot.session
-        was_lost = session is not None and session.is_lost
-        if session is not None:
-            session.is_lost = False
-        super()._finish(slot, work, error)
-        if session is not None and was_lost:
-            session.is_lost = True
-            if slot.session is session:
-                self.checkers.passes(self, session, work.delivery)
-
-
-class _ReceivesBeforeSettled(SessionConsumer):
+class _ReceivesBeforeSettled(SessionPump):
     """Receives the next message when a verdict is passed, and not when it is answered."""
 
-    def _settle(self, slot: Slot, session: HeldSession, delivery: Delivery, verdict: Verdict) -> None:
-        super()._settle(slot, session, delivery, verdict)
-        self._receive(slot)
+    def done(self, delivery: Delivery, verdict: Verdict | None = COMPLETE) -> bool:
+        passed = super().done(delivery, verdict)
+        if (session := self._sessions.get(delivery.token)) is not None:
+            session.group.running.pop(delivery.sequence, None)
+            self._go_on_with(session)
+        return passed
 
-    def _settled(self, slot: Slot, session: HeldSession, delivery: Delivery, verdict: Verdict, answer: object) -> None:
-        pass
 
-
-class _GoesOnUnanswered(SessionConsumer):
+class _GoesOnUnanswered(SessionPump):
     """Receives again when a receive got no answer, and keeps the session."""
 
-    def _unanswered(self, slot: Slot) -> None:
-        self._pause(slot, self.plan.timing.retry_every / 4, self._receive)
+    def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
+        session = self._receiving.get(ask)
+        super()._unanswered(ask, why, now, effects)
+        if session is not None:
+            session.is_doubtful = False
 
 
-class _ReleasesWhileRunning(SessionConsumer):
+class _ReleasesWhileRunning(SessionPump):
     """Releases the session of a handler that runs on."""
 
-    def _leave(self, slot: Slot, work: Work) -> None:
-        session = slot.session
-        super()._leave(slot, work)
-        if session is not None and session.is_left:
-            self.checkers.releases(self, session, work)
-            self._asked += 1
-            self._then[self._asked] = lambda _, answer: None
-            self._client.ask(self._asked, Release(self._asked, session.held))
+    def forget(self, delivery: Delivery) -> None:
+        session = self._sessions.get(delivery.token)
+        super().forget(delivery)
+        if session is not None:
+            self._to_release.append((session.lock, NEVER))
 
 
-class _KeepsEmptySessions(SessionConsumer):
+class _KeepsEmptySessions(SessionPump):
     """Keeps a session in which nothing waits."""
 
-    def _release(self, slot: Slot) -> None:
-        if self.draining:
-            super()._release(slot)
+    def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
+        if event.deliveries or self.state is not State.RUNNING:
+            super()._received(session, event, now, effects)
         else:
-            self._pause(slot, self.plan.settings.poll_every, self._receive)
+            session.is_receiving = False
 
 
 def _broker(about: str, broker: type[SimulatedBroker], shows: str) -> Mutant[Parts]:
     return Mutant(about, Parts(broker=broker), shows)
 
 
-def _consumer(about: str, consumer: type[SessionConsumer], shows: str) -> Mutant[Parts]:
-    return Mutant(about, Parts(session_consumer=consumer), shows)
+def _pump(about: str, pump: type[SessionPump], shows: str) -> Mutant[Parts]:
+    return Mutant(about, Parts(session_pump=pump), shows)
 
 
 MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
@@ -250,25 +236,20 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "forgets-state": _broker("the state of a session is lost when it is released", _ForgetsState, "state"),
         "release-counts": _broker("a release counts as a delivery", _ReleaseCounts, "count"),
         "release-loses": _broker("a release loses what is not settled", _ReleaseLoses, "not drained"),
-        "session-counts-from-answer": _consumer(
+        "session-counts-from-answer": _pump(
             "a session is counted from when the answer came", _CountsSessionFromAnswer, "outlives lock"
         ),
-        "ignores-lost-session": _consumer(
-            "a consumer works on in a lost session", _IgnoresLostSession, "not cancelled"
-        ),
-        "judges-in-lost-session": _consumer(
-            "the result of a lost session is passed on", _JudgesInLostSession, "late result"
-        ),
-        "receives-before-settled": _consumer(
+        "ignores-lost-session": _pump("a consumer works on in a lost session", _IgnoresLostSession, "not cancelled"),
+        "receives-before-settled": _pump(
             "the next message is received before the one before is settled", _ReceivesBeforeSettled, "overlap"
         ),
-        "goes-on-unanswered": _consumer(
+        "goes-on-unanswered": _pump(
             "a session is kept though nobody knows what was handed out", _GoesOnUnanswered, "overlap"
         ),
-        "releases-while-running": _consumer(
+        "releases-while-running": _pump(
             "a session is released while its handler runs", _ReleasesWhileRunning, "late release"
         ),
-        "keeps-empty-sessions": _consumer("an empty session is kept", _KeepsEmptySessions, "left behind"),
+        "keeps-empty-sessions": _pump("an empty session is kept", _KeepsEmptySessions, "left behind"),
     }
 )
 """Bugs that must be found, by name."""
