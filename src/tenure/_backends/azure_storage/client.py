@@ -1,7 +1,7 @@
-"""The way to an Azure Storage account: translate its errors, keep two clients for each loop, bound every question.
+"""The client of an Azure Storage account: translate its errors, keep two clients for each loop, bound every request.
 
-Microsoft's own client would repeat a question for longer than a lease lasts, and some questions must not be repeated by
-anybody who doesn't know what they mean. So it asks once here, and whoever asked decides.
+Microsoft's own client would repeat a request for longer than a lease lasts, and some requests must not be repeated
+blindly. So each is sent once here, and the caller decides.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def _unreachable_text(error: AzureError, url: Url) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What the service said instead of doing it, in its own word."""
+    """The refusal of a request, with the service's error code."""
 
     code: str
 
 
 async def unless_refused(request: Awaitable[T], *codes: str) -> T | Refused:
-    """Return the answer, or what was said if it is one of *codes*, which the caller knows what to make of."""
+    """Return the answer, or ``Refused`` if the error code is one of *codes*, which the caller handles."""
     try:
         return await request
     except HttpResponseError as error:
@@ -157,7 +157,7 @@ class LoopConnections:
 
 
 class Account:
-    """An account in use: a line for each loop that asks."""
+    """An account in use: connections for each loop that asks."""
 
     def __init__(self, url: Url, address: Address, options: Options) -> None:
         self.url: Url = url
@@ -239,7 +239,7 @@ class Account:
         return asyncio.ensure_future(ask())
 
     async def close(self) -> None:
-        """Close every line, of every loop."""
+        """Close the connections of every loop."""
         self._closed = True
         retiring = [*self._retired.items(), *((connections, loop) for loop, connections in self._connections.items())]
         self._connections.clear()
@@ -267,7 +267,7 @@ class Account:
     def _close_retired(self, connections: LoopConnections) -> None:
         if self._retired.pop(connections, None) is not None:
             closing = asyncio.ensure_future(connections.close())
-            self._closing = closing  # kept: a loop lets tasks go that nobody holds
+            self._closing = closing  # kept: a loop drops tasks without a reference
 
 
 def _credential(address: Address) -> tuple[Any, Any]:
@@ -276,7 +276,7 @@ def _credential(address: Address) -> tuple[Any, Any]:
         return AzureNamedKeyCredential(address.account, address.key), None
     if address.sas is not None:
         return AzureSasCredential(address.sas), None
-    from azure.identity.aio import DefaultAzureCredential  # dear to import, and not needed with a secret
+    from azure.identity.aio import DefaultAzureCredential  # slow to import, and not needed with a secret
 
     identity = DefaultAzureCredential()
     return Patient(identity), identity
@@ -306,7 +306,7 @@ class Patient:
 
 
 async def on_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do *act* on another *loop*, if that still turns. If it doesn't, what was on it has gone with it."""
+    """Run *act* on another *loop* if that still runs; otherwise its tasks have ended with it."""
     if loop is asyncio.get_running_loop():
         await act()
     elif loop.is_running():

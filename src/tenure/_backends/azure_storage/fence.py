@@ -1,4 +1,4 @@
-"""A fence for data in blobs: what an old term writes is refused, also when its process doesn't know that it is old."""
+"""A fence for data in blobs: writes of an old term are refused, even if its process doesn't know that it is over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fence:
         fence = Fence(container.get_blob_client("report.json"))
         await fence.upload(data, term.token)
 
-    Look, compare and write are one step, by the blob's ETag. It holds among those who write through a fence.
+    Look, compare and write are one step, by the blob's ETag. It holds among writers that use a fence.
 
     Args:
         blob: A blob of Microsoft's asynchronous client, with whatever credential it has.
@@ -33,7 +33,7 @@ class Fence:
         self._blob = blob
 
     async def upload(self, data: bytes, token: int) -> None:
-        """Replace the content by *data*, in the name of the term *token*.
+        """Replace the content by *data*, as the term *token*.
 
         Raises:
             TermLost: A newer term has written it; nothing was changed.

@@ -7,12 +7,12 @@ House rules:
   one that holds the lease now. The service compares it with every write that carries it: it fences by itself.
 - A new term: look (token *t*, ETag *e*); acquire with the id of *t + 1*, if the ETag is still *e*; write *t + 1* into
   the metadata under that id, if the ETag is still *e*. Only then it is granted. Leases don't change the ETag, metadata
-  does: so nobody gets a token that was ever given out. Who dies in between leaves a lease without a term, which ends by
-  itself, and a token that nobody has heard of. Who asks again after a lost answer proposes the same id, and goes on.
-- The service would renew a lease that has ended, if nobody has taken it meanwhile; we look under the lease id first,
-  which it refuses then. What has ended stays lost.
-- Whoever holds a lease and has not written a term is a *stranger*: a program that knows nothing of tokens, such as the
-  one that the leader election pattern comes with. It is a holder like any other, but it can't be asked to resign.
+  does: so no token is given out twice. A crash in between leaves a lease without a term, which expires, and a token
+  that was never given out. A candidate that repeats a request after a lost answer proposes the same id, and goes on.
+- The service would renew an expired lease that nobody else has taken; we read under the lease id first, which it
+  refuses then. An expired lease stays lost.
+- A lease without a written term belongs to a *foreign holder*: a program that knows no tokens, such as the sample of
+  the leader election pattern. It is a holder like any other, but it can't be asked to resign.
 - A new blob counts from the service's clock, in seconds. A blob that is deleted, as a rule for old blobs may do, then
   takes no token back.
 """
@@ -49,7 +49,7 @@ TRAITS = LeaseTraits(
 )
 
 FOREIGN_HOLDER = "(a program that writes no term)"
-"""The holder of a lease that nobody has written a term to."""
+"""The holder of a lease without a written term."""
 
 METADATA_MAX = 8_000
 """Azure keeps 8 KiB with a blob."""
@@ -74,11 +74,11 @@ TERM_CHECKS = (0.03, 0.06, 0.12, 0.25, 0.5)
 """Seconds between looks for the term of a lease that has just been taken: its holder is about to write it."""
 
 TRIES = 20
-"""So often somebody else may come in between before we say that we could not find out."""
+"""How often another process may come in between before the request fails."""
 
 
 class TermLike(Protocol):
-    """A term, or a grant: what has a lease."""
+    """A term or a grant."""
 
     @property
     def name(self) -> str: ...
@@ -104,7 +104,7 @@ def lease_id(term: TermLike) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeaseBlob:
-    """A lease blob, as it was when we looked."""
+    """A lease blob, as it was when it was read."""
 
     token: int
     """The newest ever given out; 0 if none is known."""
@@ -149,7 +149,7 @@ class AzureLeases:
         self._notifier = Notifier()
         self._started: dict[str, str] = {}  # name: the holder for which an acquisition may have been left half done
         self._proven: dict[str, str] = {}  # name: ETag under which the written term was seen to hold the lease
-        self._foreign: dict[str, str] = {}  # name: ETag under which a stranger was seen to hold it
+        self._foreign: dict[str, str] = {}  # name: ETag under which a foreign holder was seen
 
     @property
     def traits(self) -> LeaseTraits:
@@ -185,18 +185,18 @@ class AzureLeases:
         return await self._account.ask(lambda connections: self._inspect(connections, name))
 
     async def names(self) -> Sequence[str]:
-        """List every name that was ever claimed, sorted; also those of strangers, while they hold them."""
+        """List every name that was ever claimed, sorted; also those of foreign holders, while they hold them."""
         return await self._account.ask(self._names)
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none, or it is a stranger."""
+        """Ask the present holder to step down; False if there is none, or it is a foreign one."""
         require_name(name)
         asked = await self._account.ask(lambda connections: self._ask_to_resign(connections, name))
         self._notifier.notify(name)
         return asked
 
     def hints(self, name: str) -> AsyncIterator[None]:
-        """Yield when this process has changed something for *name*; of others Azure tells nothing."""
+        """Yield when this process has changed something for *name*; Azure gives no hint of other processes."""
         require_name(name)
         return self._notifier.listen(name)
 
@@ -228,7 +228,7 @@ class AzureLeases:
                     return Granted(grant)
             elif (other := await self._holder_of(blob, name, seen)) is not None:
                 return other
-        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was looked at; it is asked again")
+        raise Unavailable(f"{name!r} changed hands {TRIES} times while it was read; it is asked again")
 
     async def _begin_term(
         self, blob: BlobClient, grant: Grant, seen: LeaseBlob, written: Mapping[str, str]
@@ -251,12 +251,12 @@ class AzureLeases:
         if answer == Refused("ContainerNotFound"):
             await unless_refused(connections.container.create_container(), "ContainerAlreadyExists")
 
-    # --- who else has it ---
+    # --- other holders ---
 
     async def _holder_of(self, blob: BlobClient, name: str, seen: LeaseBlob) -> HeldBy | None:
         """Tell who holds a lease that is not ours; None if it is free by now."""
         if self._proven.get(name) == seen.etag:
-            return _held_by(name, seen)  # it may be a stranger by now: not worth a question at each look
+            return _held_by(name, seen)  # it may be a foreign holder by now: not worth a request at each look
         if self._foreign.get(name) == seen.etag:
             return HeldBy(name, FOREIGN_HOLDER, 0, None)
         found = await self._wait_for_term(blob, name, seen)
@@ -265,7 +265,7 @@ class AzureLeases:
         return _held_by(name, found) if found.holder is not None else HeldBy(name, FOREIGN_HOLDER, 0, None)
 
     async def _wait_for_term(self, blob: BlobClient, name: str, seen: LeaseBlob | None) -> LeaseBlob | None:
-        """Wait until a lease that was just taken has its term written; one that never has is a stranger's."""
+        """Wait until a lease that was just taken has its term written; one that never has is foreign."""
         for pause in (*TERM_CHECKS, None):
             if seen is None or not seen.held:
                 return seen
