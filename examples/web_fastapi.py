@@ -40,7 +40,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         leading = group.create_task(backend.election("tidy").run(tidy, sigterm=False))
         yield
         stop.set()  # handlers may finish; what they leave is given back
-        leading.cancel()  # the lease is handed back
+        leading.cancel()  # the lease is released
 
 
 app = FastAPI(lifespan=lifespan)

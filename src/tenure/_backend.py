@@ -109,7 +109,7 @@ class Backend:
         return self
 
     async def aclose(self) -> None:
-        """Close the backend unless it is closed: end campaigns and consumers, hand back what is held, close the store.
+        """Close the backend unless it is closed: end campaigns and consumers, release what is held, close the store.
 
         Handlers are cancelled; await ``queue.drain()`` before, to let them finish. So is a handler that calls this: it
         gets no further than that line, and ``consume`` raises ``Unavailable``. Let it tell whoever opened the backend.
@@ -174,7 +174,7 @@ class Backend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End every campaign and every consumer, hand back what is held, close the store. See :meth:`aclose`."""
+        """End every campaign and every consumer, release what is held, close the store. See :meth:`aclose`."""
         await self.aclose()
 
     async def _close(self) -> None:

@@ -12,8 +12,6 @@ __all__ = [
     "CampaignFailed",
     "Event",
     "GivenBack",
-    "HandBackMissed",
-    "HandedBack",
     "HandlerNotBegun",
     "HandlerOverran",
     "LockEnded",
@@ -22,6 +20,8 @@ __all__ = [
     "MessageFailed",
     "Overrun",
     "Reason",
+    "ReleaseMissed",
+    "ReleasedUnused",
     "RenewalMissed",
     "Renewed",
     "ResultDiscarded",
@@ -118,7 +118,7 @@ class TermEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HandBackMissed(Event):
+class ReleaseMissed(Event):
     """The lease of an ended term could not be released yet: emitted once. It is tried again, or runs out."""
 
     token: int
@@ -127,7 +127,7 @@ class HandBackMissed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class HandedBack(Event):
+class ReleasedUnused(Event):
     """A grant arrived after its request was given up, and was released unused."""
 
     token: int

@@ -18,7 +18,7 @@ from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Leader, Lost, Met
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._timing import Timing
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable
-from tenure.events import Event, HandBackMissed, HandedBack, Overrun, RenewalMissed, TermBegan, TermEnded, TermEnding
+from tenure.events import Event, Overrun, ReleasedUnused, ReleaseMissed, RenewalMissed, TermBegan, TermEnded, TermEnding
 from tenure.testing.loop import VirtualLoop, run
 
 T = TypeVar("T")
@@ -267,7 +267,7 @@ async def test_a_lease_that_can_not_be_released_is_reported_once(town: Town) -> 
     road.cut = True
     stop.set()
     await task
-    [missed] = town.told(HandBackMissed)
+    [missed] = town.told(ReleaseMissed)
     assert missed.token == 1
     assert 0 < missed.time_left <= TIMING.ttl
 
@@ -294,7 +294,7 @@ async def test_a_grant_that_comes_after_the_campaign_was_stopped_is_handed_back(
     await asyncio.sleep(0.5)
     task.cancel()
     await asyncio.wait({task})
-    assert len(town.told(HandedBack)) == 1
+    assert len(town.told(ReleasedUnused)) == 1
     assert not town.told(TermBegan)
     assert isinstance(await town.store.inspect("chair"), Vacant)
 

@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 SPEED = 10.0  # as in azure_candidate.py: a lease of 60 s ends after 6
 NAMES = [f"chair-{number}" for number in range(50)]
 PATIENCE = 180.0  # a machine that is busy with other things takes four times as long
-LoopConnections = tuple[str, str, int, int]  # what, name, token, process
+Line = tuple[str, str, int, int]  # what, name, token, process
 
 
 class Way:
@@ -79,7 +79,7 @@ class Stage:
             process.wait()
         self.way.close()
 
-    def lines(self) -> list[LoopConnections]:
+    def lines(self) -> list[Line]:
         path = self.folder / "acts"
         text = path.read_text() if path.exists() else ""
         rows = (

@@ -49,7 +49,7 @@ FORKING = f"""
 """
 """A tidy command, but what it started is deaf, and forks all the time."""
 
-LoopConnections = tuple[str, int, int]
+Line = tuple[str, int, int]
 
 
 class Stage:
@@ -105,7 +105,7 @@ class Stage:
             process.communicate()[1] for process in self.processes if process.stderr and not process.stderr.closed
         )
 
-    def lines(self) -> list[LoopConnections]:
+    def lines(self) -> list[Line]:
         path = self.folder / "acts"
         rows = path.read_text().splitlines(keepends=True) if path.exists() else []
         found = [re.fullmatch(r"(\w+) (\d+) (\d+)\n", row) for row in rows]

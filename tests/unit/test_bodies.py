@@ -52,7 +52,7 @@ class Corner(Enum):
 
 
 @dataclass
-class LoopConnections:
+class Line:
     article: str
     count: int = 1
 
@@ -60,7 +60,7 @@ class LoopConnections:
 @dataclass
 class Order:
     number: int
-    lines: list[LoopConnections]
+    lines: list[Line]
     wanted: datetime | None = None
     day: date | None = None
     colour: Colour = Colour.RED
@@ -247,7 +247,7 @@ def test_what_is_sent_comes_back_as_it_was(kind: Any, value: Any) -> None:
 @given(
     st.builds(
         Order,
-        lines=st.lists(st.from_type(LoopConnections), max_size=2),
+        lines=st.lists(st.from_type(Line), max_size=2),
         wanted=st.none() | st.datetimes(timezones=st.just(UTC)),
         weights=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False, allow_infinity=False), max_size=2),
         anything=st.none() | st.integers() | st.text(),
@@ -260,7 +260,7 @@ def test_any_order_comes_back_as_it_was(order: Order, amount: timedelta | Decima
 
 
 def test_a_dataclass_is_the_json_that_any_client_would_send() -> None:
-    order = Order(7, [LoopConnections("Öl", 2)], datetime(2026, 1, 2, 3, tzinfo=UTC), tags={"b", "a"})
+    order = Order(7, [Line("Öl", 2)], datetime(2026, 1, 2, 3, tzinfo=UTC), tags={"b", "a"})
     assert encode(order).startswith('{"number":7,"lines":[{"article":"Öl","count":2}],"wanted":"2026'.encode())
     assert encode({"a": (1, None), "b": Colour.RED, "c": timedelta(minutes=-90)}) == (
         b'{"a":[1,null],"b":"red","c":"-PT5400S"}'
@@ -310,7 +310,7 @@ def test_json_has_no_other_numbers(exact: Any) -> None:
 
 def test_fields_that_a_type_does_not_know_are_ignored() -> None:
     newer = b'{"number":7,"lines":[{"article":"x","colour":"red"}],"more":{"a":1},"half":9}'
-    assert decode(newer, Order) == Order(7, [LoopConnections("x")])
+    assert decode(newer, Order) == Order(7, [Line("x")])
     assert decode(b'{"street":"Elm","town":"Ulm"}', Address) == {"street": "Elm"}
     assert decode(b"[1,2,3]", Point) == Point(1, 2)
     assert decode(b'{"x":1}', Point) == Point(1)
@@ -516,9 +516,7 @@ def test_a_union_is_read_in_the_order_written_where_text_may_be_both() -> None:
     assert decode(body, list[UUID | str] | UUID) == ID
 
 
-@pytest.mark.parametrize(
-    "kind", [object(), complex, LoopConnections | complex, dict[str, collections.abc.Callable[[], int]]]
-)
+@pytest.mark.parametrize("kind", [object(), complex, Line | complex, dict[str, collections.abc.Callable[[], int]]])
 def test_a_type_that_can_never_be_read_is_refused_whatever_the_body(kind: Any) -> None:
     with pytest.raises(ConfigError, match="a body can't be read as"):
         decode(b"null", kind)
@@ -541,7 +539,7 @@ def test_a_type_whose_annotations_name_nothing_is_refused() -> None:
     ("value", "complaint"),
     [
         (object(), "object has no JSON form"),
-        ({"a": [1, LoopConnections(object(), 2)]}, r"object has no JSON form, at \['a'\]\[1\]\['article'\]"),  # type: ignore[arg-type]
+        ({"a": [1, Line(object(), 2)]}, r"object has no JSON form, at \['a'\]\[1\]\['article'\]"),  # type: ignore[arg-type]
         ({(1, 2): 3}, r"tuple can't be a key in JSON, at \[\(1, 2\)\]"),
         (math.nan, "not JSON compliant"),
         ({"a": Decimal("NaN")}, "NaN is no number in JSON"),

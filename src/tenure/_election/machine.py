@@ -57,10 +57,10 @@ from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, trus
 from tenure._timing import RENEWALS_TOGETHER, Timing
 from tenure.events import (
     CampaignFailed,
-    HandBackMissed,
-    HandedBack,
     Overrun,
     Reason,
+    ReleasedUnused,
+    ReleaseMissed,
     RenewalMissed,
     Renewed,
     StandingBy,
@@ -527,7 +527,7 @@ class Machine:
         if not term.release_missed:
             term.release_missed = True
             left = max(0.0, term.trusted_until - now)
-            effects.append(Emit(HandBackMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
+            effects.append(Emit(ReleaseMissed(now, self.name, term.grant.holder, term.grant.token, why, left)))
 
     def _close_term(self, term: _TermState, now: float) -> None:
         self._abandon_request()
@@ -549,7 +549,7 @@ class Machine:
         self._newest_request += 1
         self._requests[self._newest_request] = _Request(now, Release, grant.holder)
         effects.append(Release(self._newest_request, grant))
-        effects.append(Emit(HandedBack(now, self.name, grant.holder, grant.token)))
+        effects.append(Emit(ReleasedUnused(now, self.name, grant.holder, grant.token)))
 
     def _set_state(self, to: State) -> None:
         if to not in self.ALLOWED[self.state]:

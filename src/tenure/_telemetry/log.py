@@ -14,8 +14,6 @@ from tenure.events import (
     CampaignFailed,
     Event,
     GivenBack,
-    HandBackMissed,
-    HandedBack,
     HandlerNotBegun,
     HandlerOverran,
     LockEnded,
@@ -23,6 +21,8 @@ from tenure.events import (
     MessageEvent,
     MessageFailed,
     Overrun,
+    ReleasedUnused,
+    ReleaseMissed,
     RenewalMissed,
     Renewed,
     ResultDiscarded,
@@ -88,10 +88,10 @@ def _record(event: Event) -> tuple[int, str]:
                 logging.INFO,
                 f"term {token} has ended ({reason}), the lease {'is being released' if released else 'is over'}",
             )
-        case HandBackMissed(token=token, why=why, time_left=left):
+        case ReleaseMissed(token=token, why=why, time_left=left):
             then = f"trying again until it runs out, in about {left:.3g} s" if left else "it runs out by itself"
             return logging.WARNING, f"the lease of term {token} could not be released ({why}); {then}"
-        case HandedBack(token=token):
+        case ReleasedUnused(token=token):
             return logging.INFO, f"term {token} was granted too late to be used, and is released"
         case TokenFell(token=token, seen=seen):
             return logging.ERROR, (

@@ -77,7 +77,7 @@ class Backend:
         return self
 
     def close(self) -> None:
-        """Close the backend unless it is closed: end campaigns and consumers, hand back what is held, close the store.
+        """Close the backend unless it is closed: end campaigns and consumers, release what is held, close the store.
 
         Handlers are not waited for: call ``queue.drain()`` before, to let them finish.
         """

@@ -139,7 +139,7 @@ class Election:
     def resign(self) -> bool:
         """End our own term. See :meth:`tenure.Election.resign`.
 
-        Called by the work itself, it returns at once, with ``term.lost`` set: the lease is handed back when it ends.
+        Called by the work itself, it returns at once, with ``term.lost`` set: the lease is released when it ends.
         """
         wait = threading.current_thread() is not self._worker
         return self._renewal_thread.call_blocking(lambda: self._behind.resign(wait=wait))

@@ -3,16 +3,16 @@
 ===================  ==================================================================================================
 ``two leaders``      two candidates trusted a term at one true moment; judged exactly, whenever a belief begins or grows
 ``token order``      tokens rise with every acquisition, are used by one, and stay as they are when renewed
-``stale claim``      the store extended or took back a claim that was not the newest, or already handed back
+``stale claim``      the store extended or took back a claim that was not the newest, or already released
 ``shortened``        a lease ended earlier for having been renewed: by a question that was carried out late, say
-``late release``     a lease was handed back while its work ran
+``late release``     a lease was released while its work ran
 ``stale write``      the resource accepted a write of an older term after one of a newer term
 ``stale act``        a term's unfenced act, guarded by a look at the trust, came after one of a newer term
 ``trust``            trust grew by something else than a yes, counted from its question; or outlived a no
 ``stalled leader``   trust grew from a question asked while the work made no progress
 ``grace``            work was told to stop with less than ``grace`` left, though its candidate was awake
 ``overrun``          work ran on after its term and nobody reported it
-``orphan``           a grant arrived, and was neither used nor handed back
+``orphan``           a grant arrived, and was neither used nor released
 ``identity``         a retried acquisition had another name, or a new one the name of an old one
 ``too soon``         a leader that stepped down asked again before the others could
 ``after stop``       a candidate that was told to stop asked for the name
@@ -105,7 +105,7 @@ class Checkers(Findings):
         if grant != self._newest:
             self.violated("stale claim", f"the store {verb} {grant}, the newest is {self._newest}")
         elif self._newest_ended:
-            self.violated("stale claim", f"the store {verb} {grant}, which was handed back")
+            self.violated("stale claim", f"the store {verb} {grant}, which was released")
 
     def _released(self, node: Node, grant: Grant) -> None:
         if node.alive and node.work is not None and node.work.grant == grant:

@@ -341,7 +341,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "withheld-is-yes": Mutant("a stalled leader keeps its term", Parts(machine=_WithheldIsYes), "two leaders"),
         "ignores-time": Mutant("the work is told to stop only by a no", Parts(machine=_IgnoresTime), "grace"),
         "releases-first": Mutant(
-            "the lease is handed back while the work ends", Parts(machine=_ReleasesFirst), "late release"
+            "the lease is released while the work ends", Parts(machine=_ReleasesFirst), "late release"
         ),
         "cancels-late": Mutant("the work is told to stop when trust ends", Parts(machine=_CancelsLate), "grace"),
         "gives-up": Mutant("a leader that lost does not stand again", Parts(machine=_GivesUpAfterLoss), "no leader"),
@@ -351,7 +351,7 @@ MUTANTS: Mapping[str, Mutant[Parts]] = MappingProxyType(
         "one-name-for-all-terms": Mutant(
             "every term of a candidate has the same holder", Parts(machine=_OneNameForAllTerms), "identity"
         ),
-        "keeps-late-grants": Mutant("a late grant is not handed back", Parts(machine=_KeepsLateGrants), "orphan"),
+        "keeps-late-grants": Mutant("a late grant is not released", Parts(machine=_KeepsLateGrants), "orphan"),
         "asks-without-pause": Mutant(
             "a refused connection is tried in a loop", Parts(machine=_AsksWithoutPause), "busy"
         ),

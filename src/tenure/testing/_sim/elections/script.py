@@ -55,9 +55,9 @@ from tenure._timing import Timing
 from tenure.errors import ConfigError
 from tenure.events import (
     CampaignFailed,
-    HandBackMissed,
-    HandedBack,
     Overrun,
+    ReleasedUnused,
+    ReleaseMissed,
     RenewalMissed,
     TermBegan,
     TermEnded,
@@ -194,9 +194,9 @@ def _describe_event(event: object) -> list[str]:
             return [f"say: term ending, {reason}; work has until {_seconds(deadline)}"]
         case TermEnded(reason=reason, released=released):
             return [f"say: term ended, {reason}; {'' if released else 'not '}released"]
-        case HandBackMissed(why=why, time_left=left):
+        case ReleaseMissed(why=why, time_left=left):
             return [f"say: not released, {why}; {_seconds(left)} s left"]
-        case HandedBack(token=token):
+        case ReleasedUnused(token=token):
             return [f"say: {token} released unused"]
         case TermBegan() | Overrun():
             return []
