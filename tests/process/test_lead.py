@@ -317,11 +317,11 @@ def catches(pid: int, name: str) -> bool:
 def test_a_standby_prints_each_leader_once(stage: Stage) -> None:
     first = stage.sh(BEATS, "--label", "first")
     stage.wait_for_start()
-    other = stage.sh(BEATS, "--label", "other", "--retry-every", "50ms")
+    other = stage.sh(BEATS, "--label", "other", "--retry-every", "300ms")
     assert other.stderr
     says = r"tenure: job: standing by; first-[0-9a-f]{32}#1 leads, term 1\n"
     assert re.fullmatch(says, other.stderr.readline())
-    quiet = stage.sh(BEATS, "--label", "quiet", "--retry-every", "50ms", "--quiet")
+    quiet = stage.sh(BEATS, "--label", "quiet", "--retry-every", "300ms", "--quiet")
     until(lambda: catches(quiet.pid, "TERM"))
     first.terminate()
     first.wait(PATIENCE)
