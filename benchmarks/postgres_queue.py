@@ -23,7 +23,8 @@ import asyncpg
 import tenure
 from benchmarks import standing
 from tenure._backends import postgres
-from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Settlement
 from tenure._url import Url
 from tests.servers import Postgres, private
 from tests.servers.process import _family

@@ -21,7 +21,8 @@ from redis import asyncio as aioredis
 import tenure
 from benchmarks import standing
 from tenure._backends import redis
-from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Settlement
 from tenure._url import Url
 from tests.servers import Redis, private
 

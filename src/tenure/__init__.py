@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from tenure._queue.consumer import Consumer as Consumer
     from tenure._queue.dead_letters import DeadLetters as DeadLetters
     from tenure._queue.dead_letters import Filter as Filter
+    from tenure._queue.failures import Failure as Failure
     from tenure._queue.handlers import Handler as Handler
     from tenure._queue.handlers import RunIn as RunIn
     from tenure._queue.hooks import OnError as OnError
+    from tenure._queue.identity import partition_of as partition_of
     from tenure._queue.message import Attempt as Attempt
     from tenure._queue.message import DeadMessage as DeadMessage
     from tenure._queue.message import Delivery as Delivery
-    from tenure._queue.message import Failure as Failure
     from tenure._queue.message import Headers as Headers
     from tenure._queue.message import HeaderValue as HeaderValue
     from tenure._queue.message import LiveMessage as LiveMessage
-    from tenure._queue.message import Outgoing as Outgoing
-    from tenure._queue.message import SendOptions as SendOptions
     from tenure._queue.message import State as State
     from tenure._queue.message import Stats as Stats
-    from tenure._queue.message import partition_of as partition_of
     from tenure._queue.options import ConsumeOptions as ConsumeOptions
+    from tenure._queue.outgoing import Outgoing as Outgoing
+    from tenure._queue.outgoing import SendOptions as SendOptions
     from tenure._queue.queue import Queue as Queue
     from tenure._queue.received import Message as Message
     from tenure._queue.received import Received as Received
@@ -118,20 +118,19 @@ _HOMES = {
         "Filter",
     ),
     "tenure._queue.received": ("Message", "Received"),
+    "tenure._queue.failures": ("Failure",),
+    "tenure._queue.identity": ("partition_of",),
     "tenure._queue.message": (
         "Attempt",
         "DeadMessage",
         "Delivery",
-        "Failure",
         "HeaderValue",
         "Headers",
         "LiveMessage",
-        "Outgoing",
-        "SendOptions",
         "State",
         "Stats",
-        "partition_of",
     ),
+    "tenure._queue.outgoing": ("Outgoing", "SendOptions"),
     "tenure._queue.queue": ("Queue",),
     "tenure._queue.retry": ("Reject", "Retry", "RetryPolicy"),
     "tenure._queue.session": ("Session",),

@@ -24,11 +24,14 @@ from tenure._election.term import MakeTerm, Term
 from tenure._lease import HeldBy, Leader, Vacant
 from tenure._opened import Fact, Opened
 from tenure._queue.broker import Broker, QueueOptions, QueueTraits, checked_changes, settings_with
+from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
 from tenure._queue.hints import HintSubscriptions
-from tenure._queue.message import COMPLETE, Outgoing, Settled, Settlement, Stats, check_count, check_name
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.producer import Requests, is_reply_queue
 from tenure._queue.queue import Queue
+from tenure._queue.verdicts import COMPLETE, Settled, Settlement
 from tenure._runtime.clock import Clock, SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._runtime.threads import in_thread

@@ -8,7 +8,7 @@ import pytest
 
 from tenure._queue import context
 from tenure._queue.broker import Selection
-from tenure._queue.message import Outgoing
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Message
 from tenure._queue.retry import Reject
 from tenure.errors import ConfigError

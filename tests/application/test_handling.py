@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tenure._queue import handlers
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message, Received
 from tenure._queue.retry import Reject, Retry, RetryPolicy

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError, QueueNotEmpty
 from tenure.testing import until
 from tests.application.town import Town, in_town

@@ -10,7 +10,8 @@ import pytest
 
 import tenure
 from tenure._queue.broker import Claim
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.producer import IDLE, Producer, Requests
 from tenure._queue.received import Message, Received
 from tenure.errors import ConfigError, Unavailable

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure.errors import ConfigError, LockLost, Unavailable
 from tests.application.town import LOCK, Town, fill, in_town
 

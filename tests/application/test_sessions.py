@@ -10,7 +10,8 @@ import pytest
 
 import tenure
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue.message import Outgoing, SessionLock, Stats
+from tenure._queue.message import SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.pump_settings import sure_until
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message

@@ -10,10 +10,12 @@ from typing import Any, cast
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import Claim, NoSession, QueueOptions, QueueSettings
 from tenure._queue.context import QueueContext
-from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._queue.retry import RetryPolicy
+from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.errors import Unavailable
 from tenure.events import (

@@ -27,21 +27,10 @@ from tenure._backends.azure_storage.queue import QUIET_CLAIMS, RECHECK_AFTER, Az
 from tenure._backends.azure_storage.receipts import Receipts
 from tenure._lease import Granted, NoAnswer
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, Selection
-from tenure._queue.message import (
-    COMPLETE,
-    DEAD_SUFFIX,
-    LAPSED,
-    MAX_DELIVERIES,
-    SETTLED,
-    Abandon,
-    DeadLetter,
-    Delivery,
-    Outgoing,
-    Renewed,
-    Settled,
-    Settlement,
-    Verdict,
-)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.message import MAX_DELIVERIES, Delivery
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, SETTLED, Abandon, DeadLetter, Renewed, Settled, Settlement, Verdict
 from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.events import BrokerUnanswered, CampaignFailed, MessageDied, ResultDiscarded, TermBegan, TermEnding

@@ -24,22 +24,10 @@ from tenure._backends.postgres.statements import VERSION
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Released, Vacant
 from tenure._queue.broker import Broker, Claim, NoSession, Selection
-from tenure._queue.message import (
-    COMPLETE,
-    LAPSED,
-    Abandon,
-    DeadLetter,
-    Deleted,
-    Delivery,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-    Verdict,
-    dead_letters_of,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, DeadLetter, Deleted, Renewed, Settled, Settlement, Verdict
 from tenure._url import Url
 from tenure.cli import main
 from tenure.errors import ConfigError, TenureError, TermLost, Unavailable

@@ -15,7 +15,9 @@ import pytest
 from tenure._backends import postgres
 from tenure._backends.postgres.client import Client
 from tenure._lease import Grant, Granted
-from tenure._queue.message import Abandon, Complete, Delivery, Outgoing, Settlement
+from tenure._queue.message import Delivery
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Abandon, Complete, Settlement
 from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing.faultproxy import FaultProxy

@@ -25,21 +25,20 @@ from tenure._backends.postgres.migrate import RAISE_BEHIND, functions
 from tenure._backends.postgres.sessions import HeldSessions
 from tenure._backends.postgres.statements import VERSION
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, Broker, Claim, LiveSelection, NoSession
-from tenure._queue.message import (
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
-    DEAD_SUFFIX,
     GIVE_BACK,
-    ID_MARK,
     LAPSED,
     Abandon,
     Complete,
     DeadLetter,
     Defer,
     Deleted,
-    Delivery,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
     Verdict,

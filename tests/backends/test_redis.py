@@ -21,17 +21,9 @@ from tenure._backends.redis.address import address_of
 from tenure._election.store import LeaseStore
 from tenure._lease import Grant, Granted, HeldBy, Lost, Released, Vacant
 from tenure._queue.broker import EVERYTHING, Broker
-from tenure._queue.message import (
-    COMPLETE,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-)
+from tenure._queue.message import SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Abandon, Complete, DeadLetter, Renewed, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until

@@ -14,20 +14,10 @@ from redis import asyncio as aioredis
 from tenure._backends import redis
 from tenure._backends.redis import claims
 from tenure._queue.broker import CLAIM_BYTES, EVERYTHING, Claim, LiveSelection, NoSession
-from tenure._queue.message import (
-    COMPLETE,
-    EXPIRED,
-    GIVE_BACK,
-    ID_MARK,
-    Defer,
-    Died,
-    Outgoing,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-    dead_letters_of,
-)
+from tenure._queue.identity import ID_MARK, dead_letters_of
+from tenure._queue.message import EXPIRED, Died, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Defer, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until

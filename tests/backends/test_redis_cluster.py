@@ -13,7 +13,9 @@ import tenure
 from tenure._backends import redis
 from tenure._backends.redis.queue import QUEUE_TRAITS
 from tenure._lease import Granted, NoAnswer, Vacant
-from tenure._queue.message import COMPLETE, LAPSED, SETTLED, Complete, Delivery, Outgoing, Renewed, Settlement
+from tenure._queue.message import Delivery
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, SETTLED, Complete, Renewed, Settlement
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until

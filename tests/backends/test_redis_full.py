@@ -12,21 +12,19 @@ from tenure._backend import TRIAL, Backend
 from tenure._backends import redis
 from tenure._lease import Granted, Released
 from tenure._queue.broker import EVERYTHING, Claim
-from tenure._queue.message import (
+from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Delivery,
     Lapsed,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
     Verdict,
 )
 from tenure._url import Url

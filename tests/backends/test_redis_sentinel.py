@@ -14,7 +14,8 @@ import tenure
 from tenure._backends import redis
 from tenure._backends.redis.sentinel import SentinelOptions, primary_of
 from tenure._lease import Granted
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import ConfigError, Unavailable
 from tenure.testing import until

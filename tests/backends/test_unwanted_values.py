@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure._queue.message import partition_of
+from tenure._queue.identity import partition_of
 from tests.servers import Azurite, Postgres, Redis, url_of
 
 STORES = ["memory", "sqlite", "postgresql", "redis", "azurite"]

@@ -10,7 +10,9 @@ import pytest
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Vacant
 from tenure._queue.broker import Broker, Claim
-from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement, Stats
+from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import ConfigError, TenureError, Unavailable
 from tenure.testing.conformance import BrokerFaultSuite, LeaseFaultSuite, LeaseHarness, Lossy, QueueHarness
 from tests.conformance.planted import failing_tests

@@ -11,18 +11,10 @@ from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._election.store import LeaseStore
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released, Vacant
 from tenure._queue.broker import Broker, Claim, NoSession, Selection
-from tenure._queue.message import (
-    DEAD_SUFFIX,
-    DeadMessage,
-    Delivery,
-    Lapsed,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.message import DeadMessage, Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.testing.conformance import BrokerCostSuite, LeaseCostSuite, Lossy, LossyBroker, Scale
 from tests.conformance.counting import lines_run
 from tests.conformance.planted import failing_tests

@@ -12,7 +12,8 @@ from tenure._backends.memory.messages import NEVER, Session, StoredMessage, Subq
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue import handlers, judge, message
 from tenure._queue.broker import Claim, Selection
-from tenure._queue.message import Abandon, Delivery, GiveBack, Lapsed, Renewed, SessionLock, Settled, Settlement
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import Abandon, GiveBack, Lapsed, Renewed, Settled, Settlement
 from tenure.testing._conformance.queues import consumers
 from tenure.testing.conformance import ConsumerSuite, LockSuite
 from tests.conformance.planted import failing_tests, queues_with

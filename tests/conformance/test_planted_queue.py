@@ -9,25 +9,21 @@ import pytest
 from tenure._backends.memory.messages import MessageState, RememberedIds, StoredMessage, StoredQueue, Subqueue
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._queue.broker import Claim, NoSession, Selection
-from tenure._queue.message import (
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.message import EXPIRED, Delivery, Died, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
-    DEAD_SUFFIX,
-    EXPIRED,
     GIVE_BACK,
     LAPSED,
     SETTLED,
     Abandon,
     Complete,
-    Delivery,
-    Died,
     GiveBack,
     Lapsed,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
 )
 from tenure._runtime.notifier import Notifier
 from tenure.testing.conformance import BrokerFaultSuite, BrokerSuite

@@ -11,7 +11,9 @@ import pytest
 from tenure._backends.memory import MemoryBroker, MemoryLeases
 from tenure._lease import NO_METADATA, Grant, Granted, HeldBy, Lost, Metadata, Released
 from tenure._queue.broker import Broker, Claim, Selection
-from tenure._queue.message import Delivery, Lapsed, Outgoing, Renewed, SessionLock, Settled, Settlement
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.errors import Unavailable
 from tenure.testing.conformance import BrokerStrainSuite, LeaseStrainSuite, Lossy
 from tests.conformance.planted import failing_tests

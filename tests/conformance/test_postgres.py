@@ -16,7 +16,8 @@ from tenure._backends.postgres.client import Client
 from tenure._election.store import LeaseStore
 from tenure._lease import Granted
 from tenure._queue.broker import Broker
-from tenure._queue.message import COMPLETE, Abandon, Outgoing, Settlement
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Abandon, Settlement
 from tenure._url import Url
 from tenure.testing import until
 from tenure.testing.conformance import (

@@ -31,20 +31,11 @@ from tenure._backends import azure_storage
 from tenure._backends.azure_storage import FOREIGN_HOLDER, AzureBackend, Fence, lease_id
 from tenure._lease import Grant, Granted, HeldBy, Lost, Vacant
 from tenure._queue.broker import EVERYTHING
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    LAPSED,
-    Abandon,
-    Complete,
-    Defer,
-    Delivery,
-    Outgoing,
-    Settled,
-    Settlement,
-    dead_letters_of,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Delivery
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Message
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, Complete, Defer, Settled, Settlement
 from tenure._url import Url
 from tenure.errors import ConfigError, MessageRefused, TenureError, TermLost, Unavailable
 from tenure.testing.faultproxy import FaultProxy

@@ -21,7 +21,8 @@ import pytest
 
 from tenure import _registry as registry
 from tenure._queue.broker import Broker
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tenure.testing import until
@@ -68,7 +69,7 @@ CONSUMER = """
 import asyncio, os, sys
 from tenure import _registry as registry
 from tenure.errors import Unavailable
-from tenure._queue.message import COMPLETE, Settled, Settlement
+from tenure._queue.verdicts import COMPLETE, Settled, Settlement
 from tenure._url import Url
 
 async def main(url, log, lock, batch, pause):

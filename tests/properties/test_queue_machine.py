@@ -36,24 +36,22 @@ from tenure._queue.effects import (
 )
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.locks import Locks
-from tenure._queue.message import (
+from tenure._queue.message import NO_HEADERS, Delivery, Token
+from tenure._queue.pump import TRANSITIONS, Pump, State
+from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.retry import Reject, Retry, RetryPolicy, delay_after, verdict_on_failure
+from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
-    NO_HEADERS,
     SETTLED,
     Abandon,
-    Delivery,
     Lapsed,
     Renewed,
     Settled,
     Settlement,
-    Token,
     Verdict,
 )
-from tenure._queue.pump import TRANSITIONS, Pump, State
-from tenure._queue.pump_settings import PumpSettings
-from tenure._queue.retry import Reject, Retry, RetryPolicy, delay_after, verdict_on_failure
 from tenure._timing import Timing
 from tenure.errors import ConfigError
 from tenure.events import MessageDied

@@ -37,25 +37,22 @@ from tenure._queue.effects import (
 )
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.locks import Locks
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    LAPSED,
-    NO_HEADERS,
-    SETTLED,
-    Abandon,
-    Delivery,
-    Lapsed,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Token,
-    Verdict,
-)
+from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Token
 from tenure._queue.pump import State
 from tenure._queue.pump_settings import PumpSettings
 from tenure._queue.session_pump import SessionPump
+from tenure._queue.verdicts import (
+    COMPLETE,
+    GIVE_BACK,
+    LAPSED,
+    SETTLED,
+    Abandon,
+    Lapsed,
+    Renewed,
+    Settled,
+    Settlement,
+    Verdict,
+)
 from tenure._timing import Timing
 
 LOCK = 30.0

@@ -26,7 +26,8 @@ from tenure._backends.azure_storage.names import (
     queue_of,
 )
 from tenure._lease import Grant
-from tenure._queue.message import Attempt, Failure
+from tenure._queue.failures import Failure
+from tenure._queue.message import Attempt
 from tenure._url import Url
 from tenure.errors import ConfigError
 

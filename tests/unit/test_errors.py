@@ -10,7 +10,7 @@ import pytest
 import tenure
 from tenure import _registry as registry
 from tenure import errors
-from tenure._queue.message import checked
+from tenure._queue.outgoing import checked
 from tenure._url import Url
 from tenure.testing import loop
 

@@ -10,7 +10,8 @@ import pytest
 
 from tenure._backends import memory
 from tenure._lease import Granted, HeldBy
-from tenure._queue.message import COMPLETE, Complete, Outgoing, Settlement
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Complete, Settlement
 from tenure._url import Url
 from tenure.errors import ConfigError
 from tenure.testing import ManualClock

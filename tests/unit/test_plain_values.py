@@ -24,7 +24,9 @@ from tenure._frozen import FrozenDict
 from tenure._opened import Fact
 from tenure._queue import message
 from tenure._queue.bodies import decode, encode
-from tenure._queue.message import Attempt, DeadMessage, Delivery, Failure, LiveMessage, Outgoing, Stats
+from tenure._queue.failures import Failure
+from tenure._queue.message import Attempt, DeadMessage, Delivery, LiveMessage, Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Received
 from tenure._url import Url
 

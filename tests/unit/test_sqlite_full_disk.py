@@ -15,7 +15,9 @@ import pytest
 from tenure._backends import sqlite
 from tenure._backends.sqlite.reserve import Reserve
 from tenure._lease import Granted
-from tenure._queue.message import COMPLETE, SETTLED, Abandon, Complete, DeadLetter, Outgoing, Settlement, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, SETTLED, Abandon, Complete, DeadLetter, Settlement
 from tenure._url import Url
 from tenure.errors import Unavailable
 from tests.disks import fill, small_disk
@@ -159,7 +161,8 @@ LIMITED = """
 import asyncio, resource, sys
 from tenure._backends import sqlite
 from tenure.errors import Unavailable
-from tenure._queue.message import COMPLETE, Outgoing, Settlement
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Settlement
 from tenure._url import Url
 
 async def main():

@@ -31,9 +31,11 @@ from tenure._backends.sqlite.wake import Wake
 from tenure._backends.sqlite.worker import Worker
 from tenure._backends.sqlite.writer import Writer, _WriterThread
 from tenure._queue.broker import EVERYTHING, Claim, NoSession
-from tenure._queue.message import (
+from tenure._queue.identity import dead_letters_of, partition_of
+from tenure._queue.message import EXPIRED, Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
-    EXPIRED,
     LAPSED,
     SETTLED,
     Abandon,
@@ -41,15 +43,9 @@ from tenure._queue.message import (
     DeadLetter,
     Defer,
     Deleted,
-    Delivery,
     NotEmpty,
-    Outgoing,
-    SessionLock,
     Settlement,
-    Stats,
     Verdict,
-    dead_letters_of,
-    partition_of,
 )
 from tenure._url import Url
 from tenure.errors import ConfigError, LockLost, Unavailable

@@ -30,23 +30,10 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
-from tenure._queue.message import (
-    DeadMessage,
-    Deleted,
-    Delivery,
-    Died,
-    Lapsed,
-    LiveMessage,
-    NotEmpty,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    State,
-    Stats,
-    check_count,
-)
+from tenure._queue.checks import check_count
+from tenure._queue.message import DeadMessage, Delivery, Died, LiveMessage, SessionLock, State, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure.errors import ConfigError, refuse_unknown
 
 Support = Literal["native", "emulated", "impossible"]

@@ -49,16 +49,7 @@ from tenure._queue.judge import Judge
 from tenure._queue.lock_group import NEVER, LockGroup
 from tenure._queue.lock_renewer import TIMER_MAX, LockRenewer
 from tenure._queue.locks import Locks
-from tenure._queue.message import (
-    GIVE_BACK,
-    Delivery,
-    Lapsed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Token,
-    Verdict,
-)
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.outcomes import Becomes, Why
 from tenure._queue.pump import Pump, State
@@ -67,6 +58,7 @@ from tenure._queue.received import Message
 from tenure._queue.reports import event_of, hint_at
 from tenure._queue.retry import Reject, Retry
 from tenure._queue.session_pump import SessionPump
+from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement, Verdict
 from tenure._runtime.signals import on_shutdown_signal
 from tenure._timing import Timing
 from tenure.errors import LockLost

@@ -15,28 +15,24 @@ from typing import Any, Protocol, TypeVar
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings, Selection
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.failures import name_of, text_of
 from tenure._queue.hints import MESSAGES, HintSubscriptions, Subscription
-from tenure._queue.message import (
-    DEAD_SUFFIX,
-    EXPIRED,
+from tenure._queue.identity import spellings_of
+from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Delivery, Died
+from tenure._queue.tracebacks import told_of
+from tenure._queue.verdicts import (
     GIVE_BACK,
-    MAX_DELIVERIES,
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Delivery,
-    Died,
     GiveBack,
     Lapsed,
     Settled,
     Settlement,
     Verdict,
-    name_of,
-    spellings_of,
-    text_of,
 )
-from tenure._queue.tracebacks import told_of
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure._telemetry.hook import call_hook

@@ -7,16 +7,10 @@ from dataclasses import replace
 
 from tenure._checks import check_seconds
 from tenure._queue.broker import EVERYTHING, Claim, Selection
+from tenure._queue.checks import check_count, check_name, check_sequences, check_text
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
-    DeadMessage,
-    check_count,
-    check_name,
-    check_sequences,
-    check_text,
-    chosen,
-    dead_letters_of,
-)
+from tenure._queue.identity import chosen, dead_letters_of
+from tenure._queue.message import DeadMessage
 from tenure._queue.received import Message
 
 PAGE = 100

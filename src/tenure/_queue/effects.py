@@ -8,7 +8,8 @@ from typing import Literal
 
 from tenure._lease import NoAnswer
 from tenure._queue.lock_group import NEVER, Why
-from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock, Settled, Settlement, Token
+from tenure._queue.message import Delivery, SessionLock, Token
+from tenure._queue.verdicts import Lapsed, Renewed, Settled, Settlement
 from tenure.events import Event
 
 # --- what comes in -----------------------------------------------------------------------------------------------

@@ -8,18 +8,10 @@ from typing import Literal
 
 from tenure._jitter import later
 from tenure._queue.context import QueueContext, loss_message
+from tenure._queue.failures import text_of, traceback_most
 from tenure._queue.handlers import CALLING, Handlers, RanOn
 from tenure._queue.hooks import complain
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    Abandon,
-    Complete,
-    Delivery,
-    Verdict,
-    text_of,
-    traceback_most,
-)
+from tenure._queue.message import Delivery
 from tenure._queue.options import ConsumeSettings
 from tenure._queue.outcomes import RULES, Becomes, Ending, Reason, Reports, Rule, Why
 from tenure._queue.processes import NeverBegins, NotBegun
@@ -27,6 +19,7 @@ from tenure._queue.received import Message
 from tenure._queue.reports import event_of, tell_unanswered
 from tenure._queue.retry import Reject, Retry, RetryPolicy, verdict_on_failure
 from tenure._queue.tracebacks import place_of
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, Verdict
 from tenure._timing import Timing
 from tenure.errors import ConfigError, DecodeError, LockLost
 from tenure.events import (

@@ -20,11 +20,8 @@ from tenure._queue.effects import (
     Settle,
     Tick,
 )
+from tenure._queue.failures import name_of, text_of
 from tenure._queue.locks import Locks
-from tenure._queue.message import (
-    name_of,
-    text_of,
-)
 from tenure.errors import TenureError
 
 TIMER_MAX = 1.0

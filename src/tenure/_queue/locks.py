@@ -27,18 +27,9 @@ from tenure._queue.effects import (
     Settle,
 )
 from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named, taken
-from tenure._queue.message import (
-    EXPIRED,
-    GIVE_BACK,
-    Delivery,
-    Lapsed,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Token,
-)
+from tenure._queue.message import EXPIRED, Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settled, Settlement
 from tenure._timing import RENEWALS_TOGETHER
 from tenure.events import BrokerUnanswered, GivenBack, HandlerOverran, MessageDied
 

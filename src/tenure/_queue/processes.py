@@ -21,7 +21,7 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from tenure._queue.message import text_of, traceback_of
+from tenure._queue.failures import text_of, traceback_of
 from tenure._queue.retry import Reject, Retry
 from tenure._queue.tracebacks import ThereTraceback, place_of
 from tenure._runtime.clock import SystemClock

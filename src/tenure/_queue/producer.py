@@ -9,19 +9,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from tenure._checks import check_seconds
+from tenure._queue.checks import check_text
 from tenure._queue.context import POLL, QueueContext
-from tenure._queue.message import (
-    COMPLETE,
-    DeadLetter,
-    Delivery,
-    NotEmpty,
-    Outgoing,
-    Settled,
-    Settlement,
-    check_text,
-    checked,
-)
+from tenure._queue.message import Delivery
+from tenure._queue.outgoing import Outgoing, checked
 from tenure._queue.received import Received
+from tenure._queue.verdicts import COMPLETE, DeadLetter, NotEmpty, Settled, Settlement
 from tenure.errors import ConfigError, TenureError, TimedOut, Unavailable
 
 NOBODY_WAITS = "nobody_waits"

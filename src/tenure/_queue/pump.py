@@ -61,19 +61,9 @@ from tenure._queue.effects import (
     Tick,
 )
 from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named, taken
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    Delivery,
-    Lapsed,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Token,
-    Verdict,
-)
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Lapsed, Renewed, Settled, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
 SETTLE_MAX = 1_000

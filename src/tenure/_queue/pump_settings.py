@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tenure._checks import check_seconds
 from tenure._lease import trusted_until
-from tenure._queue.message import check_count
+from tenure._queue.checks import check_count
 from tenure._timing import Timing
 
 

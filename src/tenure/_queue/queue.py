@@ -20,32 +20,19 @@ from tenure._queue.broker import (
     checked_changes,
     settings_with,
 )
+from tenure._queue.checks import check_collection, check_count, check_sequences, check_text
 from tenure._queue.consumer import Consumer
 from tenure._queue.context import QueueContext
 from tenure._queue.dead_letters import DeadLetters
 from tenure._queue.handlers import CALLING, Handler
-from tenure._queue.message import (
-    NO_HEADERS,
-    NOT_GIVEN,
-    STATES,
-    Headers,
-    LiveMessage,
-    NotEmpty,
-    Outgoing,
-    SendOptions,
-    State,
-    Stats,
-    check_collection,
-    check_count,
-    check_sequences,
-    check_text,
-    chosen,
-    outgoing,
-)
+from tenure._queue.identity import chosen
+from tenure._queue.message import NO_HEADERS, STATES, Headers, LiveMessage, State, Stats
 from tenure._queue.options import ConsumeOptions, ConsumeSettings
+from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, outgoing
 from tenure._queue.producer import Producer, Requests
 from tenure._queue.received import Message, Received
 from tenure._queue.session import Session
+from tenure._queue.verdicts import NotEmpty
 from tenure.errors import ConfigError, QueueNotEmpty
 
 PEEK_MAX = 10_000

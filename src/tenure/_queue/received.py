@@ -7,27 +7,12 @@ from typing import Any, TypeVar, overload
 
 from tenure._checks import check_seconds
 from tenure._queue.bodies import decode, loads
+from tenure._queue.checks import check_name, check_text
 from tenure._queue.context import DeliveryTracker, QueueContext
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    NOT_GIVEN,
-    Abandon,
-    Attempt,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delivery,
-    Failure,
-    Headers,
-    Outgoing,
-    SendOptions,
-    Verdict,
-    check_name,
-    check_text,
-    checked,
-    outgoing,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import Attempt, Delivery, Headers
+from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, checked, outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, DeadLetter, Defer, Verdict
 from tenure.errors import ConfigError, DecodeError, LockLost
 from tenure.events import ResultDiscarded
 

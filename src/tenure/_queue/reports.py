@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
-    Delivery,
-)
+from tenure._queue.message import Delivery
 from tenure._telemetry.log import logger
 from tenure.events import (
     BrokerUnanswered,

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 
 from tenure._checks import check_seconds
 from tenure._jitter import Rng
-from tenure._queue.message import (
-    TRACEBACK_MAX,
-    UNDECODABLE,
-    Abandon,
-    DeadLetter,
-    Delivery,
-    Failure,
-    Verdict,
-    check_description,
-    check_text,
-)
+from tenure._queue.checks import check_text
+from tenure._queue.failures import TRACEBACK_MAX, Failure
+from tenure._queue.message import UNDECODABLE, Delivery
+from tenure._queue.verdicts import Abandon, DeadLetter, Verdict, check_description
 from tenure.errors import ConfigError, DecodeError
 
 

@@ -9,14 +9,16 @@ from types import TracebackType
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
 from tenure._queue.cancelling import outlast
+from tenure._queue.checks import check_count
 from tenure._queue.context import QueueContext
 from tenure._queue.effects import Ended, LocksMessage
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.lock_renewer import LockRenewer
 from tenure._queue.locks import Locks
-from tenure._queue.message import Lapsed, SessionLock, Token, check_count
+from tenure._queue.message import SessionLock, Token
 from tenure._queue.pump_settings import PumpSettings, sure_until
 from tenure._queue.received import Message
+from tenure._queue.verdicts import Lapsed
 from tenure._timing import Timing
 from tenure.errors import ConfigError, LockLost, TimedOut, Unavailable
 

@@ -41,17 +41,10 @@ from tenure._queue.effects import (
     Serve,
 )
 from tenure._queue.lock_group import JUDGED, LockGroup, Why, named
-from tenure._queue.message import (
-    COMPLETE,
-    Delivery,
-    Lapsed,
-    SessionLock,
-    Settlement,
-    Token,
-    Verdict,
-)
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump, State
 from tenure._queue.pump_settings import PumpSettings, sure_until
+from tenure._queue.verdicts import COMPLETE, Lapsed, Settlement, Verdict
 from tenure.events import BrokerUnanswered, GivenBack, LockEnded
 
 

@@ -14,7 +14,7 @@ import tenure._queue.queue
 import tenure._queue.session
 from tenure import ConsumeOptions, Handler, Message, Received, SendOptions
 from tenure._queue.hooks import ThreadedHook
-from tenure._queue.message import NOT_GIVEN
+from tenure._queue.outgoing import NOT_GIVEN
 from tenure._queue.received import BlockingMessage
 from tenure._runtime.loop_thread import LoopThread
 from tenure._runtime.renewal_thread import RenewalThread

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 
 from tenure._backend import Backend
 from tenure._public import publish_all
-from tenure._queue.message import Abandon as Abandon
-from tenure._queue.message import Complete as Complete
-from tenure._queue.message import DeadLetter as DeadLetter
-from tenure._queue.message import Defer as Defer
-from tenure._queue.message import GiveBack as GiveBack
+from tenure._queue.verdicts import Abandon as Abandon
+from tenure._queue.verdicts import Complete as Complete
+from tenure._queue.verdicts import DeadLetter as DeadLetter
+from tenure._queue.verdicts import Defer as Defer
+from tenure._queue.verdicts import GiveBack as GiveBack
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event
 from tenure.testing._messages import MessageOptions as MessageOptions

@@ -18,30 +18,23 @@ from typing import Any, TypedDict, Unpack, cast
 from tenure._backends.memory import QUEUE_TRAITS
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Broker, QueueSettings
+from tenure._queue.checks import check_count, check_name
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
+from tenure._queue.message import NO_HEADERS, Delivery, Headers
+from tenure._queue.outgoing import NOT_GIVEN, Outgoing, SendOptions, checked, outgoing
+from tenure._queue.received import BlockingMessage, Message, Received
+from tenure._queue.verdicts import (
     LAPSED,
-    NO_HEADERS,
-    NOT_GIVEN,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
     Complete,
-    Delivery,
-    Headers,
     Lapsed,
-    Outgoing,
     Renewed,
-    SendOptions,
     Settled,
     Settlement,
     Verdict,
-    check_count,
-    check_name,
-    checked,
-    outgoing,
 )
-from tenure._queue.received import BlockingMessage, Message, Received
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event

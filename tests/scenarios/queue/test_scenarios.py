@@ -38,26 +38,23 @@ from tenure._queue.effects import (
 )
 from tenure._queue.lock_group import LockGroup
 from tenure._queue.locks import Locks
-from tenure._queue.message import (
+from tenure._queue.message import NO_HEADERS, Delivery, SessionLock, Token
+from tenure._queue.pump import Pump
+from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
-    NO_HEADERS,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
     DeadLetter,
-    Delivery,
     Lapsed,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Token,
     Verdict,
 )
-from tenure._queue.pump import Pump
-from tenure._queue.pump_settings import PumpSettings
 from tenure._timing import Timing
 
 HERE = Path(__file__).parent

@@ -34,18 +34,9 @@ from tenure._backends.azure_storage.removal import MOVE_LOCK, drop, remove_selec
 from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, count, peek, put
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.broker import EVERYTHING, Selection
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    LAPSED,
-    MAX_DELIVERIES,
-    DeadMessage,
-    Died,
-    Lapsed,
-    Settled,
-    dead_letters_of,
-    exhausted_description,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, DeadMessage, Died, exhausted_description
+from tenure._queue.verdicts import LAPSED, Lapsed, Settled
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tenure._queue.broker import LiveSelection
-from tenure._queue.message import DEAD_SUFFIX, NO_DEFERRED_DEAD_LETTERS, Complete, Defer, Delivery, State, Verdict
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, Delivery, State
+from tenure._queue.verdicts import Complete, Defer, Verdict
 from tenure.errors import ConfigError
 
 VISIBLE_STATES: frozenset[State] = frozenset({"ready"})

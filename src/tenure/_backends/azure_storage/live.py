@@ -12,7 +12,9 @@ from tenure._backends.azure_storage.removal import drop, remove_selected
 from tenure._backends.azure_storage.requests import PAGE, count, peek
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._queue.broker import EVERY_LIVE, LiveSelection
-from tenure._queue.message import DEAD_SUFFIX, LiveMessage, Stats, dead_letters_of
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import LiveMessage, Stats
 
 
 class LiveMessages:

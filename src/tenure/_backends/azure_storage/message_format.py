@@ -26,7 +26,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from tenure._queue.message import HISTORY_MAX, INT_MAX, NO_HEADERS, Attempt, Failure, Headers, Outgoing, checked
+from tenure._queue.checks import INT_MAX
+from tenure._queue.failures import Failure
+from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, Headers
+from tenure._queue.outgoing import Outgoing, checked
 from tenure.errors import ConfigError
 
 TEXT_MAX = 65_536

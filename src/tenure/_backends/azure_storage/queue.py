@@ -41,25 +41,11 @@ from tenure._queue.broker import (
     QueueTraits,
     Selection,
 )
-from tenure._queue.message import (
-    DEAD_SUFFIX,
-    LAPSED,
-    Abandon,
-    DeadMessage,
-    Deleted,
-    Delivery,
-    Lapsed,
-    LiveMessage,
-    NotEmpty,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-    count_of,
-    dead_letters_of,
-)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import DeadMessage, Delivery, LiveMessage, SessionLock, Stats, count_of
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import LAPSED, Abandon, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure._runtime.clock import Clock
 from tenure._runtime.notifier import Notifier
 from tenure.errors import ConfigError, MessageRefused, Unavailable

@@ -19,7 +19,8 @@ from azure.storage.queue import QueueMessage
 from tenure._backends.azure_storage.client import LoopConnections, Refused, unless_refused
 from tenure._backends.azure_storage.records import HeldMessage
 from tenure._backends.azure_storage.requests import NOT_OURS, client_of
-from tenure._queue.message import LAPSED, SETTLED, Delivery, Lapsed, SessionLock, Settled
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import LAPSED, SETTLED, Lapsed, Settled
 from tenure._runtime.clock import Clock
 
 T = TypeVar("T")

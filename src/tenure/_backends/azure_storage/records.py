@@ -11,7 +11,9 @@ from azure.storage.queue import QueueMessage
 
 from tenure._backends.azure_storage.message_format import Properties
 from tenure._queue.broker import LiveSelection, Selection
-from tenure._queue.message import DEAD_SUFFIX, Attempt, DeadMessage, Death, Delivery, Failure, LiveMessage
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.failures import Failure
+from tenure._queue.message import Attempt, DeadMessage, Death, Delivery, LiveMessage
 
 UNKNOWN = "unknown"
 """The reason of a dead letter that another program put there."""

@@ -11,7 +11,7 @@ from tenure._backends.azure_storage.message_format import encode_to_fit
 from tenure._backends.azure_storage.records import FoundMessage
 from tenure._backends.azure_storage.requests import NOT_OURS, PAGE, client_of, lock_page
 from tenure._backends.azure_storage.service_clock import ServiceClock
-from tenure._queue.message import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX
 
 ROUND = 1_024
 """How many messages are locked and looked through at once."""

@@ -10,7 +10,7 @@ from tenure._backends.azure_storage.message_format import decode
 from tenure._backends.azure_storage.names import POISON_SUFFIX, encode_metadata, queue_of
 from tenure._backends.azure_storage.records import FoundMessage, timestamp_of
 from tenure._backends.azure_storage.service_clock import ServiceClock
-from tenure._queue.message import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX
 
 PAGE = 32
 """The most messages that Azure hands out or shows in one answer."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from tenure._backends.azure_storage.client import Account, LoopConnections, unless_refused
 from tenure._backends.azure_storage.names import queue_of
-from tenure._queue.message import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._runtime.clock import Clock
 
 

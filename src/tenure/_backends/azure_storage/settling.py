@@ -22,24 +22,19 @@ from tenure._backends.azure_storage.records import (
 )
 from tenure._backends.azure_storage.service_clock import ServiceClock
 from tenure._lease import NoAnswer
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Attempt, Delivery, exhausted_description
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     LAPSED,
-    MAX_DELIVERIES,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
-    Attempt,
     Complete,
     DeadLetter,
-    Delivery,
     Lapsed,
-    Outgoing,
     Settled,
     Settlement,
     Verdict,
-    exhausted_description,
 )
 from tenure._runtime.notifier import Notifier
 from tenure.errors import Unavailable

@@ -14,18 +14,9 @@ from tenure._queue.broker import (
     QueueSettings,
     Selection,
 )
-from tenure._queue.message import (
-    DEAD_SUFFIX,
-    Attempt,
-    DeadMessage,
-    Death,
-    Delivery,
-    Died,
-    Headers,
-    LiveMessage,
-    State,
-    dead_letters_of,
-)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Attempt, DeadMessage, Death, Delivery, Died, Headers, LiveMessage, State
 
 NEVER = math.inf
 

@@ -35,33 +35,34 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import ID_MARK, dead_letters_of
 from tenure._queue.message import (
-    DEAD_SUFFIX,
-    ID_MARK,
-    LAPSED,
     NO_DEFERRED_DEAD_LETTERS,
+    STATES,
+    DeadMessage,
+    Delivery,
+    LiveMessage,
+    SessionLock,
+    Stats,
+    count_of,
+)
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
+    LAPSED,
     SETTLED,
     SETTLED_DEAD,
-    STATES,
     Abandon,
     Complete,
     DeadLetter,
-    DeadMessage,
     Defer,
     Deleted,
-    Delivery,
     GiveBack,
     Lapsed,
-    LiveMessage,
     NotEmpty,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
-    count_of,
-    dead_letters_of,
 )
 from tenure.errors import ConfigError
 

@@ -19,23 +19,22 @@ from tenure._backends.memory.messages import (
     delivery_of,
     rank_of,
 )
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.failures import Failure
 from tenure._queue.message import (
-    DEAD_SUFFIX,
     EXPIRED,
     EXPIRED_DESCRIPTION,
     HISTORY_MAX,
     MAX_DELIVERIES,
-    Abandon,
     Attempt,
     Death,
     Delivery,
     Died,
-    Failure,
-    GiveBack,
-    Outgoing,
     SessionLock,
     exhausted_description,
 )
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import Abandon, GiveBack
 from tenure._runtime.clock import Clock, SystemClock
 
 

@@ -13,7 +13,8 @@ from tenure._backends.postgres.live import PLANNED, live_statements
 from tenure._backends.postgres.rows import dead_message
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import Selection
-from tenure._queue.message import DeadMessage, spellings_of
+from tenure._queue.identity import spellings_of
+from tenure._queue.message import DeadMessage
 
 REVIVED_AT_ONCE = 5_000
 """So many dead letters are put back or removed in one statement."""

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from tenure._backends.postgres.client import Client
-from tenure._queue.message import ID_MARK, Died
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import Died
 
 DIED_MAX = 10_000
 """So many deaths of a queue are kept until this process's next claim reports them, the newest."""

@@ -14,7 +14,9 @@ from tenure._backends.postgres.rows import STATES, delivery_of, live_message
 from tenure._backends.postgres.statements import PLANS, statements
 from tenure._backends.postgres.wake import Wake
 from tenure._queue.broker import LiveSelection
-from tenure._queue.message import ID_MARK, INT_MAX, Delivery, LiveMessage, State
+from tenure._queue.checks import INT_MAX
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import Delivery, LiveMessage, State
 
 PURGED_AT_ONCE = 1_000
 """So many live messages are purged in one transaction."""

@@ -18,15 +18,9 @@ from tenure._backends.postgres.client import Client
 from tenure._backends.postgres.connections import DRIVER_ERRORS, Connection
 from tenure._backends.postgres.statements import PLANS, VERSION, statements, text_of, works_with
 from tenure._queue.broker import CLAIM_BYTES, QueueSettings
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    HISTORY_MAX,
-    ID_MARK,
-    INT_MAX,
-    MAX_DELIVERIES,
-    exhausted_description,
-)
+from tenure._queue.checks import INT_MAX
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, HISTORY_MAX, MAX_DELIVERIES, exhausted_description
 from tenure._url import Url
 from tenure.errors import ConfigError
 

@@ -34,31 +34,26 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
-from tenure._queue.message import (
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import NO_DEFERRED_DEAD_LETTERS, DeadMessage, Delivery, LiveMessage, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
-    DEAD_SUFFIX,
-    ID_MARK,
     LAPSED,
-    NO_DEFERRED_DEAD_LETTERS,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
     Complete,
     DeadLetter,
-    DeadMessage,
     Defer,
     Deleted,
-    Delivery,
     GiveBack,
     Lapsed,
-    LiveMessage,
     NotEmpty,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
     Verdict,
 )
 from tenure.errors import ConfigError

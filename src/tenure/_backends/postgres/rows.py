@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure._frozen import FrozenDict
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.failures import Failure
+from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
-    DEAD_SUFFIX,
-    ID_MARK,
     NO_HEADERS,
     Attempt,
     DeadMessage,
     Death,
     Delivery,
-    Failure,
     Headers,
     LiveMessage,
-    Outgoing,
     State,
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.outgoing import Outgoing
 
 STATES: tuple[State, ...] = ("ready", "locked", "delayed", "deferred")
 """By their numbers in the database."""

@@ -10,7 +10,8 @@ from tenure._backends.redis.message_format import bounded, dead_message, deliver
 from tenure._backends.redis.queue_scripts import QueueScripts
 from tenure._backends.redis.scripts import Answer, Argument
 from tenure._queue.broker import Selection
-from tenure._queue.message import ID_MARK, DeadMessage
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import DeadMessage
 
 
 class DeadLetters:

@@ -12,7 +12,8 @@ from tenure._backends.redis.message_format import LETTERS, deliveries_of, live_m
 from tenure._backends.redis.queue_scripts import QueueScripts
 from tenure._backends.redis.scripts import Answer, Argument
 from tenure._queue.broker import LiveSelection
-from tenure._queue.message import ID_MARK, STATES, LiveMessage, State
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import STATES, LiveMessage, State
 
 PART = 100
 """The most live messages that one script looks at, or purges."""

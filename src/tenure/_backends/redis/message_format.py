@@ -11,23 +11,23 @@ from typing import Any
 from tenure._backends.redis.scripts import Answer, Argument
 from tenure._frozen import FrozenDict
 from tenure._queue.broker import Claim
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.failures import Failure
+from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
-    DEAD_SUFFIX,
-    ID_MARK,
     NO_HEADERS,
     Attempt,
     DeadMessage,
     Death,
     Delivery,
     Died,
-    Failure,
     Headers,
     LiveMessage,
-    Outgoing,
     State,
     dead_message_of,
     live_message_of,
 )
+from tenure._queue.outgoing import Outgoing
 
 _TIME_MAX = 10**13  # ms; a longer wait is for ever, and Lua writes more digits in another way
 LETTERS: dict[State, str] = {"ready": "r", "locked": "l", "delayed": "d", "deferred": "f"}

@@ -53,33 +53,35 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import ID_MARK
 from tenure._queue.message import (
-    DEAD_SUFFIX,
-    ID_MARK,
-    LAPSED,
     NO_DEFERRED_DEAD_LETTERS,
+    DeadMessage,
+    Delivery,
+    Died,
+    LiveMessage,
+    SessionLock,
+    Stats,
+    count_of,
+)
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
+    LAPSED,
     SETTLED,
     SETTLED_DEAD,
     Abandon,
     Complete,
     DeadLetter,
-    DeadMessage,
     Defer,
     Deleted,
-    Delivery,
-    Died,
     GiveBack,
     Lapsed,
-    LiveMessage,
     NotEmpty,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
     Verdict,
-    count_of,
 )
 from tenure.errors import ConfigError, Unavailable
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tenure._backends.redis.address import escaped
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.scripts import NOTE, QUEUES, Answer, Argument, Call, Script, scripts
-from tenure._queue.message import DEAD_SUFFIX
+from tenure._queue.checks import DEAD_SUFFIX
 
 LIST_EVERY = 60.0
 """Seconds after which a queue in use is listed again: another process may have deleted it."""

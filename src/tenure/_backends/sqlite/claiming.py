@@ -13,13 +13,8 @@ from tenure._backends.sqlite.rows import (
 from tenure._backends.sqlite.sending import Sending
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import CLAIM_BYTES, Claim, NoSession
-from tenure._queue.message import (
-    LAPSED,
-    Death,
-    Delivery,
-    Lapsed,
-    SessionLock,
-)
+from tenure._queue.message import Death, Delivery, SessionLock
+from tenure._queue.verdicts import LAPSED, Lapsed
 
 CLAIM_MAX = 1_000
 """The most messages of one claim: the rest of the claim is rewritten with each verdict."""

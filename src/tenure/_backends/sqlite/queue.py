@@ -10,7 +10,7 @@ House rules:
 
 Limits: the file can't be shared over a network file system. Two can't write at once, so a process that is stopped (not
 killed) inside a transaction keeps all others waiting, until they get ``Unavailable``. Partitions of a queue are
-sessions, see :func:`tenure._queue.message.partition_of`; they keep the order of a key. They don't make a file faster,
+sessions, see :func:`tenure._queue.identity.partition_of`; they keep the order of a key. They don't make a file faster,
 because it has one writer at a time: for more throughput, shard over several files, and connect to each.
 """
 
@@ -37,25 +37,18 @@ from tenure._queue.broker import (
     Selection,
     undeclared,
 )
+from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.message import (
-    DEAD_SUFFIX,
-    GIVE_BACK,
     NO_DEFERRED_DEAD_LETTERS,
     DeadMessage,
-    Defer,
-    Deleted,
     Delivery,
-    Lapsed,
     LiveMessage,
-    NotEmpty,
-    Outgoing,
-    Renewed,
     SessionLock,
-    Settled,
-    Settlement,
     Stats,
     count_of,
 )
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import GIVE_BACK, Defer, Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure.errors import ConfigError
 
 T = TypeVar("T")

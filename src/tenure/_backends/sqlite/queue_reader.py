@@ -19,19 +19,10 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
-from tenure._queue.message import (
-    ID_MARK,
-    LAPSED,
-    NO_HEADERS,
-    PRIORITY_MAX,
-    DeadMessage,
-    Delivery,
-    Lapsed,
-    LiveMessage,
-    SessionLock,
-    State,
-    Stats,
-)
+from tenure._queue.identity import ID_MARK
+from tenure._queue.message import NO_HEADERS, DeadMessage, Delivery, LiveMessage, SessionLock, State, Stats
+from tenure._queue.outgoing import PRIORITY_MAX
+from tenure._queue.verdicts import LAPSED, Lapsed
 
 _SQL = statements("queue.sql")
 _LIVE = {name: text.replace("{fits}", _SQL["fits"]) for name, text in _SQL.items() if name.startswith("live_")}

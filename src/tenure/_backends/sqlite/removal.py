@@ -13,9 +13,7 @@ from tenure._backends.sqlite.rows import (
 from tenure._backends.sqlite.sending import Sending
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import LiveSelection, Selection
-from tenure._queue.message import (
-    Outgoing,
-)
+from tenure._queue.outgoing import Outgoing
 
 STEP = 1_000
 """The most messages that one transaction deletes with their queue."""

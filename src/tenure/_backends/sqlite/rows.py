@@ -9,16 +9,9 @@ from typing import Any
 
 from tenure._frozen import FrozenDict
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
-from tenure._queue.message import (
-    HISTORY_MAX,
-    NO_HEADERS,
-    Attempt,
-    DeadMessage,
-    Death,
-    Failure,
-    Headers,
-    Outgoing,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, DeadMessage, Death, Headers
+from tenure._queue.outgoing import Outgoing
 
 MessageRow = tuple[
     int, str | None, bytes, str | None, int, float, str | None, int, str | None, str | None, float | None, int

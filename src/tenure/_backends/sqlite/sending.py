@@ -13,12 +13,10 @@ from tenure._backends.sqlite.rows import (
 from tenure._backends.sqlite.statements import statements
 from tenure._backends.sqlite.transitions import Transitions
 from tenure._queue.broker import QueueOptions, QueueSettings, undeclared
-from tenure._queue.message import (
-    DEAD_SUFFIX,
-    NO_HEADERS,
-    Outgoing,
-    dead_letters_of,
-)
+from tenure._queue.checks import DEAD_SUFFIX
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import NO_HEADERS
+from tenure._queue.outgoing import Outgoing
 
 FORGET_MAX = 100
 """The most ids that a claim deletes that finds no message."""

@@ -11,7 +11,8 @@ from tenure._backends.sqlite.rows import (
 )
 from tenure._backends.sqlite.sending import Sending
 from tenure._backends.sqlite.statements import statements
-from tenure._queue.message import (
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import (
     COMPLETE,
     LAPSED,
     SETTLED,
@@ -19,11 +20,9 @@ from tenure._queue.message import (
     Complete,
     DeadLetter,
     Defer,
-    Delivery,
     GiveBack,
     Lapsed,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
     Verdict,

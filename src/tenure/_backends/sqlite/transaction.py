@@ -28,17 +28,11 @@ from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.operations import QUEUES, Operations
 from tenure._backends.sqlite.queue import QUEUE_TRAITS, topic_of
 from tenure._backends.sqlite.wake import notify_processes
-from tenure._queue.message import (
-    COMPLETE,
-    Complete,
-    Delivery,
-    Lapsed,
-    Outgoing,
-    Settlement,
-    check_name,
-    checked,
-    spellings_of,
-)
+from tenure._queue.checks import check_name
+from tenure._queue.identity import spellings_of
+from tenure._queue.message import Delivery
+from tenure._queue.outgoing import Outgoing, checked
+from tenure._queue.verdicts import COMPLETE, Complete, Lapsed, Settlement
 from tenure._runtime.clock import SystemClock
 from tenure.errors import ConfigError, LockLost
 

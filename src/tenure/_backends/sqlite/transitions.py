@@ -24,17 +24,9 @@ from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.queue_reader import LockGroup, Queue, QueueReader
 from tenure._backends.sqlite.rows import history_with, pack, unpack
 from tenure._backends.sqlite.statements import statements
-from tenure._queue.message import (
-    EXPIRED,
-    EXPIRED_DESCRIPTION,
-    MAX_DELIVERIES,
-    SETTLED,
-    SETTLED_DEAD,
-    Died,
-    Failure,
-    Settled,
-    exhausted_description,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import EXPIRED, EXPIRED_DESCRIPTION, MAX_DELIVERIES, Died, exhausted_description
+from tenure._queue.verdicts import SETTLED, SETTLED_DEAD, Settled
 
 DUE_MAX = 1_000
 """The most messages that become due in one transaction, so that none takes long."""

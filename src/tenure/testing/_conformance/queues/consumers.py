@@ -12,7 +12,8 @@ import pytest
 from tenure._queue import context, hooks
 from tenure._queue.broker import Broker, Claim, QueueOptions, QueueSettings
 from tenure._queue.context import QueueContext
-from tenure._queue.message import Outgoing, Stats
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
 from tenure._queue.retry import Retry, RetryPolicy

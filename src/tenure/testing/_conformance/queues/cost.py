@@ -7,21 +7,10 @@ from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
 from tenure._queue.broker import EVERYTHING, Broker, Claim, NoSession
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delivery,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Stats,
-    dead_letters_of,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Complete, DeadLetter, Defer, Renewed, Settled
 from tenure.testing._conformance.cost import Meter
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (

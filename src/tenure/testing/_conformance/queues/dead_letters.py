@@ -13,21 +13,11 @@ from tenure._queue.broker import (
     Selection,
 )
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
-    COMPLETE,
-    ID_MARK,
-    Abandon,
-    DeadLetter,
-    Defer,
-    Outgoing,
-    Renewed,
-    Settled,
-    Settlement,
-    Stats,
-    Verdict,
-    dead_letters_of,
-)
+from tenure._queue.identity import ID_MARK, dead_letters_of
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
+from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Defer, Renewed, Settled, Settlement, Verdict
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.errors import ConfigError

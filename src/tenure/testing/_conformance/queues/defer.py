@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from tenure._queue.message import (
-    COMPLETE,
-    LAPSED,
-    Abandon,
-    Defer,
-    Settled,
-    Stats,
-)
+from tenure._queue.message import Stats
+from tenure._queue.verdicts import COMPLETE, LAPSED, Abandon, Defer, Settled
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,

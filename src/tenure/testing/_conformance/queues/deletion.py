@@ -12,21 +12,9 @@ from tenure._queue.broker import (
     Broker,
     QueueSettings,
 )
-from tenure._queue.message import (
-    COMPLETE,
-    LAPSED,
-    Complete,
-    DeadLetter,
-    Defer,
-    Deleted,
-    Delivery,
-    NotEmpty,
-    Outgoing,
-    SessionLock,
-    Settled,
-    Stats,
-    Verdict,
-)
+from tenure._queue.message import Delivery, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, LAPSED, Complete, DeadLetter, Defer, Deleted, NotEmpty, Settled, Verdict
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,

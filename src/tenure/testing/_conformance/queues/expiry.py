@@ -14,23 +14,11 @@ from tenure._queue.broker import (
     QueueSettings,
 )
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
-    COMPLETE,
-    EXPIRED,
-    GIVE_BACK,
-    MAX_DELIVERIES,
-    Abandon,
-    DeadLetter,
-    Died,
-    Outgoing,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-    Verdict,
-)
+from tenure._queue.message import EXPIRED, MAX_DELIVERIES, Died, SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.queue import Queue
 from tenure._queue.received import Message
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Settled, Settlement, Verdict
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.testing import until

@@ -9,20 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tenure._queue.broker import EVERY_LIVE, EVERYTHING, LiveSelection, NoSession, QueueSettings
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    LAPSED,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Outgoing,
-    Renewed,
-    Settled,
-    Stats,
-)
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
 from tenure._queue.received import Message
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, Complete, DeadLetter, Defer, Renewed, Settled
 from tenure.errors import Unavailable
 from tenure.events import BrokerUnanswered
 from tenure.testing import until

@@ -9,20 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tenure._queue.broker import EVERY_LIVE, Broker, LiveSelection
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    STATES,
-    Abandon,
-    Defer,
-    Delivery,
-    LiveMessage,
-    Outgoing,
-    SessionLock,
-    Settled,
-    State,
-    Stats,
-)
+from tenure._queue.message import STATES, Delivery, LiveMessage, SessionLock, State, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Defer, Settled
 from tenure.errors import ConfigError
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (

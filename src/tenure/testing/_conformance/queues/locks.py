@@ -10,23 +10,21 @@ from typing import Literal
 import pytest
 
 from tenure._queue.broker import EVERYTHING, Broker, Claim, NoSession
-from tenure._queue.message import (
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import EXPIRED, Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
-    EXPIRED,
     GIVE_BACK,
     LAPSED,
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Delivery,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
     Verdict,
-    dead_letters_of,
 )
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness

@@ -14,7 +14,9 @@ from tenure._queue.broker import (
     Broker,
     LiveSelection,
 )
-from tenure._queue.message import (
+from tenure._queue.message import Delivery, State, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
@@ -22,13 +24,9 @@ from tenure._queue.message import (
     Complete,
     DeadLetter,
     Defer,
-    Delivery,
-    Outgoing,
     Renewed,
     Settled,
     Settlement,
-    State,
-    Stats,
     Verdict,
 )
 from tenure.testing._conformance.harness import QueueHarness

@@ -13,18 +13,10 @@ from tenure._queue.broker import (
     Claim,
     NoSession,
 )
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    Abandon,
-    DeadLetter,
-    Outgoing,
-    SessionLock,
-    Settled,
-    Settlement,
-    Stats,
-    dead_letters_of,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import SessionLock, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Settled, Settlement
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     QueueSuite,

@@ -8,15 +8,10 @@ from tenure._queue.broker import (
     EVERYTHING,
     Selection,
 )
-from tenure._queue.message import (
-    COMPLETE,
-    Abandon,
-    DeadLetter,
-    Outgoing,
-    Settled,
-    Stats,
-    dead_letters_of,
-)
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, Abandon, DeadLetter, Settled
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     ERROR,

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from tenure._queue.message import (
-    COMPLETE,
-    Abandon,
-    Lapsed,
-    Renewed,
-    Settled,
-)
+from tenure._queue.verdicts import COMPLETE, Abandon, Lapsed, Renewed, Settled
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,

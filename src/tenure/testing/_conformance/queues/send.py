@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from tenure._queue.message import (
-    COMPLETE,
-    Outgoing,
-)
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (
     LATE,

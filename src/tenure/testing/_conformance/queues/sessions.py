@@ -5,17 +5,9 @@ from __future__ import annotations
 from tenure._queue.broker import (
     NoSession,
 )
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    LAPSED,
-    Abandon,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Settlement,
-)
+from tenure._queue.message import SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, LAPSED, Abandon, Renewed, Settled, Settlement
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness
 from tenure.testing._conformance.queues.steps import (

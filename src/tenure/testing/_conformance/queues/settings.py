@@ -14,10 +14,7 @@ from tenure._queue.broker import (
     QueueSettings,
 )
 from tenure._queue.context import QueueContext
-from tenure._queue.message import (
-    Abandon,
-    Settled,
-)
+from tenure._queue.verdicts import Abandon, Settled
 from tenure._runtime.clock import SystemClock
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.errors import ConfigError

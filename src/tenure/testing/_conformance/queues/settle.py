@@ -11,21 +11,20 @@ import pytest
 from tenure._queue.broker import (
     EVERYTHING,
 )
-from tenure._queue.message import (
+from tenure._queue.failures import Failure
+from tenure._queue.message import MAX_DELIVERIES, Stats
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     COMPLETE,
     GIVE_BACK,
     LAPSED,
-    MAX_DELIVERIES,
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Failure,
-    Outgoing,
     Renewed,
     Settled,
     Settlement,
-    Stats,
     Verdict,
 )
 from tenure.testing._conformance.harness import QueueHarness

@@ -14,17 +14,10 @@ from tenure._queue.broker import (
     Broker,
     Claim,
 )
-from tenure._queue.message import (
-    DeadLetter,
-    Delivery,
-    Failure,
-    Lapsed,
-    Outgoing,
-    SessionLock,
-    Settled,
-    Settlement,
-    Verdict,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import DeadLetter, Lapsed, Settled, Settlement, Verdict
 from tenure.testing._conformance.harness import QueueHarness
 
 LATE = 1.05  # by which share longer than a lock to wait before it is surely over

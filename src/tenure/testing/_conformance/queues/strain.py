@@ -10,19 +10,9 @@ from contextlib import suppress
 import pytest
 
 from tenure._queue.broker import EVERYTHING, Selection
-from tenure._queue.message import (
-    COMPLETE,
-    GIVE_BACK,
-    Abandon,
-    DeadLetter,
-    Defer,
-    Deleted,
-    Outgoing,
-    Renewed,
-    SessionLock,
-    Settled,
-    Verdict,
-)
+from tenure._queue.message import SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, DeadLetter, Defer, Deleted, Renewed, Settled, Verdict
 from tenure.errors import Unavailable
 from tenure.testing import until
 from tenure.testing._conformance.harness import QueueHarness

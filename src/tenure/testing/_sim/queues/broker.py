@@ -10,7 +10,8 @@ from tenure._backends.memory.messages import Session
 from tenure._backends.memory.queue import MemoryBroker
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Settle
-from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.verdicts import Lapsed, Renewed
 from tenure.testing._sim.queues.protocols import Run
 from tenure.testing._sim.queues.requests import Send
 from tenure.testing._sim.world import SkewedClock, World

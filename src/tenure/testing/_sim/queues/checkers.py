@@ -34,8 +34,9 @@ from typing import Any
 
 from tenure._queue.effects import CancelHandler, Claimed, LocksInput, PumpEffect, PumpInput, Receive, Settle
 from tenure._queue.lock_group import JUDGED, LockGroup
-from tenure._queue.message import GIVE_BACK, Delivery, Lapsed, Renewed, Settlement, Token, Verdict
+from tenure._queue.message import Delivery, Token
 from tenure._queue.pump import TRANSITIONS, State
+from tenure._queue.verdicts import GIVE_BACK, Lapsed, Renewed, Settlement, Verdict
 from tenure.testing._sim.client import Pending
 from tenure.testing._sim.queues.consumer import Consumer
 from tenure.testing._sim.queues.oracle import Oracle

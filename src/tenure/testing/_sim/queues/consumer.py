@@ -36,9 +36,10 @@ from tenure._queue.effects import (
 )
 from tenure._queue.hooks import HOOK_MAX
 from tenure._queue.lock_group import LockGroup
-from tenure._queue.message import COMPLETE, GIVE_BACK, Abandon, Delivery, Settlement, Token, Verdict
+from tenure._queue.message import Delivery, Token
 from tenure._queue.pump import State
 from tenure._queue.retry import verdict_on_failure
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Abandon, Settlement, Verdict
 from tenure.errors import LockLost
 from tenure.events import HandlerOverran
 from tenure.testing._misbehaving import odd_error

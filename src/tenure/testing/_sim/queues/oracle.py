@@ -28,25 +28,19 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim
-from tenure._queue.message import (
-    EXPIRED,
+from tenure._queue.failures import Failure
+from tenure._queue.message import EXPIRED, MAX_DELIVERIES, DeadMessage, Delivery, SessionLock, Stats, Token
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import (
     GIVE_BACK,
-    MAX_DELIVERIES,
     Abandon,
     Complete,
     DeadLetter,
-    DeadMessage,
-    Delivery,
-    Failure,
     GiveBack,
     Lapsed,
-    Outgoing,
     Renewed,
-    SessionLock,
     Settled,
     Settlement,
-    Stats,
-    Token,
 )
 from tenure.testing._sim.report import Findings
 from tenure.testing._sim.world import BLUR, SkewedClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tenure._lease import NoAnswer
-from tenure._queue.message import Outgoing
+from tenure._queue.outgoing import Outgoing
 from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Process
 from tenure.testing._sim.queues.oracle import SentMessage

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from tenure._queue.effects import LocksInput, PumpEffect, PumpInput
 from tenure._queue.locks import Locks
-from tenure._queue.message import Delivery, SessionLock, Settlement, Token, Verdict
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump, State
 from tenure._queue.session_pump import SessionPump
+from tenure._queue.verdicts import Settlement, Verdict
 from tenure.testing._sim.client import Pending
 from tenure.testing._sim.network import StoreNetwork
 from tenure.testing._sim.queues.oracle import Oracle

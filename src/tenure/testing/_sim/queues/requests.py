@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure._queue.message import Outgoing, SessionLock
+from tenure._queue.message import SessionLock
+from tenure._queue.outgoing import Outgoing
 
 
 @dataclass(frozen=True, slots=True)

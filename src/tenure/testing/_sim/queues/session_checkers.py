@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tenure._queue.effects import LocksInput, PumpInput
-from tenure._queue.message import Delivery, Renewed, SessionLock, Settlement
+from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.pump import State
+from tenure._queue.verdicts import Renewed, Settlement
 from tenure.testing._sim.client import Pending
 from tenure.testing._sim.queues.plan import Plan
 from tenure.testing._sim.queues.session_consumer import HeldSession, SessionConsumer

@@ -32,9 +32,10 @@ from tenure._queue.effects import (
     Tick,
 )
 from tenure._queue.lock_group import LockGroup
-from tenure._queue.message import COMPLETE, GIVE_BACK, Delivery, Lapsed, SessionLock, Settlement, Token, Verdict
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import State
 from tenure._queue.retry import verdict_on_failure
+from tenure._queue.verdicts import COMPLETE, GIVE_BACK, Lapsed, Settlement, Verdict
 from tenure.errors import LockLost, Unavailable
 from tenure.testing._sim.client import Client, Pending
 from tenure.testing._sim.process import Alarm

@@ -23,7 +23,8 @@ from typing import Any
 
 from tenure._lease import NoAnswer
 from tenure._queue.broker import Claim, NoSession
-from tenure._queue.message import Delivery, Lapsed, Renewed, SessionLock, Settled, Token
+from tenure._queue.message import Delivery, SessionLock, Token
+from tenure._queue.verdicts import Lapsed, Renewed, Settled
 from tenure.testing._sim.queues.oracle import OPEN, Entry, Oracle
 from tenure.testing._sim.world import BLUR
 

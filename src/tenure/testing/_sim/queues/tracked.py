@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from tenure._queue.message import Delivery, Verdict
+from tenure._queue.message import Delivery
+from tenure._queue.verdicts import Verdict
 
 
 class Stage(Enum):

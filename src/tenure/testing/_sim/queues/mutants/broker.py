@@ -16,18 +16,10 @@ from tenure._backends.memory.messages import (
 )
 from tenure._lease import NoAnswer
 from tenure._queue.effects import Renew, Settle
-from tenure._queue.message import (
-    LAPSED,
-    Abandon,
-    Complete,
-    Delivery,
-    Failure,
-    GiveBack,
-    Lapsed,
-    Outgoing,
-    Renewed,
-    SessionLock,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import Delivery, SessionLock
+from tenure._queue.outgoing import Outgoing
+from tenure._queue.verdicts import LAPSED, Abandon, Complete, GiveBack, Lapsed, Renewed
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts

@@ -12,16 +12,10 @@ from tenure._lease import NoAnswer
 from tenure._queue.effects import LocksEffect, PumpEffect
 from tenure._queue.lock_group import LockGroup, Why
 from tenure._queue.locks import Locks, _Question
-from tenure._queue.message import (
-    Delivery,
-    Lapsed,
-    Renewed,
-    SessionLock,
-    Settled,
-    Token,
-)
+from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump
 from tenure._queue.pump_settings import PumpSettings
+from tenure._queue.verdicts import Lapsed, Renewed, Settled
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.parts import Parts
 

@@ -7,14 +7,9 @@ from types import MappingProxyType
 
 from tenure._queue.effects import PumpEffect
 from tenure._queue.lock_group import NEVER, LockGroup
-from tenure._queue.message import (
-    COMPLETE,
-    Abandon,
-    Delivery,
-    Settlement,
-    Verdict,
-)
+from tenure._queue.message import Delivery
 from tenure._queue.pump import Pump, State
+from tenure._queue.verdicts import COMPLETE, Abandon, Settlement, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.parts import Parts
 

@@ -9,18 +9,10 @@ from tenure._backends.memory.messages import LockGroup, MessageState, Session, S
 from tenure._queue.broker import NoSession
 from tenure._queue.effects import Accepted, Claimed, PumpEffect
 from tenure._queue.lock_group import NEVER, Why
-from tenure._queue.message import (
-    COMPLETE,
-    Abandon,
-    Delivery,
-    GiveBack,
-    Lapsed,
-    SessionLock,
-    Settled,
-    Verdict,
-)
+from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.pump import State
 from tenure._queue.session_pump import HeldSession, SessionPump
+from tenure._queue.verdicts import COMPLETE, Abandon, GiveBack, Lapsed, Settled, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.queues.broker import QUEUE, SimulatedBroker
 from tenure.testing._sim.queues.parts import Parts

@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tenure._queue.message import (
-    Abandon,
-    Delivery,
-    Failure,
-    Verdict,
-)
+from tenure._queue.failures import Failure
+from tenure._queue.message import Delivery
+from tenure._queue.verdicts import Abandon, Verdict
 from tenure.testing._sim.planted import Mutant
 from tenure.testing._sim.process import Alarm
 from tenure.testing._sim.queues.consumer import Consumer

@@ -1,0 +1,81 @@
+"""What the names, texts and counts of queues and messages may be: every store can keep what passes here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tenure.errors import ConfigError
+
+NAME_MAX = 200
+TEXT_MAX = 255
+INT_MAX = 2**63 - 1
+COUNT_MAX = 2**31 - 1
+
+DEAD_SUFFIX = "$dead"
+"""Dead letters are a queue of their own, under the queue's name with this behind it."""
+
+
+def check_name(name: object, what: str = "the queue's name", *, optional: bool = False) -> str:
+    """Return *name* if a queue can be called so.
+
+    Raises:
+        ConfigError: It is empty, too long, or holds a character that is kept for tenure's own use.
+    """
+    check_text(what, name, most=NAME_MAX, optional=optional)
+    assert isinstance(name, str)
+    if name.endswith(DEAD_SUFFIX):
+        home = name.removesuffix(DEAD_SUFFIX)
+        raise ConfigError(
+            f"{what} ({name!r}) must not contain '$'; the dead letters of {home!r} are "
+            f"queue({home!r}).dead_letters, and tenure dead on the command line"
+        )
+    if "$" in name:
+        raise ConfigError(f"{what} ({name!r}) must not contain '$', which marks tenure's own queues")
+    if not name.isprintable() or name != name.strip():
+        raise ConfigError(f"{what} ({name!r}) must be printable, with no space around it")
+    return name
+
+
+def check_text(what: str, text: object, most: int = TEXT_MAX, *, optional: bool = False) -> None:
+    """Refuse *text* that is no text, empty, longer than *most*, or that can't be stored."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} must be text, not {text!r:.80}")
+    if not text:
+        instead = "leave it out instead" if optional else "give it at least one character"
+        raise ConfigError(f"{what} must not be empty; {instead}")
+    if len(text) > most:
+        raise ConfigError(f"{what} ({len(text)} characters) must not be longer than {most} characters")
+    check_encodable(what, text)
+
+
+def check_count(what: str, count: object, least: int = 1, most: int = COUNT_MAX) -> None:
+    """Refuse a *count* that is no whole number, less than *least*, or more than every store can count."""
+    if type(count) is not int or count < least:
+        raise ConfigError(f"{what} must be a whole number of at least {least}, not {count!r:.80}")
+    if count > most:
+        raise ConfigError(f"{what} must not be more than {most:,}")
+
+
+def check_sequences(what: str, sequences: Iterable[object]) -> None:
+    """Refuse what can't be the sequence of a message."""
+    for one in sequences:
+        check_count(what, one, least=0, most=INT_MAX)
+
+
+def check_collection(what: str, given: object) -> None:
+    """Refuse a text, which is a collection of letters, where a collection of texts or numbers is meant."""
+    if isinstance(given, (str, bytes)):
+        raise ConfigError(f"{what} must be a collection, not {given!r}; try {what}=[{given!r}]")
+
+
+def check_encodable(what: str, text: str) -> None:
+    if text.isascii():
+        if "\0" in text:
+            raise ConfigError(f"{what} must not contain a NUL character")
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} ({text!r:.80}) can't be encoded as UTF-8") from error
+    if "\0" in text:
+        raise ConfigError(f"{what} must not contain a NUL character")

@@ -1,0 +1,67 @@
+"""Exceptions as text that outlives their process and that every store can keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tenure._queue.checks import TEXT_MAX
+
+TRACEBACK_MAX = 16_384
+TRACEBACK_BRIEF = 1_024
+"""So much is kept of the traceback of a delivery that is neither the first nor the last allowed: so the history of a
+message that failed fifty times stays below 100 KB."""
+MESSAGE_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, as text that outlives its process."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, most: int = TRACEBACK_MAX) -> Failure:
+        """Write down *error*; of a traceback longer than *most* characters its end is kept, which says what happened.
+
+        Nothing that the exception's own methods do comes out of this.
+        """
+        told = traceback_of(error)
+        if len(told) > most:
+            told = "…" + told[-most:]
+        return cls(storable(name_of(error))[:TEXT_MAX], storable(text_of(error)[:MESSAGE_MAX]), storable(told))
+
+
+def traceback_most(deliveries: int, max_deliveries: int) -> int:
+    """Return how many characters to keep of the traceback of the delivery with this number."""
+    return TRACEBACK_MAX if deliveries == 1 or deliveries >= max_deliveries else TRACEBACK_BRIEF
+
+
+def name_of(error: BaseException) -> str:
+    """Return the full name of the type of *error*."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note in its place if the exception's own ``__str__`` fails, in whatever way."""
+    try:
+        return str.__str__(str(error))  # never a subclass of str, which could have methods of its own
+    except BaseException:
+        return "(its text could not be had)"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of *error* as text, or a note in its place if it can't be had."""
+    from traceback import format_exception  # dear to import, and seldom needed
+
+    try:
+        return "".join(format_exception(error))
+    except BaseException:  # __str__ and __notes__ are forgiven by the module itself, but not everything they can raise
+        return f"{name_of(error)}: (its traceback could not be had)"
+
+
+def storable(text: str) -> str:
+    """Return *text* with what no store would take (lone surrogates, NUL) escaped."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
