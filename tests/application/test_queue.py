@@ -86,11 +86,11 @@ async def test_chores_that_another_loop_begins_meanwhile_do_no_harm_to_the_end_o
 
     class Chore(asyncio.Task[None]):
         def get_loop(self) -> asyncio.AbstractEventLoop:
-            context._chores.add(other)  # another thread may come in wherever there is a call
+            context._chores.keep(other)  # another thread may come in wherever there is a call
             return super().get_loop()
 
     other = asyncio.ensure_future(asyncio.sleep(0.0))
-    context._chores.add(Chore(asyncio.sleep(0.0), loop=town.loop))
+    context._chores.keep(Chore(asyncio.sleep(0.0), loop=town.loop))
     await context.rest()
 
 

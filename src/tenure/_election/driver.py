@@ -36,6 +36,7 @@ from tenure._election.store import LeaseStore
 from tenure._lease import Grant, HeldBy, Metadata, NoAnswer, Vacant
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import LoopProbe
+from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError, Unavailable, in_words
 from tenure.events import Event, Reason
 
@@ -233,7 +234,7 @@ class Driver:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.candidacies: set[Candidacy] = set()
         self._due: list[_DueRenewal] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._probes: dict[asyncio.AbstractEventLoop, LoopProbe] = {}
         self._watches: set[asyncio.Event] = set()
         self._is_closing = False
@@ -274,9 +275,7 @@ class Driver:
                 self._fail_all()
         if self._suspend_watch:
             self._suspend_watch.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel_all()
 
     def _fail_all(self) -> None:
         for candidacy in list(self.candidacies):
@@ -284,10 +283,7 @@ class Driver:
             candidacy.fail(Unavailable(f"the backend was closed while {cause}; the lease is left to run out"))
 
     def spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self.loop.create_task(call)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.keep(self.loop.create_task(call))
 
     def probe_of(self, loop: asyncio.AbstractEventLoop) -> LoopProbe:
         """Return the probe of *loop*, shared by all candidates whose work runs there."""

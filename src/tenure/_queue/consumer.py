@@ -60,6 +60,7 @@ from tenure._queue.retry import Reject, Retry
 from tenure._queue.session_pump import SessionPump
 from tenure._queue.verdicts import GIVE_BACK, Lapsed, Settled, Settlement, Verdict
 from tenure._runtime.signals import on_shutdown_signal
+from tenure._runtime.tasks import Tasks
 from tenure._timing import Timing
 from tenure.errors import LockLost
 from tenure.events import (
@@ -92,7 +93,7 @@ class Consumer:
         self._pump = self._new_pump()
         self._workers: list[_Worker] = []
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._turning = False
         self._events: list[PumpInput] = []  # for the end of this turn of the loop
         self._subscription: Subscription | None = None  # among those who wait for messages
@@ -437,9 +438,7 @@ class Consumer:
     # --- beginning and end ---
 
     def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.keep(self._loop.create_task(work))
 
     async def _stop_with(self, stop: asyncio.Event) -> None:
         await stop.wait()

@@ -35,6 +35,7 @@ from tenure._queue.verdicts import (
 )
 from tenure._runtime.clock import Clock
 from tenure._runtime.renewal_thread import RenewalThread
+from tenure._runtime.tasks import Tasks
 from tenure._telemetry.hook import call_hook
 from tenure._telemetry.log import is_logged, log_event
 from tenure.errors import ConfigError, LockLost, TenureError, Unavailable
@@ -75,7 +76,7 @@ class QueueContext:
     rng: random.Random = field(default_factory=random.Random)
     purge_at: float = 0.0
     """When to look again for dead letters whose time is over."""
-    _chores: set[asyncio.Task[None]] = field(default_factory=set)
+    _chores: Tasks = field(default_factory=Tasks)
     hints: HintSubscriptions = field(default_factory=HintSubscriptions)
     """Where hints are heard, shared by all queues of one backend."""
     _failures: set[str] = field(default_factory=set)
@@ -117,10 +118,7 @@ class QueueContext:
         self._begin_chore(self._purge(), "tenure-dead-retention")
 
     def _begin_chore(self, chore: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        begun = asyncio.get_running_loop().create_task(chore, name=name)
-        self._chores.add(begun)
-        begun.add_done_callback(self._chores.discard)
-        return begun
+        return self._chores.spawn(chore, name)
 
     async def handled(self, ids: Sequence[str]) -> list[bool]:
         """Tell which *ids* the inbox remembers, in whichever form an older tenure or this one has noted them."""
@@ -140,8 +138,7 @@ class QueueContext:
 
     async def rest(self) -> None:
         """Let what :meth:`look_after` has begun on this loop come to an end."""
-        here = asyncio.get_running_loop()
-        if chores := {one for one in list(self._chores) if one.get_loop() is here}:  # other loops begin and end theirs
+        if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
     def why_unanswered(self, error: BaseException) -> str | None:

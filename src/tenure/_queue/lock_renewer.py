@@ -22,6 +22,7 @@ from tenure._queue.effects import (
 )
 from tenure._queue.failures import name_of, text_of
 from tenure._queue.locks import Locks
+from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 TIMER_MAX = 1.0
@@ -42,7 +43,7 @@ class LockRenewer:
         self._locks = locks
         self._hear = hear
         self._home = asyncio.get_running_loop()  # where the handlers run
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -67,8 +68,8 @@ class LockRenewer:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=1.0)
+        if tasks := list(self._tasks):
+            _, late = await asyncio.wait(tasks, timeout=1.0)
             for task in late:
                 task.cancel()
 
@@ -112,6 +113,4 @@ class LockRenewer:
                 self._hear(message)
 
     def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.keep(self._loop.create_task(work))

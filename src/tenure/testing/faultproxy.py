@@ -29,6 +29,8 @@ from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
+from tenure._runtime.tasks import Tasks
+
 __all__ = ["FaultProxy", "late"]
 
 Way = Literal["up", "down"]
@@ -45,7 +47,7 @@ class FaultProxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._links: set[_Link] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._refusing = False
         self._resets = 0
         self.gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
@@ -143,8 +145,7 @@ class FaultProxy:
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.keep(task)
         if self._refusing:
             _reset(writer)
             return

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from tenure._backends.azure_storage.client import on_loop
+from tenure._runtime.tasks import Tasks
 
 CLOSE_WAIT = 2.0
 """Seconds that the tasks have to finish when the backend is closed."""
@@ -15,23 +16,19 @@ class Background:
     """Keeps tasks until they are done: a loop alone would let them be collected."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Let *task* run to its end; its exception is dropped."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._tasks.keep(task).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def close(self) -> None:
         """Give the tasks of every loop a moment to finish, then cancel them."""
-        for loop in {task.get_loop() for task in list(self._tasks)}:
+        for loop in self._tasks.loops():
             await on_loop(loop, self._finish)
 
     async def _finish(self) -> None:
-        here = asyncio.get_running_loop()
-        tasks = {task for task in list(self._tasks) if task.get_loop() is here}
-        if not tasks:
+        if not (tasks := self._tasks.here()):
             return
         _, late = await asyncio.wait(tasks, timeout=CLOSE_WAIT)
         for task in late:

@@ -40,6 +40,7 @@ from tenure._backends.peers.seal import (
 from tenure._backends.peers.transport import CROWDED, Counts, Deliver
 from tenure._backends.peers.wire import Malformed, Message, decode, encode
 from tenure._jitter import Rng, later
+from tenure._runtime.tasks import Tasks
 from tenure.errors import Unavailable
 
 OUTBOX_MAX = 1_048_576
@@ -127,7 +128,7 @@ class TcpTransport:
         self._listen_at = listen
         self._listener = listener
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._outboxes: dict[int, Outbox] = {}
         self._reachable: dict[int, asyncio.Event] = {}
         self._strangers: dict[asyncio.Task[None], None] = {}
@@ -161,16 +162,11 @@ class TcpTransport:
         if self._server is not None:
             await _stop_accepting(self._server)
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel_all()
         self._outboxes.clear()
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(call)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.spawn(call)
 
     # --- incoming connections ---
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tenure._backends.postgres.connections import on_loop
 from tenure._backends.postgres.functions import QueueFunctions
+from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 TIDY_AFTER = 200
@@ -47,7 +48,7 @@ class Housekeeping:
         self._used: dict[str, tuple[int, float]] = {}  # statements since a queue was tidied, and when that was
         self._received: dict[str, Received] = {}
         self._raising: set[str] = set()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._chores = Tasks()
 
     def note_use(self, queue: str) -> None:
         """Count a statement, and begin to tidy the queue if it is time to, in a task beside the caller's."""
@@ -99,21 +100,17 @@ class Housekeeping:
             self._raising.discard(queue)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        chore = asyncio.get_running_loop().create_task(work, name="tenure-postgres-tidy")
-        self._chores.add(chore)
-        chore.add_done_callback(self._chores.discard)
+        self._chores.spawn(work, "tenure-postgres-tidy")
 
     async def _tidy(self, queue: str) -> None:
         with suppress(TenureError):  # it can wait
             await self._functions.call("tidy", queue)
 
     async def rest(self) -> None:
-        here = asyncio.get_running_loop()
-        chores = {chore for chore in list(self._chores) if chore.get_loop() is here}
-        if chores:
+        if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
     async def close(self) -> None:
         """Let the housekeeping that was begun come to an end."""
-        for loop in {chore.get_loop() for chore in list(self._chores)}:  # other loops begin and end theirs
+        for loop in self._chores.loops():
             await on_loop(loop, self.rest)

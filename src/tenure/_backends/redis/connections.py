@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 
 from tenure._backends.redis.address import Address, Endpoint, Options
 from tenure._backends.redis.scripts import Answer, Argument, Call
+from tenure._runtime.tasks import Tasks
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class LoopConnections:
         self.redis: aioredis.Redis = self._connect(address, options)
         self._has_idle = False
         self._left: set[aioredis.Redis] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     async def ask(self, request: Callable[[aioredis.Redis], Awaitable[T]], limit: asyncio.Timeout) -> T:
         """Return the result of *request* within *limit*."""
@@ -85,9 +86,7 @@ class LoopConnections:
     def _close_left(self, redis: aioredis.Redis) -> None:
         if redis in self._left:
             self._left.discard(redis)
-            closing = asyncio.ensure_future(_disconnect_idle(redis))
-            self._closing.add(closing)  # a loop holds its tasks only weakly
-            closing.add_done_callback(self._closing.discard)
+            self._closing.spawn(_disconnect_idle(redis))
 
     async def close(self) -> None:
         """Close every connection."""

@@ -27,6 +27,7 @@ from tenure._backends.redis.address import Endpoint
 from tenure._backends.redis.client import Client
 from tenure._backends.redis.connections import on_loop
 from tenure._runtime.notifier import Listener, Notifier
+from tenure._runtime.tasks import Tasks
 from tenure.errors import TenureError
 
 HEARTBEAT = 5.0
@@ -109,7 +110,7 @@ class Subscriber:
         self._pause = PAUSE_FIRST
         self._channels: dict[str, WeakSet[Subscription]] = {}
         self._pubsub: PubSub | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._listening: asyncio.Task[None] | None = None
         self.is_refused = False
         """Whether the server refused this user's last attempt to subscribe."""
@@ -130,9 +131,7 @@ class Subscriber:
         """Stop listening."""
         for timer in self._later.values():
             timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel_all()
 
     async def _listen(self) -> None:
         while self._channels:
@@ -240,7 +239,4 @@ class Subscriber:
                 await self._subscribe(pubsub, channel)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(call)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.spawn(call)
