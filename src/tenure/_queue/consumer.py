@@ -277,7 +277,11 @@ class Consumer:
                 for worker in self._workers:
                     worker.cancel(why)
             case Accept(ask):
-                self._spawn(self._accept(ask))
+                # Of several requests at a time, the first is the one that a hint has called for.
+                subscription = self._subscription if self._subscription and not self._subscription.is_asking else None
+                if subscription is not None:
+                    subscription.asks()
+                self._spawn(self._accept(ask, subscription))
             case ReceiveIn(ask, session):
                 self._spawn(self._receive_in(ask, session))
             case Release(ask, session):
@@ -307,12 +311,8 @@ class Consumer:
                 self._subscription.answered(bool(claim.deliveries), claim.due_in)
         self._feed(Claimed(ask, claim.deliveries, claim.due_in))
 
-    async def _accept(self, ask: int) -> None:
+    async def _accept(self, ask: int, subscription: Subscription | None) -> None:
         context = self._context
-        # Of several questions at a time, the first is the one that a hint has called for.
-        subscription = self._subscription if self._subscription and not self._subscription.is_asking else None
-        if subscription is not None:
-            subscription.asks()
         try:
             context.look_after()
             answer = await context.broker.accept(context.name, None, self._settings.timing.ttl)
@@ -366,6 +366,8 @@ class Consumer:
         why = self._context.why_unanswered(error)
         if why is None:
             if isinstance(error, asyncio.CancelledError):  # by us, at the end
+                if not self._has_ended:  # by whoever ends the loop: the machine waits for each answer
+                    self._feed(Answered(ask, NoAnswer("the request was cancelled")))
                 raise error
             self._fail(error)
         else:
@@ -381,6 +383,8 @@ class Consumer:
     def _report(self, settlement: Settlement, answer: Settled | Lapsed | None, why: str | None) -> None:
         delivery, verdict = settlement
         if answer is None:
+            if (back_at := self._context.back_at(verdict, None)) is not None:
+                self._pump.abandoned(back_at)
             self._context.emit(event_of(ResultDiscarded, self._context, delivery, "unanswered"))
             error = LockLost(
                 f"session {delivery.session!r} of {delivery.queue!r} was lost before there was an answer to its "

@@ -135,6 +135,7 @@ class Pump:
         self._claim_limit = 0
         self._claim_most = NEVER  # not more than this in one claim: the broker could not answer one of twice as many
         self._claim_at = now  # when to claim next, if there is room
+        self._not_before = -NEVER  # not sooner than this, whatever is hinted
         self.retry_at = -NEVER  # by then, all that was abandoned has come back
         self._nothing = 0  # claims in a row that brought nothing
         self._hinted = False
@@ -292,7 +293,7 @@ class Pump:
                 pass
             case Hint():
                 self._hinted = True
-                self._claim_at = min(self._claim_at, now)
+                self._claim_at = min(self._claim_at, max(now, self._not_before))
             case Claimed(ask, deliveries, due_in):
                 self._claimed(ask, deliveries, due_in, now, effects)
             case Answered(ask, answers):
@@ -406,9 +407,9 @@ class Pump:
     def _claim_next(self, more: bool, due_in: float | None, now: float) -> None:
         """Set when to claim next: at once if there may be *more*, else when time or a hint brings something."""
         if more or self._hinted:
-            self._claim_at = now
+            self._claim_at = max(now, self._not_before)
         else:
-            self._claim_at = now + self._pause(due_in)
+            self._claim_at = max(now + self._pause(due_in), self._not_before)
             if self.retry_at > now:  # the store may not tell, and nobody else may look
                 self._claim_at = min(self._claim_at, self.retry_at)
 
@@ -505,7 +506,7 @@ class Pump:
             self._groups.pop(group.token, None)
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        retry = self._retry_in()
+        retry = self._retry_in(self._misses)
         if ask == self._claiming:
             self._claiming = 0
             self._misses += 1
@@ -521,9 +522,9 @@ class Pump:
         self._unsettled[:0] = settlements
         effects.append(Emit(BrokerUnanswered(now, self.name, self._holder, "settle", why)))
 
-    def _retry_in(self) -> float:
-        """Return how long to wait before what had no answer is asked again."""
-        return later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(self._misses, 6)
+    def _retry_in(self, misses: int) -> float:
+        """Return how long to wait before what had no answer so many times is asked again."""
+        return later(self.settings.timing.retry_every / 4, self._rng) * 1.5 ** min(misses, 6)
 
     # --- what the locks say ---
 

@@ -40,7 +40,7 @@ from tenure._queue.effects import (
     Report,
     Serve,
 )
-from tenure._queue.lock_group import JUDGED, LockGroup, Why, named
+from tenure._queue.lock_group import JUDGED, NEVER, LockGroup, Why, named
 from tenure._queue.message import Delivery, SessionLock, Token
 from tenure._queue.pump import Pump, State
 from tenure._queue.pump_settings import PumpSettings, sure_until
@@ -62,6 +62,8 @@ class HeldSession:
     is_doubtful: bool = False
     """To be released, not received in again: its lock was nearly over, a handler was told to stop, or nobody knows what
     was received."""
+    closed: set[int] = field(default_factory=set)
+    """Messages that their handler has settled by itself, and that are watched until it ends."""
     undecided: set[int] = field(default_factory=set)
     """Messages of which was reported that their verdict may stand or not."""
 
@@ -91,6 +93,7 @@ class SessionPump(Pump):
         self._to_release: list[tuple[SessionLock, float]] = []  # and until when that makes sense
         self._releasing: dict[int, tuple[SessionLock, float]] = {}
         self._release_at = now
+        self._receive_misses = 0  # receives in a row that had no answer
 
     @property
     def wake_at(self) -> float:
@@ -141,7 +144,10 @@ class SessionPump(Pump):
         if session is not None:
             self._lose(session)
             session.is_serving = False
+            session.closed.clear()
         super().forget(delivery)
+        if session is not None:
+            self._go_on_with(session)
 
     def _close(self, group: LockGroup, count: int = 1) -> None:
         if (session := self._sessions.get(group.token)) is not None:
@@ -151,6 +157,26 @@ class SessionPump(Pump):
         """If nothing of *session* is under way, see to what comes next; soon."""
         if session.is_idle:
             self._ready.append(session)
+
+    def settled(self, delivery: Delivery) -> bool:
+        """Note that a message was settled, or lost, as :meth:`Pump.settled`. Its handler runs on, and is watched."""
+        session = self._sessions.get(delivery.token)
+        if session is None or not session.is_serving:
+            return super().settled(delivery)
+        entry = session.group.running.get(delivery.sequence)
+        if entry is None or entry[1] == JUDGED or delivery.sequence in session.closed:
+            return False
+        session.closed.add(delivery.sequence)
+        return delivery.sequence not in session.group.stopped
+
+    def judge(self, delivery: Delivery, verdict: Verdict) -> bool:
+        """Pass *verdict*, as :meth:`Pump.judge`; False if the handler has settled the message by itself."""
+        session = self._sessions.get(delivery.token)
+        if session is not None and delivery.sequence in session.closed:
+            session.closed.discard(delivery.sequence)
+            session.group.running.pop(delivery.sequence, None)
+            return False
+        return super().judge(delivery, verdict)
 
     # --- what comes in ---
 
@@ -227,7 +253,8 @@ class SessionPump(Pump):
             return
         if session.is_lost:
             self._drop(session)
-        elif self.state is State.RUNNING and not session.is_doubtful:
+        # What the locks have noted of a delivery must not be taken for the next one of the same message.
+        elif self.state is State.RUNNING and not session.is_doubtful and not session.group.ended:
             self._asked += 1
             session.is_receiving = True
             self._receiving[self._asked] = session
@@ -237,7 +264,8 @@ class SessionPump(Pump):
 
     def _received(self, session: HeldSession, event: Claimed, now: float, effects: list[PumpEffect]) -> None:
         session.is_receiving = False
-        self._misses = 0
+        self._misses = self._receive_misses = 0
+        self._not_before = -NEVER
         if session.is_lost:
             self._drop(session)
         elif not event.deliveries:
@@ -288,7 +316,8 @@ class SessionPump(Pump):
         elif ask in self._releasing:
             del self._releasing[ask]
             self._misses = 0
-            self._claim_at = min(self._claim_at, now)  # what was sent into it since is news to nobody else
+            # What was sent into it since is news to nobody else.
+            self._claim_at = min(self._claim_at, max(now, self._not_before))
         else:
             asked = self._settling.get(ask, ())
             super()._answered(ask, answers, now, effects)
@@ -296,7 +325,7 @@ class SessionPump(Pump):
                 self._report_undecided(asked, effects)
 
     def _unanswered(self, ask: int, why: str, now: float, effects: list[PumpEffect]) -> None:
-        again_at = now + self._retry_in()
+        again_at = now + self._retry_in(max(self._misses, self._receive_misses))
         what = None
         if ask in self._accepting:
             what = "accept"
@@ -309,6 +338,9 @@ class SessionPump(Pump):
             session.is_receiving = False
             session.is_doubtful = True  # nobody knows what was handed out: with the session, it goes back
             self._ready.append(session)
+            # It is free in a moment, and would be had again at once; an accept that is answered says nothing of this.
+            self._receive_misses += 1
+            self._not_before = again_at
             self._claim_at = max(self._claim_at, again_at)
         elif ask in self._releasing:
             what = "release"
