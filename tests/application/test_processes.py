@@ -106,7 +106,7 @@ def test_a_script_that_would_consume_in_each_process_is_told_so(session: str | N
 
 def test_a_process_without_children_is_refused(tmp_path: Path) -> None:
     told = told_by(UNFIT.replace("SESSION", "None").replace("3600", "0") + DAEMONIC, tmp_path)
-    assert "refused: run_in='process' makes processes, which the daemonic process" in told
+    assert "refused: run_in='process' makes processes, but the daemonic process" in told
     assert "0 0 [1]" in told
 
 
@@ -131,7 +131,7 @@ def test_a_handler_that_a_process_cannot_load_ends_the_consumer(session: str | N
         asyncio.run(main())
     """
     told = told_by(program + textwrap.dedent(guarded), tmp_path)
-    assert "refused: a process can't load the handler, for AttributeError" in told
+    assert "refused: a process can't load the handler: AttributeError" in told
     assert "define it at the top of a module" in told
     assert session is not None or told.endswith("0 0 [1]\n")  # given back, uncounted
 
@@ -189,7 +189,7 @@ def test_no_trouble_in_making_a_process_counts(
             assert {type(error) for error in failures} == {NotBegun}
             assert (await queue.stats()).dead == 0
             assert [type(event) for event in events] == [HandlerNotBegun] * len(failures)
-            assert "could not be started (no process could be made for the handler, for ValueError" in caplog.text
+            assert "could not be started (no process could be made for the handler: ValueError" in caplog.text
 
     asyncio.run(main())
 

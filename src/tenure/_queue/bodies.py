@@ -1,6 +1,6 @@
-"""JSON and typed bodies: a thin layer over bytes, which :mod:`tenure._queue.typed` does the work for.
+"""JSON and typed bodies: a thin layer over bytes; :mod:`tenure._queue.typed` does the work.
 
-No envelope and no type names on the wire: what is sent is the JSON that any client would send.
+No envelope and no type names on the wire: the body is the JSON that any client would send.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JSON_TYPE = "application/json"
 
 
 def encode(value: object) -> bytes:
-    """Return *value* as JSON: what ``json`` takes, and what :func:`decode` reads.
+    """Return *value* as JSON, for ``json=`` and for :func:`decode` to read.
 
     Raises:
         ConfigError: It holds something that has no JSON form.
@@ -29,7 +29,7 @@ def encode(value: object) -> bytes:
             return body
         try:
             return _dumps(value)
-        except TypeError:  # a key that is no text, perhaps; or it is told where it can't be written
+        except TypeError:  # perhaps a key that is no text; if not, the next try names the place
             return _dumps(spelled_out(value))
     except RecursionError as error:  # its repr would be one more
         raise ConfigError(f"json, a {type(value).__name__}, is nested too deeply, or in itself") from error

@@ -1,4 +1,4 @@
-"""How a handler is run: async ones on the loop, plain functions in threads, heavy ones in processes."""
+"""Running a handler: async ones on the loop, plain functions in threads, heavy ones in processes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Served = Callable[[Message], Awaitable[object]]
 """Calls the handler, and returns what it returns; of one in a thread or a process, also the exception it raises."""
 
 PAUSE = 1.0
-"""Seconds before another try when no process could be made."""
+"""Seconds before another try after no process could be made."""
 
 KILL_SHARE = 0.25
-"""Which share of the grace stays, after a process has ended itself, until the lock is not believed any more."""
+"""The share of the grace that is left, after a process has ended itself, until the lock counts as over."""
 
 CALLING: ContextVar[object | None] = ContextVar("tenure_calling", default=None)
-"""The consumer that calls the handler in which we are, or what was started from there; None outside of handlers."""
+"""The consumer that calls the handler of this context, also in tasks that it starts; None outside of handlers."""
 
 
 class RanOn(asyncio.CancelledError):
-    """A handler was cancelled, and ended in its thread all the same: with this *outcome*, an exception or a result."""
+    """A handler was cancelled, but its thread ran to the end, with this *outcome*: an exception or a result."""
 
     def __init__(self, outcome: object) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class RanOn(asyncio.CancelledError):
 
 
 class Keeping(Protocol):
-    """Who keeps the locks while handlers run. Asked in any thread."""
+    """Keeps the locks while handlers run. Called from any thread."""
 
     @property
     def timing(self) -> Timing:
@@ -58,19 +58,19 @@ class Keeping(Protocol):
         ...
 
     def remaining(self, message: Message) -> float:
-        """Return for how many seconds the lock of *message* may be believed, if nothing more is heard."""
+        """Return for how many seconds the lock of *message* is safe to rely on without another renewal."""
         ...
 
 
 class Handlers:
-    """A handler, made callable on the loop, and what is needed to run it.
+    """A handler, made callable on the loop, with the threads or processes that run it.
 
     Args:
         handler: ``handler(message)``, async or not.
-        run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` wants a function that can be
+        run_in: ``"auto"`` runs async ones on the loop and others in threads; ``"process"`` needs a function that can be
             imported, and gives it the message without verbs.
         concurrency: How many run at once.
-        keeping: Says how long a process may go on by itself.
+        keeping: Says for how long a process may go on by itself.
     """
 
     def __init__(self, handler: Handler, run_in: RunIn, concurrency: int, keeping: Keeping) -> None:
@@ -98,11 +98,11 @@ class Handlers:
         )
 
     def is_left_behind(self, delivery: Delivery) -> bool:
-        """Tell whether a thread still works on *delivery*, although whoever waited for it has given up."""
+        """Tell whether a thread still works on *delivery*, although no task waits for it any more."""
         return (delivery.token, delivery.sequence) in self._left
 
     def close(self) -> None:
-        """Let go of threads and processes; what still runs there is not waited for."""
+        """Shut down threads and processes; don't wait for handlers that still run there."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
@@ -132,7 +132,7 @@ class Handlers:
         return outcome
 
     def _until(self, message: Message) -> float:
-        """Return when a handler that still runs is to be ended by its own process, which may be alone by then."""
+        """Return when a process ends its handler if that still runs; the consumer may be gone by then."""
         now = CLOCK.now()  # before we ask what remains: never too late
         return now + self._keeping.remaining(message) - KILL_SHARE * self._keeping.timing.grace
 
@@ -144,16 +144,18 @@ class Handlers:
     async def _end_of(self, message: Message, running: Future[Any], stop: Callable[[], None] | None = None) -> Any:
         """Return the result of *running*. If we are cancelled, *stop* it.
 
-        Its end is awaited all the same, for a thread can't be stopped. A second cancellation leaves it behind.
+        Its end is still awaited, as a thread can't be stopped. A second cancellation leaves it behind.
 
         Raises:
-            RanOn: We were cancelled, and its end was neither brought about by that nor left behind.
+            RanOn: We were cancelled, and it ran to its own end while we waited.
         """
         ended = asyncio.wrap_future(running)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # so that nobody complains
+            ended.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # or asyncio logs an exception never retrieved
             if not running.cancel():
                 if stop is not None:
                     stop()
@@ -175,7 +177,7 @@ class Handlers:
 def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return what *call* returns, or the exception that it raises.
 
-    A future can't carry every exception: of StopIteration it would never be done, CancelledError seems to be its own,
+    A future can't carry every exception: StopIteration would never complete it, CancelledError looks like its own,
     and SystemExit would end the loop.
     """
     try:
@@ -185,7 +187,7 @@ def outcome_of(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def is_awaitable(outcome: object) -> TypeGuard[Awaitable[object]]:
-    """Tell whether *outcome* can be awaited. Only its type is asked: it may claim to be of any class, or fail on it."""
+    """Tell whether *outcome* can be awaited, by its type only: the object may lie about its class, or raise."""
     return hasattr(type(outcome), "__await__")
 
 
@@ -193,19 +195,19 @@ def _ran_on(ended: Future[Any]) -> RanOn | None:
     result = ended.result()
     if not is_awaitable(result):
         return RanOn(result)
-    if inspect.iscoroutine(result):  # of a function that only looks plain: there is no time to await it any more
+    if inspect.iscoroutine(result):  # from a function that only looks plain; there is no time left to await it
         result.close()
     return None
 
 
 def _block(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run what *start* makes on the consumer's loop, and block this thread until it has ended."""
+    """Run the coroutine that *start* makes on the consumer's loop, and block this thread until it ends."""
     question = start()
     try:
         asking = asyncio.run_coroutine_threadsafe(question, loop)
     except RuntimeError as error:  # the loop is closed
         question.close()
-        raise Unavailable("the consumer has ended, and its loop with it; the message is no longer in hand") from error
+        raise Unavailable("the consumer and its loop have ended; the message is no longer in hand") from error
     return asking.result()
 
 
@@ -219,18 +221,18 @@ def _check_may_have_children() -> None:
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         why = (
-            "run_in='process' runs this script once more in each process it makes, and that one would consume as well; "
-            "put what starts the script under: if __name__ == '__main__':"
+            "run_in='process' runs this script once more in each process it makes, which would consume as well; "
+            "put the code that starts the script under: if __name__ == '__main__':"
         )
-        if process.name == NAME:  # made by a consumer: there is nobody here who could learn from an exception
+        if process.name == NAME:  # made by a consumer: no caller here could handle an exception
             sys.stderr.write(f"tenure: {why}\n")
             sys.stderr.flush()
             os._exit(UNGUARDED)
         raise ConfigError(why)
     if process.daemon:
         raise ConfigError(
-            f"run_in='process' makes processes, which the daemonic process {process.name!r} may not; "
-            "make that one with daemon=False, or use run_in='thread'"
+            f"run_in='process' makes processes, but the daemonic process {process.name!r} may not; "
+            "start it with daemon=False, or use run_in='thread'"
         )
 
 
@@ -239,7 +241,7 @@ def _check_portable(handler: Handler) -> None:
         pickle.dumps(handler)
     except Exception as error:
         raise ConfigError(
-            f"run_in='process' wants a function that another process can import, not {handler!r:.80} ({error}); "
+            f"run_in='process' needs a function that another process can import, not {handler!r:.80} ({error}); "
             "define it at the top of a module"
         ) from error
     main = sys.modules["__main__"]
@@ -248,13 +250,13 @@ def _check_portable(handler: Handler) -> None:
     file = getattr(main, "__file__", None)
     if file is not None and not os.path.exists(file):  # python - < file
         raise ConfigError(
-            f"run_in='process' runs this script once more in each process, and there is no file {file!r}; "
+            f"run_in='process' runs this script once more in each process, but there is no file {file!r}; "
             "put the script into a file"
         )
     while isinstance(handler, functools.partial):
         handler = handler.func
     if file is None and getattr(handler, "__module__", None) == "__main__":  # python -c, or a notebook
         raise ConfigError(
-            f"run_in='process' wants a function that another process can import, and {handler!r:.80} is in no file; "
+            f"run_in='process' needs a function that another process can import, but {handler!r:.80} is in no file; "
             "define it at the top of a module"
         )

@@ -1,4 +1,4 @@
-"""The hints of one backend, heard once on each event loop, and shared by all who wait there.
+"""The hints of one backend, received once on each event loop, and shared by all waiters there.
 
 One task listens for each queue. Which waiters it wakes is decided by :class:`~tenure._queue.waiters.Waiters`, one for
 each kind of question: a hint that wakes a ``receive`` also wakes an ``accept``, which asks for something else.
@@ -14,10 +14,10 @@ from tenure._queue.broker import Broker
 from tenure._queue.waiters import Waiters
 
 MESSAGES = "messages"
-"""The kind of those who ask for any messages of the queue."""
+"""The kind of waiters that ask for any messages of the queue."""
 
 SESSIONS = ("session", None)
-"""The kind of those who ask for the next free session of the queue."""
+"""The kind of waiters that ask for the next free session of the queue."""
 
 LISTEN_AGAIN = 1.0
 """Seconds after which hints are listened for again when they have ended."""
@@ -26,18 +26,18 @@ _Queues = dict[str, "_Queue"]
 
 
 class HintSubscriptions:
-    """Who waits for which queue, by event loop."""
+    """The waiters of each queue, by event loop."""
 
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queues] = WeakKeyDictionary()
 
     def join(self, broker: Broker, queue: str, kind: Hashable, wake: Callable[[], bool]) -> Subscription:
-        """Return a place among those on this loop who wait for *queue*. It misses no hint from this call on.
+        """Subscribe a waiter on this loop to hints for *queue*. It misses no hint from this call on.
 
         Args:
             broker: Where hints come from.
             queue: The queue that they are about.
-            kind: What the waiter asks; those of one kind ask the same.
+            kind: The waiter's question; waiters of one kind ask the same.
             wake: Called to let it ask at once, or as soon as it can. Returns whether it asks at once.
         """
         loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ class HintSubscriptions:
 
 
 class Subscription:
-    """A waiter's place; each verb is called on its loop."""
+    """A waiter's subscription; each verb is called on its loop."""
 
     __slots__ = ("_line", "_waiter")
 
@@ -85,7 +85,7 @@ class Subscription:
 
 
 class _WaiterGroup:
-    """Those of one kind, with a timer for what time brings: who has heard of it may be busy by then, or gone."""
+    """The waiters of one kind, with a timer for delayed messages: the waiter that knows may then be busy or gone."""
 
     def __init__(self, queue: _Queue, kind: Hashable) -> None:
         self.waiters: Waiters = Waiters()
@@ -94,7 +94,7 @@ class _WaiterGroup:
         self._timer: asyncio.TimerHandle | None = None
 
     def due(self, seconds: float) -> None:
-        """Give a hint after so many *seconds*, if others than the one who says so wait here."""
+        """Give a hint after *seconds*, if others than the caller wait here."""
         if len(self.waiters) < 2:
             return
         loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class _WaiterGroup:
 
 
 class _Queue:
-    """The task that listens for one queue on one loop, while anybody waits."""
+    """The task that listens for one queue on one loop, while it has waiters."""
 
     def __init__(self, broker: Broker, name: str, queues: _Queues) -> None:
         self._broker = broker
@@ -130,18 +130,18 @@ class _Queue:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nobody listens any more."""
+        """Whether the task has ended."""
         return self._listening.done()
 
     def line(self, kind: Hashable) -> _WaiterGroup:
-        """Return the line of those of one *kind*."""
+        """Return the waiters of one *kind*."""
         line = self._lines.get(kind)
         if line is None:
             line = self._lines[kind] = _WaiterGroup(self, kind)
         return line
 
     def forget(self, kind: Hashable, line: _WaiterGroup) -> None:
-        """Note that nobody waits in *line*."""
+        """Note that *line* has no waiters."""
         if self._lines.get(kind) is line:
             del self._lines[kind]
         if not self._lines:
@@ -161,7 +161,7 @@ class _Queue:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                # Hints may be absent, whatever the reason; those who wait look again in their own time.
+                # Hints may be absent for any reason; waiters also look again in their own time.
             hints = None
             await asyncio.sleep(LISTEN_AGAIN)
 

@@ -1,4 +1,4 @@
-"""The error hook of a consumer: called at every failure, and unable to cost more than the call."""
+"""The error hook of a consumer: called at every failure; a failing or hanging hook harms no handler."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tenure._runtime.threads import DaemonThreads
 OnError = Callable[[Message, BaseException], Awaitable[None] | None]
 
 HOOK_MAX = 10.0
-"""Seconds for an error hook that is async to end in; its message is in hand all the while."""
+"""Seconds that an async error hook may take; its message stays in hand meanwhile."""
 
 HOOKS_AT_ONCE = 8
-"""So many calls of a hook run at once in threads; those that never end take the place of others."""
+"""The most calls of a hook that run in threads at once; a call that never ends keeps its thread."""
 
 FAILED = "the error hook of a tenure consumer failed"
 
 
 class ThreadedHook:
-    """An error hook that is called in threads: on the consumer's loop, one that blocks would stop all handlers."""
+    """An error hook that is called in threads: a blocking one on the consumer's loop would stop all handlers."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -47,14 +47,14 @@ class ThreadedHook:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Tell whether *error* may be a Ctrl-C, that comes wherever the main thread is: in a handler, or in a hook."""
+    """Tell whether *error* may be a Ctrl-C, raised wherever the main thread is: in a handler, or in a hook."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 async def complain(on_error: OnError | None, message: Message, error: BaseException) -> BaseException | None:
-    """Tell the error hook, and return a Ctrl-C that it was met by, which is to end the consumer.
+    """Call the error hook, and return a Ctrl-C that interrupts it, which must end the consumer.
 
-    Every other exception is the loop's to report; a hook that does not end is left behind.
+    Any other exception is reported to the loop's exception handler; a hook that does not end is left behind.
     """
     if on_error is None:
         return None
@@ -86,7 +86,7 @@ def _interrupt_or_reported(failed: BaseException) -> BaseException | None:
 
 
 async def _failure_of(answer: Awaitable[Any]) -> BaseException | None:
-    """Await *answer*, and return what it raised: as an exception of a task, some would end the loop."""
+    """Await *answer*, and return the exception it raises: raised by a task, some would end the loop."""
     try:
         await answer
     except GeneratorExit:  # perhaps the hook's own, perhaps the end of the loop

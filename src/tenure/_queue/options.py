@@ -1,4 +1,4 @@
-"""How a handler is to be served: the options of ``queue.consume``, in one piece, checked."""
+"""The options of ``queue.consume``, in one piece, checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenure.errors import ConfigError, refuse_generator, refuse_unknown
 
 
 class ConsumeOptions(TypedDict, total=False):
-    """The options of :meth:`tenure.Queue.consume`, which tells what they mean; for whoever passes them on."""
+    """The options of :meth:`tenure.Queue.consume`, explained there; for code that passes them on."""
 
     concurrency: int
     sessions: bool
@@ -39,7 +39,7 @@ class ConsumeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeSettings:
-    """The same, with the defaults. What :class:`PumpSettings` checks is checked when those are made.
+    """The same, with the defaults. :class:`PumpSettings` checks its own when it is made.
 
     Raises:
         ConfigError: An option can't work.
@@ -81,7 +81,7 @@ class ConsumeSettings:
 
     @classmethod
     def given(cls, options: ConsumeOptions) -> ConsumeSettings:
-        """Return what *options* say, whoever passed them on.
+        """Return the settings that *options* give.
 
         Raises:
             TypeError: There is no such option.
@@ -95,20 +95,20 @@ class ConsumeSettings:
         return self.retry or RetryPolicy()
 
     def is_to_raise(self, error: BaseException) -> bool:
-        """Tell whether *error*, of a handler, is to end consuming: unless it is a verdict, or no handler was begun."""
+        """Tell whether *error*, of a handler, ends consuming: never if it is a verdict, or no handler was started."""
         return self.raise_errors and not isinstance(error, (Retry, Reject, NotBegun))
 
     @staticmethod
     def raised_for(error: BaseException) -> BaseException:
-        """Return what to raise for *error*, of a handler: a cancellation would be taken for one of the caller's."""
+        """Return the exception to raise for a handler's *error*: a cancellation would look like the caller's."""
         if not isinstance(error, asyncio.CancelledError):
             return error
-        failure = RuntimeError("the handler cancelled itself: it raised CancelledError, and nobody had cancelled it")
+        failure = RuntimeError("the handler cancelled itself: it raised CancelledError without being cancelled")
         failure.__cause__ = error
         return failure
 
     def settings(self, lock: float, *, hints: bool = True) -> PumpSettings:
-        """Return how a consumer works whose locks last *lock* seconds.
+        """Return the settings of a consumer whose locks last *lock* seconds.
 
         Raises:
             ConfigError: An option can't work.

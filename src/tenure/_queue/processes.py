@@ -29,44 +29,44 @@ from tenure._runtime.clock import SystemClock
 Handler = Callable[[Any], Any]
 
 CLOCK = SystemClock()
-"""The clock by which a process is told when to end: all processes of a machine share it."""
+"""The clock for the time at which a process must end: all processes of a machine share it."""
 
 NOTABLE = 0.01
-"""Seconds by which the end of a lock moves on at least, if it does."""
+"""Seconds: a smaller move of a lock's end is not sent to the process."""
 
 _MOMENT = struct.Struct("d")
 
 NAME = "tenure-handler"
-"""What the processes are called."""
+"""The name of the processes."""
 
 UNGUARDED = 78
-"""The exit code of a process that was about to consume, because the script it imports does so."""
+"""The exit code of a process that was about to consume, as the script that it imports does."""
 
 DYING = 5.0
-"""Seconds for a process to end whose pipe is closed."""
+"""Seconds for a process to end after its pipe is closed."""
 
 LOOK_AGAIN = 0.5
-"""Seconds between looks at whether a process has ended: not everything that ends closes its pipe."""
+"""Seconds between checks that a process still runs: its end need not close its pipe."""
 
 
 class HandlerDied(Exception):
-    """The process of a handler has ended without an answer: killed, crashed, or by its own exit."""
+    """The process of a handler has ended without an answer: it was killed, crashed or called exit."""
 
 
 class NotBegun(Exception):
-    """The handler could not be begun, which is no fault of the message."""
+    """The handler could not be started, through no fault of the message."""
 
 
 class NeverBegins(NotBegun):
-    """The handler can't be begun now or later: that has to be mended by whoever wrote it."""
+    """The handler can't be started now or later: its code has to be corrected."""
 
 
 class Lock(NamedTuple):
-    """What a handler's process has to know of the lock of its message.
+    """The lock of a message, as the process of its handler needs to know it.
 
     Args:
-        until: Returns the moment, by :data:`CLOCK`, at which a handler that still runs is to be ended.
-        every: Seconds between looks at whether that has moved on.
+        until: Returns the moment, by :data:`CLOCK`, at which a handler that still runs must be ended.
+        every: Seconds between checks that this moment has moved.
     """
 
     until: Callable[[], float]
@@ -74,9 +74,9 @@ class Lock(NamedTuple):
 
 
 class Processes:
-    """As many processes as messages are handled at once, made as they are needed, kept for the next message.
+    """One process per message handled at once, made when needed, kept for the next message.
 
-    A message has a process to itself as long as it is handled: if the process dies, it is known of which message.
+    A process handles one message at a time: if it dies, the message that it died on is known.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -86,11 +86,11 @@ class Processes:
         self._is_closed = False
 
     def task(self, message: object, lock: Lock) -> Task:
-        """Return what handles *message* when it is called, in a thread, and no longer than *lock* says."""
+        """Return a task that handles *message* when it is called, in a thread, no longer than *lock* lasts."""
         return Task(self, self._handler, message, lock)
 
     def take(self) -> _Process:
-        """Return a process that nobody else uses.
+        """Return a process that is not in use.
 
         Raises:
             NotBegun: There is none, and none can be made.
@@ -107,7 +107,7 @@ class Processes:
             return _Process()
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            raise NotBegun(f"no process could be made for the handler, for {what}") from error
+            raise NotBegun(f"no process could be made for the handler: {what}") from error
 
     def put_back(self, process: _Process) -> None:
         """Keep *process* for another message."""
@@ -118,7 +118,7 @@ class Processes:
         process.close()
 
     def close(self) -> None:
-        """End the processes that are idle, and each other one as soon as it is."""
+        """End the idle processes now, and each other one when it becomes idle."""
         with self._guard:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -148,7 +148,7 @@ class Task:
         try:
             return process.call(self._handler, self._message, self._lock)
         finally:
-            with self._guard:  # from here on, it may be another message's
+            with self._guard:  # from here on, another message may use it
                 self._process = None
                 is_killed = self._is_stopped
             if process.is_usable and not is_killed:
@@ -157,7 +157,7 @@ class Task:
                 process.close()
 
     def stop(self) -> None:
-        """Kill the process, and what it has started."""
+        """Kill the process, and all that it has started."""
         with self._guard:
             self._is_stopped = True
             if self._process is not None:
@@ -166,7 +166,7 @@ class Task:
 
 class _Process:
     def __init__(self) -> None:
-        # Spawned: forking a process that has threads, and we have, can hang the child.
+        # Spawned: forking a process that has threads, as ours does, can hang the child.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), name=NAME)
@@ -177,10 +177,10 @@ class _Process:
             raise
         finally:
             theirs.close()
-        # Unless killed first, it would be waited for when the interpreter ends.
+        # The interpreter waits for it at exit, unless it is killed first.
         self._finalizer = Finalize(self, _kill, args=(self._process,), exitpriority=10)
         self._guard = threading.Lock()
-        self._is_collected = False  # or about to be: its number may become another's
+        self._is_collected = False  # or about to be: another process may get its number
         self._code: int | None = None
         self._is_ready = False
         self.is_usable = True
@@ -192,9 +192,9 @@ class _Process:
     def call(self, handler: Handler, message: object, lock: Lock) -> object:
         try:
             work = pickle.dumps((pickle.dumps(handler), message))
-        except Exception as error:  # it could be, when the consumer was made
+        except Exception as error:  # it could be pickled when the consumer was made
             raise NotBegun(
-                f"the handler can't be sent to a process, for {type(error).__name__}: {text_of(error)}"
+                f"the handler can't be sent to a process: {type(error).__name__}: {text_of(error)}"
             ) from error
         self.is_usable = False
         try:
@@ -206,8 +206,8 @@ class _Process:
         until = lock.until()
         if until <= CLOCK.now():
             self.is_usable = True
-            raise NotBegun("its lock was over before a process was ready")
-        try:  # from here on it has the message: a body may be what it dies of, and an uncounted try would be endless
+            raise NotBegun("the lock of the message ended before a process was ready")
+        try:  # from here on it has the message: if the body kills it, an uncounted try would repeat forever
             self._pipe.send_bytes(_MOMENT.pack(until) + work)
             answer = self._receive(lock, until)
         except (EOFError, OSError) as error:
@@ -217,10 +217,10 @@ class _Process:
         return _read(answer)
 
     def _receive(self, lock: Lock | None = None, until: float = 0.0) -> bytes:
-        """Return what it sends; meanwhile, tell it how the end of the *lock* moves on from *until*.
+        """Return its next answer; meanwhile, send it each new end of the *lock* after *until*.
 
         Raises:
-            EOFError: It has ended, even if something that it has forked keeps its end of the pipe open.
+            EOFError: It has ended, even if a process that it forked keeps its end of the pipe open.
         """
         pause = LOOK_AGAIN if lock is None else min(LOOK_AGAIN, lock.every)
         while not self._pipe.poll(pause):
@@ -228,7 +228,7 @@ class _Process:
                 raise EOFError
             if lock is not None and (later := lock.until()) > until + NOTABLE:
                 until = later
-                with suppress(OSError):  # it has just ended, maybe after an answer
+                with suppress(OSError):  # it has just ended, perhaps after an answer
                     self._pipe.send_bytes(_MOMENT.pack(until))
         return self._pipe.recv_bytes()
 
@@ -237,26 +237,26 @@ class _Process:
         if self._code == UNGUARDED:
             return NeverBegins(
                 "each process for handlers runs the script once more, and would consume as well; "
-                "put what starts the script under: if __name__ == '__main__':"
+                "put the code that starts the script under: if __name__ == '__main__':"
             )
-        return NotBegun(f"a process for handlers ended too soon, {how}; see its words on stderr")
+        return NotBegun(f"a process for handlers ended before it was ready, {how}; see its output on stderr")
 
     def kill(self) -> None:
-        """Kill it, with all that it has started, and let whoever waits for it know."""
+        """Kill it, with all that it has started, and wake the thread that waits for it."""
         with self._guard:
             if not self._is_collected:
                 _kill(self._process)
                 _shut(self._pipe)
 
     def close(self) -> None:
-        """Let it end by itself, as there is no further message to read; wait for that."""
+        """Close its pipe, and wait for it to end by itself."""
         self._end()
 
     def _end(self, *, with_group: bool = False) -> str:
-        """Make sure that it has ended, and say how it did.
+        """Make sure that it has ended, and return how it ended.
 
         Args:
-            with_group: Kill what it has left behind, too. That is always done if it has to be killed.
+            with_group: Also kill the processes that it left behind. Always done if it has to be killed.
         """
         with self._guard:
             self._pipe.close()
@@ -269,7 +269,7 @@ class _Process:
             self._process.join()
             self._code = self._process.exitcode
             self._finalizer.cancel()
-            with suppress(ValueError):  # somebody else has collected it
+            with suppress(ValueError):  # another thread has collected it
                 self._process.close()
         code = self._code or 0
         return f"killed by signal {-code} ({_name(-code)})" if code < 0 else f"with exit code {code}"
@@ -282,7 +282,7 @@ class _State(Enum):
 
 
 def _state(process: SpawnProcess) -> _State:
-    """Say how far *process* is, without collecting it: its group can be killed safely as long as nobody has."""
+    """Return the state of *process* without collecting it: until it is collected, its group is safe to kill."""
     if sys.platform == "win32" or not hasattr(os, "waitid"):
         return _State.RUNNING if process.exitcode is None else _State.COLLECTED
     assert process.pid is not None
@@ -294,7 +294,7 @@ def _state(process: SpawnProcess) -> _State:
 
 
 def _has_ended_within(process: SpawnProcess, seconds: float) -> bool:
-    # Not by its sentinel: that is a pipe, of which something that it has forked may hold an end.
+    # Not by its sentinel: that is a pipe, and a process that it forked may hold an end of it.
     give_up = time.monotonic() + seconds
     pause = 0.001
     while _state(process) is _State.RUNNING:
@@ -306,7 +306,7 @@ def _has_ended_within(process: SpawnProcess, seconds: float) -> bool:
 
 
 def _kill(process: SpawnProcess) -> None:
-    """Kill *process* with all that it has started; none of it has a say."""
+    """Kill *process* with all that it has started; none of them can refuse."""
     with suppress(ValueError):  # as the interpreter exits, another thread may collect and close it meanwhile
         if process.pid is None or _state(process) is _State.COLLECTED:
             return
@@ -317,7 +317,7 @@ def _kill(process: SpawnProcess) -> None:
 
 
 def _shut(pipe: Connection) -> None:
-    """Let whoever reads from *pipe* or writes to it notice that this is over, whoever has the other end."""
+    """Shut *pipe* down, so that readers and writers at both ends notice, whichever process holds them."""
     if sys.platform != "win32":
         with suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as one:
             one.shutdown(socket.SHUT_RDWR)
@@ -334,7 +334,7 @@ def _name(number: int) -> str:
 
 
 def _worked_off(work: bytes) -> bytes:
-    """Return the answer to *work*: what the handler returned, what it raised, or why it could not be begun."""
+    """Return the answer to *work*: the handler's result, its exception, or why it could not be started."""
     written, message = pickle.loads(work)
     try:
         handler = pickle.loads(written)
@@ -344,8 +344,8 @@ def _worked_off(work: bytes) -> bytes:
     try:
         result = handler(message)
         if inspect.isawaitable(result):
-            raise TypeError(f"the handler returned {result!r:.80}, which nobody awaits in a process")
-        # Nothing else is of any use to the consumer, and not everything can be carried over.
+            raise TypeError(f"the handler returned {result!r:.80}, which can't be awaited in a process")
+        # The consumer uses no other result, and not every object can be pickled.
         return pickle.dumps((None, result if isinstance(result, (Reject, Retry)) else None, None, "", "", ""))
     except Exception as error:
         is_bare = isinstance(error, (Reject, Retry)) and error.__cause__ is None and error.__context__ is None
@@ -353,7 +353,7 @@ def _worked_off(work: bytes) -> bytes:
         name = f"{type(error).__qualname__}: {text_of(error)}"
         try:
             return pickle.dumps((None, None, pickle.dumps(error), name, text, place_of(error)))
-        except Exception:  # not every exception can be carried over
+        except Exception:  # not every exception can be pickled
             return pickle.dumps((None, None, b"", name, text, place_of(error)))
 
 
@@ -361,17 +361,17 @@ def _read(answer: bytes) -> object:
     hindrance, result, error, name, text, place = pickle.loads(answer)
     if hindrance is not None:
         raise hindrance(
-            f"a process can't load the handler, for {name}; define it at the top of a module that can be imported "
-            "without this script's being run as such"
+            f"a process can't load the handler: {name}; define it at the top of a module that can be imported "
+            "without running this script"
         ) from ThereTraceback(text, place)
     if error is None:
         return result
     try:
         raised = pickle.loads(error)
-    except BaseException:  # an exception's own code does this
+    except BaseException:  # unpickling runs the exception's own code
         raised = None
     if not isinstance(raised, BaseException):
-        raised = RuntimeError(f"{name} (it can't be carried from the handler's process to this one)")
+        raised = RuntimeError(f"{name} (the exception can't be sent from the handler's process to this one)")
     raise raised from (ThereTraceback(text, place) if text else None)
 
 
@@ -379,13 +379,13 @@ def _read(answer: bytes) -> object:
 
 
 def _serve(pipe: Connection) -> None:
-    """Handle what comes through *pipe*, until it is closed."""
+    """Handle each message that comes through *pipe*, until it is closed."""
     _stand_alone()
-    if sys.platform != "win32":  # what we start, and what lives longer than we, must not seem to be us
+    if sys.platform != "win32":  # a child that outlives us must not hold our end of the pipe
         os.set_inheritable(pipe.fileno(), False)
         os.register_at_fork(after_in_child=pipe.close)
     watch = _Watch(pipe)
-    with suppress(OSError):  # nobody is left who would read it; or we were forked by the handler, and it returned
+    with suppress(OSError):  # the consumer is gone; or the handler forked us, and returned
         pipe.send_bytes(b"")
         while (work := watch.work.get()) is not None:
             answer = _worked_off(work)
@@ -394,19 +394,19 @@ def _serve(pipe: Connection) -> None:
 
 
 def _stand_alone() -> None:
-    """Listen to nobody but the consumer."""
+    """Leave the consumer's process group, and ignore signals that are sent to all of a service."""
     if os.name == "posix":
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM):  # sent to all of a service: the consumer decides what it means
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, which what the handler starts would inherit
+        for number in (signal.SIGINT, signal.SIGTERM):  # the consumer decides what they mean
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which the handler's children would inherit
 
 
 class _Watch:
-    """A thread that listens to the consumer, and ends the process, with all that it has started, when it has to.
+    """A thread that reads from the consumer, and ends the process, with all that it has started, in two cases.
 
-    That is when the lock is over, of which the consumer need not be able to tell any more: stopped, it neither renews
-    nor kills. And when the consumer has ended: then, nobody keeps the lock. The end of the pipe says so at once; if it
-    doesn't come, as something that the consumer forked holds the other end, we are somebody else's child.
+    First, the lock is over: the consumer may be suspended, and then neither renews nor kills. Second, the consumer has
+    ended, so nothing keeps the lock. The end of the pipe shows that at once; if it doesn't come, as a process that the
+    consumer forked holds the other end, our parent process has changed.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -424,21 +424,21 @@ class _Watch:
             while True:
                 left = self._left()
                 while left <= 0 and self._pipe.poll(0):
-                    # A handler that held the GIL kept us from hearing that the lock was renewed meanwhile.
+                    # A handler that held the GIL kept us from reading that the lock was renewed meanwhile.
                     if not self._listen(0):
                         return
                     left = self._left()
                 if left <= 0 or not self._listen(min(left, LOOK_AGAIN)):
                     return
-        finally:  # whatever has happened: nobody would watch
+        finally:  # in any case: nothing else would watch the lock
             _end_group()
 
     def _left(self) -> float:
-        """Return for how many seconds there is nothing to be done."""
+        """Return for how many seconds there is nothing to do."""
         return self._until - CLOCK.now() if self.is_busy else LOOK_AGAIN
 
     def _listen(self, seconds: float) -> bool:
-        """Take in what the consumer says in so many *seconds*; False if it is over."""
+        """Read what the consumer sends within *seconds*; return False if the process must end."""
         ready = wait([self._pipe, self._parent.sentinel], seconds)
         if self._parent.sentinel in ready or (os.name == "posix" and os.getppid() != self._parent.pid):
             return False
@@ -447,7 +447,7 @@ class _Watch:
                 said = self._pipe.recv_bytes()
             except (EOFError, OSError):
                 return self._close()
-            if self.is_busy or len(said) > _MOMENT.size:  # or it is about what has ended by itself
+            if self.is_busy or len(said) > _MOMENT.size:  # else it is about a message already handled
                 self._until = _MOMENT.unpack_from(said)[0]
             if len(said) > _MOMENT.size:
                 self.is_busy = True
@@ -455,7 +455,7 @@ class _Watch:
         return True
 
     def _close(self) -> bool:
-        """Let the process end by itself, if nothing is to be done any more."""
+        """Let the process end by itself, if no message is being handled."""
         if not self.is_busy:
             self.work.put(None)
             wait([self._parent.sentinel], DYING)

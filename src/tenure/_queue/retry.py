@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler did not simply return: again, when, or never. Pure; takes its rng."""
+"""The verdict on a message whose handler did not simply return: again, when, or never. Pure; takes its rng."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.errors import ConfigError, DecodeError
 
 
 class Retry(Exception):
-    """Say that a message is to be delivered again: returned by a handler, or raised.
+    """Deliver the message again: returned by a handler, or raised.
 
     It counts as a delivery; the last one allowed still leads to the dead letters.
 
@@ -34,11 +34,11 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Say that a message can't be handled, now or ever, and goes to the dead letters: returned by a handler, or raised.
+    """Dead-letter the message, as it can never be handled: returned by a handler, or raised.
 
     Args:
         reason: A word or two, to group and to filter by.
-        description: For whoever looks at it later; up to 4,096 characters of it are kept.
+        description: For later inspection; up to 4,096 characters of it are kept.
     """
 
     def __init__(self, reason: str, description: str = "") -> None:
@@ -58,9 +58,9 @@ class RetryPolicy:
 
     Args:
         initial: Seconds to wait after the first delivery failed.
-        factor: By what the wait grows with each further failure.
+        factor: The wait is multiplied by this after each further failure.
         maximum: The most seconds to wait.
-        jitter: The share of the wait that is left to chance, so that what failed together isn't retried together.
+        jitter: The random share of the wait, so that messages that failed together aren't retried together.
         never: Types of exceptions that no retry mends: the message is dead-lettered at once, with the type's name as
             the reason.
 
@@ -102,7 +102,7 @@ def verdict_on_failure(
     most: int = TRACEBACK_MAX,
     delivery: Delivery | None = None,
 ) -> Verdict:
-    """Return what becomes of a message whose handler raised *error*, or returned it.
+    """Return the verdict on a message whose handler raised *error*, or returned it.
 
     A body that could not be decoded is the same at the next delivery, so that no retry mends it: if it is that of this
     *delivery*, and not of another message that the handler has read. Up to *most* characters of a traceback are kept.
@@ -128,6 +128,6 @@ def verdict_on_failure(
 
 
 def _cause(error: BaseException, most: int) -> Failure | None:
-    """Return what made a handler say *error*: the exception it answered to, if there was one."""
+    """Return the cause of a handler's *error*: the exception that it was handling, if there was one."""
     cause = error.__cause__ if error.__cause__ is not None else error.__context__
     return Failure.of(cause, most) if cause is not None else None

@@ -1,4 +1,4 @@
-"""Where an exception comes from, as the author of a handler sees it: without the frames of tenure that called it."""
+"""Where an exception comes from, as the author of a handler sees it: without tenure's own frames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def handlers_traceback(error: BaseException) -> TracebackType | None:
 
 
 def told_of(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
-    """Return what a log record takes as ``exc_info``; None if no line of the handler's would be in it."""
+    """Return ``exc_info`` for a log record; None if it would show no line of the handler."""
     trace = handlers_traceback(error)
     return (type(error), error, trace) if trace is not None or isinstance(error.__cause__, ThereTraceback) else None
 
@@ -40,7 +40,7 @@ def told_of(error: BaseException) -> tuple[type[BaseException], BaseException, T
 def place_of(error: BaseException) -> str:
     """Return file, line and function of the innermost frame of *error* that is the user's; empty if there is none.
 
-    Where all are those of installed packages, it is the handler's own.
+    If all are of installed packages, it is the handler's own.
     """
     trace = handlers_traceback(error)
     if trace is None:

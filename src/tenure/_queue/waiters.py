@@ -7,10 +7,10 @@ House rules:
 - A question that brings something may have left something: then two more idle waiters are woken. So many messages
   reach many waiters within a few round trips, and one message costs three questions at most.
 - A hint is never lost. It stays with a waiter until a question that this waiter began after the hint is answered. A
-  waiter that leaves before passes the hint on; so does one whose question fails. If nobody else is idle, that one keeps
+  waiter that leaves before passes the hint on; so does one whose question fails. If no other is idle, that one keeps
   the hint until it asks again, or until another has had an answer and takes it over. A failed waiter is not idle until
   it has had an answer, so failures are not passed round in a circle.
-- If nobody is idle, all are told, and each asks once when it can: whoever is busy now may be the first to have room.
+- If no waiter is idle, all are told, and each asks once when it can: a busy one may be the first to have room.
 
 ::
 
@@ -48,10 +48,10 @@ class Waiter:
 
 
 class Waiters:
-    """All who would ask the same question about one queue."""
+    """All waiters that would ask the same question about one queue."""
 
     def __init__(self) -> None:
-        self._all: dict[Waiter, None] = {}  # who has been idle for longest comes first
+        self._all: dict[Waiter, None] = {}  # the one idle for longest comes first
         self._kept: dict[Waiter, None] = {}  # those who keep a hint, and can't ask yet
 
     def __len__(self) -> int:
