@@ -371,7 +371,7 @@ def test_a_process_that_dies_harms_its_own_message_only(tmp_path: Path) -> None:
             assert set(told) == {b"segfault", b"exit", b"odd"}
             assert "killed by signal 11 (SIGSEGV)" in told[b"segfault"]
             assert "exit code 3" in told[b"exit"]
-            assert "Odd: ab (it can't be carried" in told[b"odd"]
+            assert "Odd: ab (the exception can't be sent" in told[b"odd"]
             assert (await queue.stats()).dead == 1
             [dead] = await queue.dead_letters.peek()
             assert dead.error is not None
@@ -443,7 +443,7 @@ def test_a_thread_that_outlives_the_loop_is_told_so() -> None:
             await queue.consume(kept.append, until_empty=True)
 
     asyncio.run(main())
-    with pytest.raises(tenure.Unavailable, match="the consumer has ended, and its loop with it"):
+    with pytest.raises(tenure.Unavailable, match="the consumer and its loop have ended"):
         kept[0].complete()
 
 
