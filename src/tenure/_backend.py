@@ -42,15 +42,15 @@ from tenure.events import Event
 INSPECTED_AT_ONCE = 16
 
 TRIAL = "tenure-doctor-"
-"""How the names of queues begin in which a message is tried."""
+"""The prefix of the names of queues in which a message is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What ``tenure doctor`` found out about a backend.
+    """The facts that ``tenure doctor`` found about a backend.
 
     ``round_trip`` is the median of five questions, in seconds; ``queues`` is None where there are none. ``failure`` is
-    what prevented a message from being kept and removed again, if that was tried.
+    the error that prevented a message from being kept and removed again, if that was tried.
     """
 
     url: str
@@ -96,7 +96,7 @@ class Backend:
     async def open(self) -> Backend:
         """Open the backend unless it is open, and return it: for frameworks whose start and end are two functions.
 
-        ``async with`` does the same. It starts what renews leases; the first question connects. After :meth:`aclose`,
+        ``async with`` does the same. It starts the renewal thread; the first question connects. After :meth:`aclose`,
         and in a child by fork of a process that has it open, it is opened anew; elections and queues that were made
         before stay closed.
 
@@ -112,10 +112,10 @@ class Backend:
         return self
 
     async def aclose(self) -> None:
-        """Close the backend unless it is closed: end campaigns and consumers, release what is held, close the store.
+        """Close the backend, if open: end campaigns and consumers, release leases and locks, close the store.
 
         Handlers are cancelled; await ``queue.drain()`` before, to let them finish. So is a handler that calls this: it
-        gets no further than that line, and ``consume`` raises ``Unavailable``. Let it tell whoever opened the backend.
+        gets no further than that line, and ``consume`` raises ``Unavailable``. Let the opener close it.
         """
         async with self._in_turn():
             if self._renewal_thread is not None:
@@ -135,7 +135,7 @@ class Backend:
     async def _in_turn(self) -> AsyncIterator[None]:
         """Open and close one after the other, on whatever loops."""
         if self._renewal_thread is not None and self._renewal_thread.is_forked:
-            self._renewal_thread = self._driver = self._opened = None  # what is open stayed with the parent
+            self._renewal_thread = self._driver = self._opened = None  # the open ones stayed with the parent
         turn: Future[None] = Future()
         while (before := self._turns.setdefault("now", turn)) is not turn:  # in one step, as threads may race
             await asyncio.wait({asyncio.wrap_future(before)})
@@ -177,7 +177,7 @@ class Backend:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End every campaign and every consumer, release what is held, close the store. See :meth:`aclose`."""
+        """End every campaign and every consumer, release leases and locks, close the store. See :meth:`aclose`."""
         await self.aclose()
 
     async def _close(self) -> None:
@@ -208,15 +208,15 @@ class Backend:
         """Return an election for *name*, in which this object is one candidate.
 
         Args:
-            name: What to lead: 1 to 1,024 characters. All instances that use it compete.
-            ttl: Length of a lease in seconds (15, or what comes nearest within this backend's limits). A dead leader's
+            name: 1 to 1,024 characters. All instances that use it compete.
+            ttl: Length of a lease in seconds (15, or the nearest within this backend's limits). A dead leader's
                 name is free after this time.
             renew_every, retry_every, drift, margin, grace: See :class:`tenure.Timing`; unset, they follow from *ttl*.
             stall_after: Renew only while ``term.beat()`` was called within so many seconds.
             health: Renew only while this function (plain or async, called on the work's loop) returns true.
-            overrun: What happens when work still runs at the end of its term: ``"report"`` leaves the lease to run out
+            overrun: The reaction when work still runs at the end of its term: ``"report"`` leaves the lease to run out
                 and says so; ``"exit"`` ends the process with code 70, from a thread of its own.
-            metadata: What others read of the leader, such as its address.
+            metadata: Text about the leader for others to read, such as its address.
             label: The readable part of the holder's identity (default: host name and process id). A random part is
                 always appended: identities must never be shared.
 
@@ -243,19 +243,19 @@ class Backend:
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue called *name*. It comes into being when it is first used.
 
-        The settings given here are what this program expects. At the first use, those that nobody has declared are
-        declared so, for everybody; where one was declared otherwise, every use raises ``ConfigError``. Use
-        :meth:`tenure.Queue.declare` to change them. What is not given is neither checked nor written: it is what was
-        declared, or else what stands in brackets below.
+        This program expects the settings given here. The first use declares those that are not declared yet, for all
+        programs; where one was declared otherwise, every use raises ``ConfigError``. Use
+        :meth:`tenure.Queue.declare` to change them. A setting not given is neither checked nor written: its declared
+        value holds, or else the default in brackets below.
 
         Args:
             name: 1 to 200 printable characters, without ``$``. All instances that use it compete.
             lock: For how many seconds a received message belongs to its consumer (30). Consumers renew it themselves.
             max_deliveries: How often a message is handed out before it is dead-lettered (10).
             dedupe_window: For how many seconds a message's id is remembered, so that it is kept once (600).
-            body_max: The largest body in bytes (1 MiB, or what the backend takes).
-            dead_retention: For how many seconds a dead letter is kept (``math.inf``: until somebody sees to it). After
-                that, a process that uses the queue removes it for good.
+            body_max: The largest body in bytes (1 MiB, or the most that the backend takes).
+            dead_retention: For how many seconds a dead letter is kept (``math.inf``: until it is redriven or purged).
+                After that, a process that uses the queue removes it for good.
 
         Raises:
             ConfigError: A setting can't work, or doesn't fit this backend. (That one was declared otherwise is raised
@@ -280,7 +280,7 @@ class Backend:
     async def queues(self) -> list[str]:
         """Return the names of all queues that were ever used on this store, sorted.
 
-        The queues in which processes hear answers to their requests are left out, unless something is in them.
+        The queues in which processes receive answers to their requests are left out, unless something is in them.
 
         Raises:
             Unavailable: The store could not be asked.
@@ -307,7 +307,7 @@ class Backend:
         return await renewal_thread.call(look)
 
     async def vacancies(self, *names: str) -> dict[str, float | None]:
-        """Return those names that nobody leads now, with the seconds for which at least nobody has led them.
+        """Return those names that have no leader now, with the least number of seconds since they had one.
 
         That is by the store's clock, and None where the store can't tell: on Azure and among peers, on Redis if the
         last leader did not hand its lease back, and for a name that was never led.
@@ -327,7 +327,7 @@ class Backend:
         return await renewal_thread.call(look)
 
     async def diagnose(self, *, write: bool = False) -> Diagnosis:
-        """Reach the store and tell what it is, how far away, and what to mind.
+        """Reach the store; return its facts, its round trip, and warnings.
 
         Args:
             write: Whether to try a message, too: it is sent, received and completed, in a queue that is then deleted.
@@ -362,7 +362,7 @@ class Backend:
         return await renewal_thread.call(look)
 
     async def migrate(self) -> str:
-        """Create or upgrade the schema that the store needs, if it needs one, and tell what was done.
+        """Create or upgrade the schema that the store needs, if it needs one; return a text that says which.
 
         Any number of processes may do it at once, and again.
 
@@ -377,9 +377,9 @@ class Backend:
         return str(await renewal_thread.call(migrate))
 
     async def migration_sql(self, since: int | None = None) -> str:
-        """Return the SQL that :meth:`migrate` would run, for somebody who reads it first, and runs it as another user.
+        """Return the SQL that :meth:`migrate` would run, to be read first, and run as another user.
 
-        Nothing is changed. Where nothing is to be done, it is an SQL comment that says so.
+        Nothing is changed. If nothing needs to be done, it is an SQL comment that says so.
 
         Args:
             since: The version that the schema has, 0 for none yet. Then the store is not asked, and the backend need
@@ -418,15 +418,15 @@ class Backend:
         return self._renewal_thread, self._driver, self._opened
 
     def _note_fork(self) -> None:
-        """Let nothing of a forked child reach the store by what is the parent's: connections, threads, memory."""
+        """Let nothing in a forked child reach the store by the parent's connections, threads or memory."""
         _of_parent.append((self._renewal_thread, self._driver, self._opened))
-        self._turns.clear()  # who was to end it is a thread that isn't here
+        self._turns.clear()  # the thread that would end it isn't in this process
         for queue in list(self._queues.values()):
             queue._context.broker = cast(Broker, _OfParent(self._connected))
 
 
 class _OfParent:
-    """A broker that stayed with the parent of this forked child: whatever it is asked, the answer is why not."""
+    """A broker that stayed with the parent of this forked child: every question raises the reason."""
 
     def __init__(self, refuse: Callable[[], object]) -> None:
         self._refuse = refuse
@@ -439,10 +439,10 @@ class _OfParent:
 _open: WeakSet[Backend] = WeakSet()
 
 _turning: WeakSet[Backend] = WeakSet()
-"""Those that are being opened or closed just now."""
+"""Backends that are being opened or closed just now."""
 
 _of_parent: list[object] = []
-"""In a forked child: everything that its parent has open. It is never let go of: a connection that is collected here
+"""In a forked child: everything that its parent has open. It is never freed: a connection that is collected here
 would tell the kernel not to wait for it, and the parent's loop waits with the same ``epoll``."""
 
 
@@ -459,14 +459,14 @@ if hasattr(os, "register_at_fork"):
 def not_open(
     url: Url, *, was_open: bool, block: str = "async with tenure.connect", opening: str = "await open()"
 ) -> str:
-    """Say that a backend can't be used now, and what to do about it."""
+    """Return a text that says that a backend can't be used now, and what to do."""
     if was_open:
         return f"{url} was closed; open it again with {opening}, and make queues and elections anew"
     return f"{url} is not open; use it inside '{block}(…) as backend:', or open it with {opening}"
 
 
 def url_given(url: str | None) -> str:
-    """Return *url*, or what the environment names in its place.
+    """Return *url*, or the URL that the environment names in its place.
 
     Raises:
         ConfigError: Neither says anything.

@@ -55,7 +55,7 @@ async def test_a_queue_is_looked_into_and_emptied(town: Town) -> None:
         ({"states": "ready"}, "states must be a collection, not 'ready'; try states=\\['ready'\\]"),
         (
             {"states": ["dead"]},
-            "a state must be ready, locked, delayed or deferred, not 'dead'; what is dead is in dead_",
+            "a state must be ready, locked, delayed or deferred, not 'dead'; dead messages are in dead_",
         ),
         ({"ids": ["a", ""]}, "an id must not be empty"),
         ({"sequences": ["1"]}, "a sequence must be a whole number"),
@@ -71,7 +71,7 @@ def test_what_can_not_be_meant_is_refused(wrong: dict[str, Any], complaint: str)
         for ask in (queue.peek, queue.purge):
             with pytest.raises(ConfigError, match=complaint):
                 await ask(**wrong)
-        with pytest.raises(ConfigError, match="what is locked can't be purged, as a consumer is at work on it"):
+        with pytest.raises(ConfigError, match="locked messages can't be purged, as a consumer has them"):
             await queue.purge(states=["ready", "locked"])
         with pytest.raises(ConfigError, match="limit must not be more than 10,000"):
             await queue.peek(10_001)

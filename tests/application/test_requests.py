@@ -177,7 +177,7 @@ async def test_an_answer_that_nobody_waits_for_is_kept(town: Town) -> None:
         await queue.request(b"?", reply_to="elsewhere")
     await queue.send(b"no answer wanted")
     [message] = await queue.receive()
-    with pytest.raises(ConfigError, match="nobody waits for an answer"):
+    with pytest.raises(ConfigError, match="its sender expects no answer"):
         await message.reply(b"x")
 
 

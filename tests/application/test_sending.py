@@ -174,7 +174,7 @@ async def test_verbs_answer_truthfully(town: Town) -> None:
     await back.give_back()
     for message in (done, failed, deferred, bad, back):
         for verb in (message.complete, message.abandon, message.defer, message.renew, message.give_back):
-            with pytest.raises(LockLost, match="discard what was done"):
+            with pytest.raises(LockLost, match="discard the work done"):
                 await verb()
         with pytest.raises(LockLost):
             await message.dead_letter("x")

@@ -1,9 +1,9 @@
-"""The door to a broker: what a queue asks of it, and what it can do.
+"""The port to a broker: a queue's questions to it, and its abilities.
 
 Answers that the domain expects are values. An exception means *could not find out* (``Unavailable``) or *can never
 work* (``ConfigError``). After ``Unavailable``, the command may have run or not.
 
-What every broker keeps to:
+Every broker keeps these rules:
 
 - **A claim locks, counts and answers in one step.** ``receive`` takes messages that are *claimable* by the store's
   clock: not locked or the lock has ended, not delayed or the delay has ended, not deferred, not of a session. One
@@ -11,14 +11,14 @@ What every broker keeps to:
 - **A delivery is counted when it is claimed**, so a crash counts. ``GiveBack`` (and releasing a session) takes it off.
 - **Every verb compares queue, sequence and token** with the store's row, and that the lock has not ended, in the step
   that acts. A token belongs to one claim. What doesn't match is ``Lapsed``, and nothing has changed. A settled message
-  is ``Lapsed`` too: nobody can settle twice. (One whose answer was lost hears ``Lapsed`` on asking again.)
+  is ``Lapsed`` too: it can't be settled twice. (If the answer was lost, the same verdict again gets ``Lapsed``.)
 - **Nothing disappears.** A message whose last allowed delivery is abandoned goes to the dead letters in that step, with
   the reason ``max_deliveries``; one whose last lock expired, when it would be claimed next; one whose ``expires_in`` is
   over before it was received (or is abandoned, given back after it), with the reason ``expired``. Under a lock, no
   message expires. Dead letters don't expire by themselves (a process that uses the queue purges those older than
   ``dead_retention``, if that is set), don't count deliveries towards a limit, and keep id, sequence and history.
-- **Order**: higher priority first, then by sequence, also for what was abandoned or given back. It is a promise inside
-  a session only; elsewhere it is what an idle consumer sees.
+- **Order**: higher priority first, then by sequence, also for abandoned and given back messages. It is a promise
+  inside a session only; elsewhere an idle consumer sees it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tenure.errors import ConfigError, refuse_unknown
 Support = Literal["native", "emulated", "impossible"]
 
 CLAIM_BYTES = 4 * 2**20
-"""A claim ends with the message whose body brings it to so many bytes, so that its answer comes in time."""
+"""Bytes: a claim ends with the message whose body makes it as large as this, so that its answer comes in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTraits:
-    """What a broker can do: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
+    """A broker's abilities: data, so that suite, docs, checks and callers read the same object. Times in seconds."""
 
     lock_min: float
     lock_max: float
@@ -61,7 +61,7 @@ class QueueTraits:
     sessions: Support = "native"
     deferral: Support = "native"
     dedupe: Support = "native"
-    """Whether ids are remembered: of what was sent, and in the inbox of what was handled."""
+    """Whether ids are remembered: of sent messages, and in the inbox of handled ones."""
     order: Support = "native"
     """Whether an idle consumer sees messages in the order of sending."""
     transactions: bool = True
@@ -79,14 +79,14 @@ class QueueTraits:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue's store must know about it. Times in seconds.
+    """The settings of a queue that its store keeps. Times in seconds.
 
     Args:
         lock: How long a received message belongs to its consumer, unless renewed.
         max_deliveries: How often a message is handed out before it is dead-lettered.
         dedupe_window: How long an id is remembered after it was sent.
         body_max: The largest body in bytes that may be sent.
-        dead_retention: How long a dead letter is kept; ``math.inf`` until somebody sees to it.
+        dead_retention: How long a dead letter is kept; ``math.inf`` until it is redriven or purged.
 
     Raises:
         ConfigError: A setting can't work. The message names it, with its value and one that fits.
@@ -143,7 +143,7 @@ def settings_with(changes: QueueOptions, traits: QueueTraits) -> QueueSettings:
 
 
 def _check(settings: QueueSettings, traits: QueueTraits) -> None:
-    """Refuse what the broker with *traits* can't keep.
+    """Refuse settings that the broker with *traits* can't keep.
 
     Raises:
         ConfigError: The message shows both values.
@@ -165,16 +165,16 @@ def undeclared(changes: QueueOptions, declared: Container[str]) -> QueueOptions:
 
 
 class Claim(NamedTuple):
-    """What one ``receive`` brought: deliveries that share one token and one moment at which their locks end.
+    """The answer to one ``receive``: deliveries that share one token and one moment at which their locks end.
 
     ``due_in`` tells, when fewer came than were asked for, in how many seconds by the store's clock the next message
     becomes claimable by time alone (its delay ends, or its unrenewed lock). None: none will, or it can't say. 0: there
-    is more at once, or may be: with no deliveries, the store has not got through all that time has done.
+    is more at once, or may be: with no deliveries, the store has not yet processed all ended delays and locks.
 
-    ``died`` names messages of this queue that the broker buried by itself since it told the last time, to this process
+    ``died`` names messages of this queue that the broker dead-lettered by itself since its last report, to this process
     or, where it can, to any: those that expired, or whose last lock ended. Each is named once, so that its consumer can
-    tell of it; a broker that can't cheaply name them leaves it empty. Of an answer that is lost or given up, nothing is
-    told, unless the broker names it again. (Those that die of a verdict are told in its answer.)
+    report it; a broker that can't cheaply name them leaves it empty. Those in a lost or given up answer are not
+    reported, unless the broker names them again. (Those that die of a verdict are named in its answer.)
     """
 
     deliveries: Sequence[Delivery]
@@ -283,8 +283,8 @@ class Broker(Protocol):
     async def send(self, queue: str, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Keep all of *messages* or, on an exception, none; return their ids in order once they are safe.
 
-        A message whose id was sent to this queue less than ``dedupe_window`` ago is not kept again, whatever has
-        become of the first; its id is returned all the same. That holds inside one batch, too. Where ``id`` is None,
+        A message whose id was sent to this queue less than ``dedupe_window`` ago is not kept again, even if the
+        first is gone; its id is returned all the same. That holds inside one batch, too. Where ``id`` is None,
         the broker makes one up that no sender would, unique over all queues, and remembers nothing.
         """
         ...
@@ -293,10 +293,10 @@ class Broker(Protocol):
         """Claim up to *limit* messages for *lock* seconds, and answer at once, also with none.
 
         The claim ends with the message whose body brings it to ``CLAIM_BYTES``; one always comes if there is one.
-        Then, and where the broker has looked at a part of what time has brought only, ``due_in`` is 0.
+        Then, and where the broker has looked at only some of the messages that are due, ``due_in`` is 0.
 
         It never waits for messages to come: so the caller knows before which moment the locks can't have begun, and
-        nothing is claimed by a question that was given up. Whoever wants to wait holds ``hints`` and ``due_in``.
+        a question that was given up claims nothing. To wait, a caller uses ``hints`` and ``due_in``.
         """
         ...
 
@@ -347,7 +347,7 @@ class Broker(Protocol):
         ...
 
     async def read_state(self, held: SessionLock) -> bytes | Lapsed | None:
-        """Return what was last stored for this session."""
+        """Return the state last stored for this session."""
         ...
 
     async def write_state(self, held: SessionLock, state: bytes | None) -> Settled | Lapsed:
@@ -357,7 +357,7 @@ class Broker(Protocol):
     async def stats(self, queue: str) -> Stats:
         """Count the messages of *queue* as they stand now by the store's clock, in a time that doesn't grow with them.
 
-        What has become claimable by time is ready; what is dead by time (expired, last lock ended) is dead.
+        A message that is claimable by now counts as ready; one that is dead by now (expired, last lock ended) as dead.
         """
         ...
 
@@ -371,8 +371,8 @@ class Broker(Protocol):
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
         """Remove live messages for good, and tell how many; or how many it would have been.
 
-        Those that are locked stay, and so do those sent after the question. It goes on in portions, so that nobody
-        waits for it for long: what it has removed when it raises is gone. Ids that were sent stay remembered.
+        Those that are locked stay, and so do those sent after the question. It works in portions, so that other
+        callers don't wait long; if it raises, those removed so far stay removed. Ids that were sent stay remembered.
         """
         ...
 
@@ -417,7 +417,7 @@ class Broker(Protocol):
         ...
 
     async def delete_when_idle(self, queue: str, seconds: float) -> None:
-        """Let ``idle`` list *queue* once *seconds* have passed in which nobody has said so again."""
+        """Let ``idle`` list *queue* once *seconds* have passed without another such call."""
         ...
 
     async def idle(self) -> Sequence[str]:
@@ -429,10 +429,10 @@ class Broker(Protocol):
         ...
 
     def hints(self, queue: str) -> AsyncIterator[None]:
-        """Yield when somebody did what makes messages of *queue* claimable, now or later. May lie, be late, be absent.
+        """Yield when a call made messages of *queue* claimable, now or later. May be wrong, late or absent.
 
-        What happens after this call is told, if late; a broker that must subscribe first yields when it has, and after
-        each interruption. So whoever calls this, then receives, then waits for a hint, misses nothing. Several
-        happenings may be told as one. What time alone brings is not told; see ``Claim.due_in``.
+        A change after this call is reported, if late; a broker that must subscribe first yields when it has, and after
+        each interruption. So a caller that calls this, then receives, then waits for a hint, misses nothing. Several
+        changes may be reported as one. Ended delays and locks are not reported; see ``Claim.due_in``.
         """
         ...

@@ -1,4 +1,4 @@
-"""The desk at which a queue's rooms and the messages in hand reach the broker, and the messages themselves."""
+"""The queue context: through it, the parts of a queue and the messages in hand reach the broker."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ from tenure.events import Event, MessageDied
 T = TypeVar("T")
 
 PURGE_EVERY = 3_600.0
-"""Seconds after which a process looks again for dead letters whose time is over, or a 20th of their time."""
+"""Seconds between searches of a process for dead letters past their retention; or a 20th of it, if less."""
 
 PURGE_MAX = 1_000
-"""So many of them are removed at once."""
+"""The most of them that are removed at once."""
 
 POLL = 5.0
-"""Seconds between looks at a queue that nobody told of."""
+"""Seconds between looks at a queue without a hint."""
 
 
 FAILURES_MAX = 1_000
-"""So many kinds of failures are remembered; further ones are told in full each time."""
+"""The most kinds of failures remembered; further ones are logged in full each time."""
 
 DEATHS_PER_TURN = 50
-"""So many deaths are told in one turn of the loop: an event hook and a log handler are called for each."""
+"""The most deaths reported in one turn of the loop: each calls an event hook and a log handler."""
 
 
 @dataclass(slots=True)
 class QueueContext:
-    """One queue of one backend: what its rooms share."""
+    """One queue of one backend: the state that its parts share."""
 
     name: str
     broker: Broker
@@ -72,20 +72,20 @@ class QueueContext:
     holder: str
     on_event: Callable[[Event], None] | None = None
     expected: QueueOptions | None = None
-    """The settings that the queue is to have, checked when it is first used; None once they are."""
+    """The settings that the queue must have, checked when it is first used; None after that."""
     rng: random.Random = field(default_factory=random.Random)
     purge_at: float = 0.0
-    """When to look again for dead letters whose time is over."""
+    """When to look again for dead letters past their retention."""
     _chores: Tasks = field(default_factory=Tasks)
     hints: HintSubscriptions = field(default_factory=HintSubscriptions)
-    """Where hints are heard, shared by all queues of one backend."""
+    """The waiters for hints, shared by all queues of one backend."""
     _failures: set[str] = field(default_factory=set)
-    """The kinds of failures, by type and place, that the log has had in full."""
+    """The kinds of failures, by type and place, that were logged in full."""
     has_answered: bool = False
-    """Whether the broker has ever answered a consumer: what fails from then on is asked again."""
+    """Whether the broker has ever answered a consumer: from then on, a failed question is asked again."""
 
     async def ready(self) -> None:
-        """Learn once which settings hold; declare those expected that nobody has declared.
+        """Read once which settings hold; declare the expected ones that are not declared yet.
 
         Raises:
             ConfigError: One of them was declared otherwise.
@@ -110,7 +110,7 @@ class QueueContext:
         return self.settings
 
     def look_after(self) -> None:
-        """See to it, now and then and off everybody's way, that dead letters whose time is over are removed."""
+        """Remove dead letters past their retention, now and then, in a task of its own."""
         kept = self.settings.dead_retention
         if kept == math.inf or self.clock.now() < self.purge_at:
             return
@@ -137,15 +137,15 @@ class QueueContext:
                 pass
 
     async def rest(self) -> None:
-        """Let what :meth:`look_after` has begun on this loop come to an end."""
+        """Wait for the tasks that :meth:`look_after` has started on this loop, at most a second."""
         if chores := self._chores.here():
             await asyncio.wait(chores, timeout=1.0)
 
     def why_unanswered(self, error: BaseException) -> str | None:
-        """Return why a question to the broker brought no answer, so that it is to be asked again; None if it is not to.
+        """Return why a question to the broker got no answer and has to be asked again; None if asking again is no use.
 
-        A driver may raise anything when its server fails. So once the broker has answered, only a ``ConfigError`` says
-        that asking is no use.
+        A driver may raise anything when its server fails. So once the broker has answered, only a ``TenureError`` other
+        than ``Unavailable`` says that asking is no use.
         """
         if isinstance(error, Unavailable):
             return str(error)
@@ -158,9 +158,9 @@ class QueueContext:
         return f"{name_of(error)}: {text_of(error)}"
 
     def tell_of_dead(self, died: Sequence[Died], queue: str = "") -> None:
-        """Let the observers know of what the broker has buried by itself, in *queue* if that is not ours.
+        """Report to the observers the messages that the broker dead-lettered by itself, in *queue* if not in ours.
 
-        Of many, the first few are told now, the others in portions between which the loop turns.
+        Of many, the first few are reported now, the others in portions between which the loop turns.
         """
         untold = deque(died)
         self._tell_some(untold, queue)
@@ -168,7 +168,7 @@ class QueueContext:
             telling = self._begin_chore(self._tell_the_others(untold, queue), "tenure-deaths")
             telling.add_done_callback(
                 lambda _: self._tell_some(untold, queue, len(untold))
-            )  # the loop ends: now or never
+            )  # the loop ends: this is the last chance
 
     async def _tell_the_others(self, untold: deque[Died], queue: str) -> None:
         while untold:
@@ -182,14 +182,14 @@ class QueueContext:
             self.emit(MessageDied(self.clock.now(), queue or self.name, self.holder, *named, one.reason))
 
     def is_news(self, delivery: Delivery, failure: str) -> bool:
-        """Tell whether the log is to have all of a *failure*: a message's first, or one of a kind not seen before."""
+        """Tell whether to log a *failure* in full: it is a message's first, or of a kind not seen before."""
         is_known = failure in self._failures
         if not is_known and len(self._failures) < FAILURES_MAX:
             self._failures.add(failure)
         return delivery.delivery_count == 1 or not is_known
 
     def emit(self, event: Event, error: BaseException | None = None) -> None:
-        """Let the observers know, the log also of the traceback of *error*. What they raise is reported."""
+        """Report *event* to the observers, to the log with the traceback of *error*. Their own errors are reported."""
         try:
             if is_logged(event):
                 log_event(event, told_of(error) if error is not None else None)
@@ -202,7 +202,7 @@ class QueueContext:
                 report("on_event of tenure failed", error)
 
     async def claim(self, ask: Callable[[], Coroutine[Any, Any, Claim | Lapsed]]) -> Claim | Lapsed:
-        """Ask for messages; if we are cancelled meanwhile, what comes is given back, and not left locked."""
+        """Ask for messages; if we are cancelled meanwhile, give back those that come, to not leave them locked."""
         asking = asyncio.ensure_future(ask())
         try:
             claim = await asyncio.shield(asking)
@@ -236,7 +236,7 @@ class QueueContext:
         The *tracker* is told when the message may be back, if it was abandoned and is not known to be dead.
 
         Raises:
-            LockLost: It doesn't stand, for the lock was over.
+            LockLost: It doesn't stand, as the lock was over.
             Unavailable: There was no answer; it may stand or not.
         """
         answer: Settled | Lapsed | NoAnswer | None = None
@@ -253,21 +253,21 @@ class QueueContext:
         return answer.dead
 
     def back_at(self, verdict: Verdict, answer: Settled | Lapsed | NoAnswer | None) -> float | None:
-        """Return when a message is back that was abandoned just now, also where delays are rounded; else None.
+        """Return when a message abandoned just now is back at the latest, as stores may round delays; else None.
 
-        Unless the *answer* is that it died: a verdict whose first answer was lost stands, and has lapsed when it is
-        passed again.
+        None only if the *answer* says that it died: a verdict whose first answer was lost stands, but has lapsed when
+        it is passed again.
         """
         if not isinstance(verdict, Abandon) or (isinstance(answer, Settled) and answer.dead):
             return None
         return self.clock.now() + verdict.delay + self.broker.traits.delay_step
 
     def tell_if_dead(self, delivery: Delivery, verdict: Verdict, answer: Settled) -> None:
-        """Let the observers know if *verdict*, that stands, was the death of the message."""
+        """Report the message's death to the observers, if *verdict*, which stands, dead-lettered it."""
         if (answer.dead or isinstance(verdict, DeadLetter)) and not delivery.queue.endswith(DEAD_SUFFIX):
             if isinstance(verdict, DeadLetter):
                 reason = verdict.reason
-            else:  # what expired under the lock dies when it is given back, and what is abandoned before its last try
+            else:  # a message that expired under the lock dies when given back, or abandoned before its last try
                 is_tried = isinstance(verdict, Abandon) and delivery.delivery_count >= self.settings.max_deliveries
                 reason = MAX_DELIVERIES if is_tried else EXPIRED
             named = (delivery.id, delivery.sequence, delivery.delivery_count)
@@ -295,8 +295,8 @@ class QueueContext:
     ) -> T | None:
         """Return what *look* finds, looking again when a hint wakes us, and when it says that something is due.
 
-        None, if it has found nothing when *wait* seconds are over. *name* is the queue whose hints count, if not ours.
-        A hint wakes one of those who wait for it with the same *kind* of question.
+        Return None if it finds nothing within *wait* seconds. *name* is the queue whose hints count, if not ours.
+        A hint wakes one of the waiters with the same *kind* of question.
         """
         check_seconds("wait", wait, least=0.0)
         give_up = self.clock.now() + wait
@@ -307,7 +307,7 @@ class QueueContext:
             return True
 
         subscription: Subscription | None = None
-        if wait > 0:  # also where no other process is heard of: this one may send
+        if wait > 0:  # also where hints come from this process only: it may send
             subscription = self.hints.join(self.broker, name or self.name, kind, wake)
         try:
             poll = POLL if self.broker.traits.hints else 0.05
@@ -321,7 +321,7 @@ class QueueContext:
                     subscription.answered(found is not None, due_in)
                 left = give_up - self.clock.now()
                 if found is None and due_in == 0:
-                    continue  # the store is not through yet, and has done as much as it does in one step
+                    continue  # the store has reached its limit for one step, and has more to do
                 if found is not None or left <= 0:
                     return found
                 pause = min(left, poll if due_in is None else min(poll, due_in + 0.001))
@@ -338,7 +338,7 @@ def check_expected(queue: str, expected: QueueOptions, holds: QueueSettings) -> 
     """Refuse a *queue* whose settings are not those *expected*.
 
     Raises:
-        ConfigError: The message names each that differs, with both values, and what to do.
+        ConfigError: The message names each that differs, both values, and what to do.
     """
     wrong = {name: value for name, value in expected.items() if getattr(holds, name) != value}
     if wrong:
@@ -346,14 +346,14 @@ def check_expected(queue: str, expected: QueueOptions, holds: QueueSettings) -> 
         wanted = ", ".join(f"{name}={value:.15g}" for name, value in wrong.items())
         options = " ".join(f"--{name.replace('_', '-')} {value:.15g}" for name, value in wrong.items())
         raise ConfigError(
-            f"the settings of the queue {queue!r} are not those expected here: {found}. To go by what holds, leave "
-            f"{' and '.join(wrong)} out; to change it for everybody: await queue.declare({wanted}), or "
+            f"the settings of the queue {queue!r} are not those expected here: {found}. To use those that hold, leave "
+            f"{' and '.join(wrong)} out; to change them for all programs: await queue.declare({wanted}), or "
             f"tenure queue declare {shlex.quote(queue)} {options}"
         )
 
 
 def report(what: str, error: BaseException) -> None:
-    """Let the loop report that code of the user's failed; nothing comes out of that, whatever the loop's handler does.
+    """Report to the loop's exception handler that the user's code failed; never raise, even if that handler does.
 
     Called on a loop.
     """
@@ -371,15 +371,15 @@ _VERBS: dict[type[Verdict], str] = {
 
 
 def loss_message(delivery: Delivery, what: str) -> str:
-    """Say that a lock is over, and what to do about it."""
+    """Return a text that says that a lock is over, and what to do."""
     return (
         f"{what}: the lock on message {delivery.id!r} of {delivery.queue!r} (delivery {delivery.delivery_count}) is "
-        f"over, as it was settled before or the lock has ended; discard what was done, somebody else may have it"
+        f"over, as it was settled before or the lock has ended; discard the work done, another consumer may have it"
     )
 
 
 class DeliveryTracker(Protocol):
-    """Who else keeps count of the messages in hand."""
+    """Keeps count of the messages in hand."""
 
     def asks(self, delivery: Delivery) -> None:
         """Note that a verdict on *delivery* is on its way to the broker."""

@@ -22,7 +22,7 @@ class DeadLetters:
     """A queue's dead letters: ``queue.dead_letters``. None leaves by itself, unless ``dead_retention`` is set.
 
     The conditions of :meth:`peek`, :meth:`redrive` and :meth:`purge` are the same, and all that are given must hold:
-    ``ids`` and ``sequences`` name letters, ``reason`` is what they died of, ``dead_before`` a moment in Unix seconds,
+    ``ids`` and ``sequences`` name letters, ``reason`` is why they died, ``dead_before`` a moment in Unix seconds,
     and ``where`` a function that is called with each :class:`DeadMessage`.
     """
 

@@ -85,7 +85,7 @@ class Subscription:
 
 
 class _WaiterGroup:
-    """The waiters of one kind, with a timer for delayed messages: the waiter that knows may then be busy or gone."""
+    """The waiters of one kind, with a timer for ending delays and locks: the waiter that knows may be busy or gone."""
 
     def __init__(self, queue: _Queue, kind: Hashable) -> None:
         self.waiters: Waiters = Waiters()

@@ -23,14 +23,14 @@ NOBODY_WAITS = "nobody_waits"
 REPLIES = ".replies."
 
 IDLE = 600.0
-"""Seconds after which a reply queue may be deleted if its process has not said that it lives, as it often does."""
+"""Seconds after which a reply queue may be deleted, unless its process has refreshed it, as it does more often."""
 
 HANDED_MAX = 10_000
-"""So many answers are known as handed over while nobody has said that they are gone; then the oldest are forgotten."""
+"""The most answers remembered as handed over without confirmed completion; then the oldest are forgotten."""
 
 
 def is_reply_queue(name: str) -> bool:
-    """Tell whether this is the queue in which one process hears answers to its requests."""
+    """Tell whether this is the queue in which one process receives answers to its requests."""
     return re.fullmatch(rf".+{re.escape(REPLIES)}[0-9a-f]{{16}}", name) is not None
 
 
@@ -58,7 +58,7 @@ class Producer:
 class Requests:
     """The requests of one process that wait for an answer, and the queue that brings the answers.
 
-    An answer that nobody waits for any more goes to that queue's dead letters, with the reason ``nobody_waits``. The
+    An answer whose request has ended goes to that queue's dead letters, with the reason ``nobody_waits``. The
     queue is deleted when the process has no more use for it; if the process has died, by another that makes requests.
     Both only if it is empty.
     """
@@ -66,7 +66,7 @@ class Requests:
     def __init__(self, context: QueueContext) -> None:
         self._context = context
         self.reply_to: str = f"{context.name[:150]}{REPLIES}{secrets.token_hex(8)}"
-        self._handed: dict[tuple[int, float], None] = {}  # handed over, of which nobody has said that they are gone
+        self._handed: dict[tuple[int, float], None] = {}  # handed over, and not confirmed as completed
         self._waiting: dict[str, asyncio.Future[Received]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -98,7 +98,7 @@ class Requests:
                 self._woken.set()
                 return await answer
         except TimeoutError:
-            if answer.done() and not answer.cancelled():  # it came at the last moment, and nobody else will get it
+            if answer.done() and not answer.cancelled():  # it came at the last moment, and no other caller will get it
                 return answer.result()
             raise TimedOut(
                 f"no answer to request {correlation!r} on {self._context.name!r} within {timeout:g} s; one that comes "
@@ -108,10 +108,10 @@ class Requests:
             del self._waiting[correlation]
 
     async def close(self) -> None:
-        """Listen no longer. What has come meanwhile is put among the dead letters."""
+        """Stop listening, and dead-letter the answers that have come meanwhile."""
         if self._listener is None:
             return
-        self._is_closing = True  # and not cancelled: what it has claimed is to be settled, and told of
+        self._is_closing = True  # and not cancelled: it has to settle and report the answers it has claimed
         self._woken.set()
         await asyncio.gather(self._listener, return_exceptions=True)
         self._listener = None
@@ -122,7 +122,7 @@ class Requests:
                 )
         with suppress(Unavailable):
             await self._take_in()
-            await self._context.broker.delete(self.reply_to)  # not if there are letters that nobody waited for
+            await self._context.broker.delete(self.reply_to)  # not if dead-lettered answers are in it
 
     async def _listen(self) -> None:
         context = self._context
@@ -136,7 +136,7 @@ class Requests:
                     more = await self._take_in()
                 except Unavailable:
                     more = False
-                place.answered(more, None)  # where nobody else waits, a failure is nothing to pass on
+                place.answered(more, None)  # it is the only waiter, so a failure need not be passed on
                 if more:
                     continue
                 with suppress(TimeoutError):
@@ -151,7 +151,7 @@ class Requests:
         return True
 
     async def _stay(self) -> None:
-        """Keep the reply queue for as long as we live, and delete those of processes that have died."""
+        """Keep the reply queue while this process runs, and delete those of processes that have died."""
         broker = self._context.broker
         while True:
             with suppress(TenureError):  # the next time comes soon enough
@@ -181,7 +181,7 @@ class Requests:
         return bool(settlements) or claim.due_in == 0
 
     def _judge(self, delivery: Delivery, waits: asyncio.Future[Received] | None) -> Settlement:
-        if _which(delivery) in self._handed:  # it comes again only because nobody said that it is gone
+        if _which(delivery) in self._handed:  # it comes again only because its completion was not confirmed
             return Settlement(delivery, COMPLETE)
         if waits is None or waits.done():
             told = f"the answer to {delivery.correlation_id!r} came when no request waited for it"

@@ -36,14 +36,14 @@ from tenure._queue.verdicts import NotEmpty
 from tenure.errors import ConfigError, QueueNotEmpty
 
 PEEK_MAX = 10_000
-"""So many messages are looked at in one call, at most."""
+"""The most messages that one call looks at."""
 
 
 class Queue:
     """A queue of messages, each for one of the consumers that compete for them. Made by ``backend.queue(name, …)``.
 
     Attributes:
-        name: What all who use it call it.
+        name: Its name, the same in all programs that use it.
         dead_letters: The messages that could not be handled.
     """
 
@@ -54,14 +54,14 @@ class Queue:
         self.name = context.name
         self.dead_letters = DeadLetters(context)
         self._context = context
-        self._expected = context.expected  # what is to be declared again if the queue is deleted
+        self._expected = context.expected  # declared again if the queue is deleted
         self._producer = Producer(context)
         self._requests = {} if requests is None else requests  # by queue, shared by all of one backend
         self._at_work: list[AtWork] = []
 
     @property
     def traits(self) -> QueueTraits:
-        """What queues on this store can do: each is native, emulated or impossible."""
+        """The abilities of queues on this store: each is native, emulated or impossible."""
         return self._context.broker.traits
 
     # --- settings ---
@@ -102,7 +102,7 @@ class Queue:
         body: bytes = b"",
         *,
         json: object = NOT_GIVEN,
-        id: str | None = None,  # noqa: A002  # what else to call it?
+        id: str | None = None,  # noqa: A002  # the field's word for it
         headers: Headers | None = None,
         delay: float = 0.0,
         at: datetime | float | None = None,
@@ -122,11 +122,11 @@ class Queue:
             headers: Text names; values are text, whole numbers, numbers or booleans. Up to 65,536 bytes in all.
             delay: Seconds before it can be received.
             at: The moment from which it can be received: an aware ``datetime``, or Unix seconds.
-            expires_in: Seconds from now after which it is dead-lettered if nobody has received it.
+            expires_in: Seconds from now after which it is dead-lettered if it was not received.
             session: Messages with the same session are received in order, by one consumer at a time.
             priority: 0 to 9; higher ones are received first.
-            reply_to: The queue to which an answer is to be sent.
-            correlation_id: What an answer will carry, to be told by.
+            reply_to: The queue to send an answer to.
+            correlation_id: An id that the answer will carry, to be matched by.
 
         Raises:
             ConfigError: It can't be sent as it is; nothing was.
@@ -166,7 +166,7 @@ class Queue:
         json: object = NOT_GIVEN,
         **options: Unpack[SendOptions],
     ) -> Received:
-        """Send a message and return the answer to it: what its handler sends with ``message.reply(…)``.
+        """Send a message and return the answer to it, which its handler sends with ``message.reply(…)``.
 
         Args:
             body, json: The content, as for :meth:`send`.
@@ -187,7 +187,7 @@ class Queue:
         """Lock up to *max* messages to us, and return them.
 
         Each must be settled by one of its verbs before its lock ends (see ``Message.renew``): else it is delivered
-        again, to anybody. Messages of sessions come through :meth:`session` only.
+        again, to any consumer. Messages of sessions come through :meth:`session` only.
 
         Args:
             max: The most to return.
@@ -228,7 +228,7 @@ class Queue:
         """Lock a session as a block, entered once it is ours: that called *name*, or the next free one with messages.
 
         Args:
-            name: What its messages were sent with as ``session=``.
+            name: The ``session=`` that its messages were sent with.
             wait: How many seconds to wait for it, before ``TimedOut``; for ever if None.
 
         Example::
@@ -249,24 +249,25 @@ class Queue:
     ) -> None:
         """Call *handler* with message after message, until stopped: the message pump.
 
-        It returns → the message is completed. It raises → it is delivered again, later and later, and dead-lettered
-        after ``max_deliveries``. It returns or raises ``Retry(delay=…)`` or ``Reject(reason, description)`` → so be it.
-        It lets out the ``DecodeError`` of ``message.decode(…)`` → it is dead-lettered at once, as ``undecodable``.
+        If it returns, the message is completed. If it raises, the message is delivered again, after growing delays, and
+        dead-lettered after ``max_deliveries``. To decide that itself, it returns or raises ``Retry(delay=…)`` or
+        ``Reject(reason, description)``. If it lets out the ``DecodeError`` of ``message.decode(…)``, the message is
+        dead-lettered at once, as ``undecodable``.
         Locks are renewed as long as it runs; when one is lost, the handler is cancelled before the lock ends.
 
         Args:
             handler: ``handler(message)``. Async ones run on this loop with a ``Message``, plain functions in threads
                 with a ``tenure.sync.Message``, or in processes with a ``Received``; see *run_in*.
-            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM and SIGINT if nobody else handles them.
+            stop: Set it to end gracefully: as :meth:`drain`, and as SIGTERM and SIGINT if nothing else handles them.
             concurrency: How many handlers run at once; 10 if unset.
             sessions: Whether to consume the messages of sessions, and only those: ``concurrency`` sessions at a time,
-                the messages of each in order, one after the other. One that failed holds up those behind it.
-            prefetch: How many messages may wait in the buffer at most; 500 if unset. How many do follows from the
-                handler's pace, and what waits too long is given back, uncounted. Sessions have no buffer.
+                the messages of each in order, one after the other. A failed one holds up those after it.
+            prefetch: How many messages may wait in the buffer at most; 500 if unset. The handler's pace
+                decides how many do; those that wait too long are given back, uncounted. Sessions have no buffer.
             max_hold: How many seconds a handler may run before it is cancelled, and its message abandoned; an hour if
                 unset, ``math.inf`` for any number.
-            grace: How many seconds handlers have to finish when consuming stops; 25 if unset. What they leave is given
-                back, uncounted.
+            grace: How many seconds handlers have to finish when consuming stops; 25 if unset. Unfinished messages
+                are given back, uncounted.
             retry: How long to wait before a failed message is delivered again: a ``RetryPolicy``.
             auto_complete: False leaves it to the handler to settle each message by its verbs. One that it leaves
                 unsettled stays locked, until ``max_hold`` is over.
@@ -274,18 +275,19 @@ class Queue:
                 async one has 10 seconds. Its exceptions are reported to the loop's exception handler.
             run_in: ``"process"`` runs plain functions in processes: for work that keeps a processor busy. They must be
                 importable, and their message has no verbs. A process has one message at a time, and is killed when
-                that one's lock is lost, ``max_hold`` is over, or the time of a drain is.
+                its lock is lost, or ``max_hold`` or the grace of a drain is over.
             inbox_window: For how many seconds to remember the ids of completed messages; one whose id is remembered is
                 completed without calling the handler.
             until_empty: End as soon as nothing is ready, nothing runs, and nothing that this call has abandoned (its
-                handler failed, or asked for it) still waits to be delivered again. What others have delayed or locked
-                is not waited for.
-            raise_errors: End at the first exception of a handler, and raise it here, as a test wants it; its message is
-                abandoned as ever, and what else runs is cancelled and given back. ``Retry`` and ``Reject`` are none.
+                handler failed, or asked for it) still waits to be delivered again. It doesn't wait for
+                messages that others have delayed or locked.
+            raise_errors: End at the first exception of a handler, and raise it here, for tests; its message is
+                abandoned as usual, the other handlers are cancelled and their messages given back. ``Retry`` and
+                ``Reject`` don't count.
             sigterm: Whether SIGTERM or a first SIGINT ends it gracefully. They do where tenure leads or consumes in the
                 main thread, and nothing else has handled the signal before; with False, never. A second SIGINT cancels
-                the handlers. What begins after a first one leaves SIGINT alone.
-            poll_every: How many seconds between looks for messages if nothing tells of them; 5 if unset.
+                the handlers. A call that begins after a first one leaves SIGINT alone.
+            poll_every: How many seconds between looks for messages if no hint comes; 5 if unset.
             wait: How many seconds to wait for a store that can't be asked when consuming begins, before
                 ``Unavailable``: for ever if unset, 0 for not at all. Once the store has answered, an outage ends
                 nothing.
@@ -316,22 +318,22 @@ class Queue:
         return Consumer(self._context, handler, consuming)
 
     def pause(self) -> None:
-        """Let what :meth:`consume` runs here claim nothing, and give its buffer back, until :meth:`resume`."""
+        """Let the calls of :meth:`consume` here claim nothing, and give their buffers back, until :meth:`resume`."""
         for one in list(self._at_work):
             one.tell(one.consumer.pause)
 
     def resume(self) -> None:
-        """Let it claim again."""
+        """Let them claim again."""
         for one in list(self._at_work):
             one.tell(one.consumer.resume)
 
     async def drain(self, grace: float | None = None) -> None:
-        """End what :meth:`consume` runs here: let handlers finish for *grace* seconds; return when all is done.
+        """End the calls of :meth:`consume` here: let handlers finish for *grace* seconds; return when all have ended.
 
         Called by a handler, it doesn't wait, as it would for itself.
 
         Args:
-            grace: Unset, what ``consume`` was given.
+            grace: Unset, the ``grace`` of ``consume``.
         """
         at_work = self._drain_soon(grace)
         calling = CALLING.get()
@@ -340,7 +342,7 @@ class Queue:
             await _ends(at_work)
 
     def _drain_soon(self, grace: float | None = None) -> Sequence[AtWork]:
-        """End what :meth:`consume` runs here as :meth:`drain` does, and don't wait; from whatever thread."""
+        """End the calls of :meth:`consume` here as :meth:`drain` does, but don't wait; from any thread."""
         if grace is not None:
             check_seconds("grace", grace, least=0.0)
         at_work = list(self._at_work)
@@ -403,8 +405,8 @@ class Queue:
         """Remove live messages for good, all of them or those chosen; return how many.
 
         Those that are locked stay with their consumers: to remove these, too, :meth:`delete` the queue by force.
-        Dead letters and what is sent meanwhile stay, too. Others may use the queue at the same time; it goes
-        on in portions, so that they don't wait for it. The ids that were sent stay remembered.
+        Dead letters and messages sent meanwhile stay, too. Others may use the queue at the same time; it works
+        in portions, so that they don't wait for it. The ids that were sent stay remembered.
 
         Args:
             states: Those in one of these: ``ready``, ``delayed``, ``deferred``. All three, if unset.
@@ -418,7 +420,7 @@ class Queue:
         which = _selection(states, ids, sequences, session, sent_before)
         if "locked" in (which.states or ()):
             raise ConfigError(
-                "what is locked can't be purged, as a consumer is at work on it; leave 'locked' out, or delete the "
+                "locked messages can't be purged, as a consumer has them; leave 'locked' out, or delete the "
                 "queue by force"
             )
         return await self._context.broker.purge_live(self.name, which, dry_run=dry_run)
@@ -428,9 +430,9 @@ class Queue:
         return await self._context.handled(_ids(ids))
 
     async def delete(self, *, force: bool = False) -> Stats:
-        """Delete the queue with its settings, its sessions' states and the ids remembered for it; return what it held.
+        """Delete the queue with its settings, its sessions' states and the ids remembered for it; return its counts.
 
-        It comes into being anew when it is next used: then, what ``backend.queue`` expects here is declared again.
+        Its next use creates it anew, and declares again the settings that ``backend.queue`` expects here.
 
         Args:
             force: Whether to delete it with the messages and dead letters in it. Locks on them lapse.
@@ -449,7 +451,7 @@ class Queue:
         return answer.stats
 
     async def close(self) -> None:
-        """End what consumes and listens here, at once, cancelling handlers. The backend does it when it is closed."""
+        """End consumers and requests here at once, cancelling handlers. The backend does it when it is closed."""
         await _ends(self._drain_soon(grace=0.0))
         await self._context.rest()
         if self.name in self._requests:
@@ -466,7 +468,7 @@ async def _ends(at_work: Sequence[AtWork]) -> None:
 
 
 class AtWork:
-    """One call of ``consume``, on the loop that it was called on; told from whatever loop or thread."""
+    """One call of ``consume``, on the loop that it was called on; :meth:`tell` works from any loop or thread."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -474,7 +476,7 @@ class AtWork:
         self._loop = asyncio.get_running_loop()
 
     def tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make the *call* where the consumer lives."""
+        """Make the *call* on the consumer's loop."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -496,7 +498,7 @@ def _selection(
     check_collection("states", states)
     for state in set(states or ()) - STATES:
         raise ConfigError(
-            f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; what is dead is in dead_letters"
+            f"a state must be ready, locked, delayed or deferred, not {state!r:.80}; dead messages are in dead_letters"
         )
     named, numbered = chosen(ids, sequences)
     if session is not None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Received:
-    """A message that was received: its content, and what the broker says of it."""
+    """A message that was received: its content, and the broker's facts about it."""
 
     __slots__ = ("_delivery", "_locked_until")
 
@@ -30,7 +30,7 @@ class Received:
 
     @property
     def delivery(self) -> Delivery:
-        """What the broker handed out, for whoever settles it in a transaction of his own."""
+        """The delivery as the broker gave it, for a caller that settles it in a transaction of its own."""
         return self._delivery
 
     @property
@@ -40,7 +40,7 @@ class Received:
 
     @property
     def id(self) -> str:
-        """What its sender called it, or the broker."""
+        """Its id, given by its sender or the broker."""
         return self._delivery.id
 
     @property
@@ -50,7 +50,7 @@ class Received:
 
     @property
     def headers(self) -> Headers:
-        """What its sender wrote beside the content."""
+        """The headers that its sender added to the content."""
         return self._delivery.headers
 
     @property
@@ -65,7 +65,7 @@ class Received:
 
     @property
     def lock_token(self) -> str:
-        """What proves that it is locked to us; new with every delivery."""
+        """The proof that it is locked to us; new with every delivery."""
         return f"{self._delivery.token}.{self._delivery.sequence}"
 
     @property
@@ -95,7 +95,7 @@ class Received:
 
     @property
     def correlation_id(self) -> str | None:
-        """What it is an answer to, or what its answer should carry."""
+        """The id of the request that it answers, or the id that its answer should carry."""
         return self._delivery.correlation_id
 
     @property
@@ -105,7 +105,7 @@ class Received:
 
     @property
     def description(self) -> str | None:
-        """What was said about its death."""
+        """The description of why it was dead-lettered."""
         return self._delivery.death.description if self._delivery.death else None
 
     @property
@@ -131,7 +131,7 @@ class Received:
     @overload
     def decode(self, kind: object) -> Any: ...
     def decode(self, kind: Any) -> Any:
-        """Return the JSON in the body as a *kind*: what ``send(json=…)`` was given.
+        """Return the JSON in the body as a *kind*: the value given to ``send(json=…)``.
 
         Args:
             kind: A dataclass, TypedDict or NamedTuple, a pydantic model, a msgspec struct; or what can stand in their
@@ -166,7 +166,7 @@ class Received:
 class Message(Received):
     """A message that is locked to us, until it is settled by one of the verbs or the lock ends.
 
-    Each verb returns once the broker has said that it stands, or raises ``LockLost`` (it doesn't: somebody else may
+    Each verb returns once the broker has confirmed it, or raises ``LockLost`` (it doesn't stand: another consumer may
     have the message) or ``Unavailable`` (no answer: it may stand or not).
     """
 
@@ -201,7 +201,7 @@ class Message(Received):
 
         Args:
             reason: A word or two, to group and to filter by; up to 255 characters.
-            description: For whoever looks at it later; up to 4,096 characters of it are kept.
+            description: For later inspection; up to 4,096 characters of it are kept.
             error: The exception behind it, if there is one; its type, text and traceback are kept.
         """
         check_text("reason", reason)
@@ -263,7 +263,7 @@ class Message(Received):
             self._tracker.settled(self._delivery)
 
     def _lost(self) -> None:
-        if self._tracker is not None and self._tracker.settled(self._delivery):  # so nobody has told of it yet
+        if self._tracker is not None and self._tracker.settled(self._delivery):  # so it is not reported yet
             context, one = self._context, self._delivery
             named = (one.id, one.sequence, one.delivery_count)
             context.emit(ResultDiscarded(context.clock.now(), context.name, context.holder, *named, "denied"))
@@ -327,7 +327,7 @@ class BlockingMessage(Received):
 
 
 def completion(context: QueueContext, sends: Sequence[tuple[str, Outgoing]], remember: float) -> Complete:
-    """Return the verdict that completes, sends and remembers; refuse what can't be sent."""
+    """Return the verdict that completes, sends and remembers; refuse messages that can't be sent."""
     if not sends and not remember:
         return COMPLETE
     check_seconds("remember", remember, least=0.0)
@@ -339,7 +339,7 @@ def completion(context: QueueContext, sends: Sequence[tuple[str, Outgoing]], rem
 def answer_to(message: Received, body: bytes, headers: Headers | None, json: object) -> tuple[str, Outgoing]:
     """Return the answer to *message*, and where it goes."""
     if message.reply_to is None:
-        raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: nobody waits for an answer")
+        raise ConfigError(f"message {message.id!r} of {message.queue!r} has no reply_to: its sender expects no answer")
     options: SendOptions = {"correlation_id": message.correlation_id or message.id}
     if headers is not None:
         options["headers"] = headers

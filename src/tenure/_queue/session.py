@@ -34,8 +34,8 @@ class Session:
     Iterating yields its messages, one by one and in order, until none is waiting.
 
     Attributes:
-        name: What the messages were sent with as ``session=``.
-        state: What was last stored with :meth:`set_state`, by whoever had the session; None if nothing was.
+        name: The ``session=`` that the messages were sent with.
+        state: The value last stored with :meth:`set_state`, by any holder of the session; None if there is none.
         lost: An ``asyncio.Event``, set when the lock is lost.
     """
 
@@ -72,7 +72,7 @@ class Session:
             await self._let_go()
             self.lost.set()
             raise
-        # Only now, as there is a block to be cancelled: who enters in vain is not to be cancelled later.
+        # Only now, as there is a block to cancel: a caller whose entry failed must not be cancelled later.
         self._owner = asyncio.current_task()
         self._cancelling = self._owner.cancelling() if self._owner else 0
         return self
@@ -82,12 +82,12 @@ class Session:
     ) -> None:
         if self._context.renewal_thread.is_forked:  # the session stayed with the parent
             return
-        owner, self._owner = self._owner, None  # from here on, nobody cancels us
+        owner, self._owner = self._owner, None  # from here on, the loss of the lock doesn't cancel us
         ours = False
         try:
             cut = await self._let_go()
         finally:
-            # As asyncio.timeout does: only if nobody else cancelled the task as well is the end ours to explain.
+            # As in asyncio.timeout: raise LockLost only if nothing else has cancelled the task as well.
             if self._interrupted and owner is not None:
                 ours = owner.uncancel() <= self._cancelling
         if ours and (kind is None or issubclass(kind, (asyncio.CancelledError, LockLost))):
@@ -96,7 +96,7 @@ class Session:
             raise cut
 
     async def withdraw(self, error: BaseException | None = None) -> None:
-        """Leave, if entered: for a caller who may have been interrupted on the way in, and doesn't know."""
+        """Leave, if entered: for a caller that may have been interrupted while entering, and can't tell."""
         if self._owner is not None:
             await self.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
@@ -139,7 +139,7 @@ class Session:
             yield messages[0]
 
     async def set_state(self, state: bytes | None) -> None:
-        """Store *state* for this session, for whoever has it next. None forgets it.
+        """Store *state* for this session, for its next holder. None forgets it.
 
         Raises:
             ConfigError: It is no bytes.
@@ -168,9 +168,9 @@ class Session:
         return answer.locked_until
 
     def remaining(self) -> float:
-        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over.
+        """Return for how many seconds the lock is safe to rely on without another renewal; 0.0 if it is over.
 
-        In a forked child it is 0.0: the session is that of the process that accepted it.
+        In a forked child it is 0.0: the session belongs to the process that accepted it.
         """
         if self.lost.is_set() or self._context.renewal_thread.is_forked:
             return 0.0
@@ -192,7 +192,9 @@ class Session:
             try:
                 answer = await asyncio.shield(asking)
             except asyncio.CancelledError:
-                asking.add_done_callback(self._release)  # what comes is let go, and not left locked
+                asking.add_done_callback(
+                    self._release
+                )  # a session that is still accepted is released, and not left locked
                 raise
             if isinstance(answer, NoSession):
                 context.tell_of_dead(answer.died)
@@ -238,5 +240,5 @@ class Session:
     def _loss_message(self) -> str:
         return (
             f"the lock on session {getattr(self, 'name', self._asked_for)!r} of {self._context.name!r} is over; stop "
-            f"acting on its messages, somebody else may have it"
+            "acting on its messages, another consumer may have it"
         )

@@ -77,12 +77,12 @@ class Backend:
         return self
 
     def close(self) -> None:
-        """Close the backend unless it is closed: end campaigns and consumers, release what is held, close the store.
+        """Close the backend, if open: end campaigns and consumers, release leases and locks, close the store.
 
         Handlers are not waited for: call ``queue.drain()`` before, to let them finish.
         """
         pumps = self._pumps
-        # A hook that closes what is being closed can't wait for that: what closes it waits for the hook.
+        # A hook can't wait for the close of its own backend: that waits for the hook.
         if self._turn.acquire(blocking=pumps is None or not pumps.is_current):
             try:
                 self._close()
@@ -101,7 +101,7 @@ class Backend:
         except BaseException:
             renewal_thread.leave()
             raise
-        if self._entered is not None:  # by our parent, whose thread for pumps stays there
+        if self._entered is not None:  # by our parent, where the thread for pumps stays
             self._pumps = None
         self._entered = renewal_thread
         if self._on_event is not None:
@@ -111,7 +111,7 @@ class Backend:
         renewal_thread, self._entered = self._entered, None
         if renewal_thread is None or renewal_thread.is_forked:  # a child that ends has nothing to close
             return
-        if sys.is_finalizing():  # a generator that was never finished is closed: what is open ends with the process
+        if sys.is_finalizing():  # an unfinished generator is closed: the backend ends with the process
             return
         try:
             renewal_thread.call_blocking(self._behind.aclose)

@@ -70,7 +70,7 @@ class Election:
             with on_shutdown_signal(told.tell, sigterm):
                 self._renewal_thread.call_blocking(campaign)
         except Unavailable:
-            # The backend may have been closed under our work, and its loop have gone. What the work says comes first.
+            # The backend may have been closed under our work, and its loop be gone. The work's own error comes first.
             labour, self._labour, self._worker = self._labour, None, None
             error = labour.result() if labour is not None else None
             if error is not None and not isinstance(error, TermLost):
@@ -108,11 +108,11 @@ class Election:
                 if not self._renewal_thread.is_forked:
                     self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
                 elif term is not None and failure is None:
-                    term.check()  # it says that it stayed with the parent
+                    term.check()  # its error says that the term stayed with the parent
             except Unavailable:  # the backend was closed under us
                 if failure is None:
                     raise
-            except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+            except BaseException:  # an interrupt, perhaps before it was sent: nothing else would ever leave
                 self._renewal_thread.call_blocking(lambda: campaign.withdraw(failure))
                 raise
             finally:
@@ -133,7 +133,7 @@ class Election:
     ask_to_resign = blocking(tenure._election.elector.Election.ask_to_resign)
 
     def observe(self) -> Generator[Leader | None, None, None]:
-        """Yield who leads, at first and at every change. See :meth:`tenure.Election.observe`."""
+        """Yield the leader, at first and at every change. See :meth:`tenure.Election.observe`."""
         return drawn(self._renewal_thread, self._behind.observe())
 
     def resign(self) -> bool:
@@ -147,7 +147,7 @@ class Election:
     def _on_thread(self, work: Work) -> Callable[[Any], Any]:
         async def serve(term: Term) -> None:
             self._labour = outcome = Future[Exception | None]()
-            outcome.set_running_or_notify_cancel()  # who waits for it may be cancelled; it can't
+            outcome.set_running_or_notify_cancel()  # a task that waits for it may be cancelled; it can't
             labour = threading.Thread(target=_labour, args=(work, term, outcome), daemon=True)
             labour.name = f"tenure-{term.name}-{term.token}"
             self._worker = labour
@@ -156,7 +156,7 @@ class Election:
             while not ended.done():
                 with suppress(asyncio.CancelledError):  # term.lost is set; the term is not over before the thread is
                     await asyncio.wait({ended})
-                if self._renewal_thread.is_ending:  # this loop, not the term: who called run waits for the thread
+                if self._renewal_thread.is_ending:  # this loop, not the term: the caller of run waits for the thread
                     ended.cancel()
                     await ended
             self._worker = self._labour = None
@@ -167,7 +167,7 @@ class Election:
 
 
 def _labour(work: Work, term: Term, outcome: Future[Exception | None]) -> None:
-    """Do the work; what it raises is its result, as a future can't hold every exception."""
+    """Do the work; its exception is its result, as a future can't hold every exception."""
     error: Exception | None = None
     try:
         work(term)

@@ -31,7 +31,7 @@ def blocking(
 
 
 def drawn(renewal_thread: RenewalThread, stream: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Yield what *stream* yields, on this thread."""
+    """Yield the items of *stream* on this thread."""
     try:
         while True:
             try:

@@ -78,7 +78,7 @@ class Queue:
         """Call *handler* with message after message, in threads of their own, until stopped. Blocks until then.
 
         See :meth:`tenure.Queue.consume`, also for the *options*. In the main thread,
-        SIGTERM or a first SIGINT ends it gracefully, if nobody else handles that signal (``sigterm=False``: never).
+        SIGTERM or a first SIGINT ends it gracefully, if nothing else handles that signal (``sigterm=False``: never).
         """
         told = Stopping()
         hook = None
@@ -97,22 +97,22 @@ class Queue:
                 hook.close()
 
     def pause(self) -> None:
-        """Let what :meth:`consume` runs here claim nothing, until :meth:`resume`."""
+        """Let the calls of :meth:`consume` here claim nothing, until :meth:`resume`."""
         self._behind.pause()
 
     def resume(self) -> None:
-        """Let it claim again."""
+        """Let them claim again."""
         self._behind.resume()
 
     def drain(self, grace: float | None = None) -> None:
-        """End what :meth:`consume` runs here, and wait for that. See :meth:`tenure.Queue.drain`.
+        """End the calls of :meth:`consume` here, and wait for that. See :meth:`tenure.Queue.drain`.
 
         Called by a handler or a hook, it doesn't wait, as they would wait for themselves.
         """
         if self._pumps().is_current:
             self._behind._drain_soon(grace)
         else:
-            # By its context variables it is seen whether a handler calls.
+            # Its context variables show whether a handler calls.
             self._renewal_thread.call_blocking(lambda: self._behind.drain(grace), contextvars.copy_context())
 
 
@@ -155,12 +155,12 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What the messages were sent with as ``session=``."""
+        """The ``session=`` that the messages were sent with."""
         return self._behind.name
 
     @property
     def state(self) -> bytes | None:
-        """What was last stored with :meth:`set_state`."""
+        """The value last stored with :meth:`set_state`."""
         return self._behind.state
 
     @property
@@ -169,7 +169,7 @@ class Session:
         return self._behind.lost.is_set()
 
     def remaining(self) -> float:
-        """Return for how many seconds the lock may be believed, if nothing more is heard; 0.0 if it is over."""
+        """Return for how many seconds the lock is safe to rely on without another renewal; 0.0 if it is over."""
         return self._behind.remaining()
 
     def receive(self, max: int = 1, *, wait: float = 0.0) -> list[BlockingMessage]:  # noqa: A002  # as in tenure.Queue
@@ -185,7 +185,7 @@ class Session:
             self._renewal_thread.call_blocking(self._behind.__aenter__)
             return self
         except BaseException:
-            self._renewal_thread.call_blocking(self._behind.withdraw)  # interrupted, we may be in all the same
+            self._renewal_thread.call_blocking(self._behind.withdraw)  # after an interrupt, we may still have entered
             raise
 
     def __exit__(
@@ -193,7 +193,7 @@ class Session:
     ) -> None:
         try:
             self._leave(error)
-        except BaseException:  # an interrupt, perhaps before it was sent: nobody else would ever leave
+        except BaseException:  # an interrupt, perhaps before it was sent: nothing else would ever leave
             self._leave(error)
             raise
 

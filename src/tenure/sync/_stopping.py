@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 LOOK = 0.2
-"""Seconds after which the thread that waits looks whether it is still needed."""
+"""Seconds between checks by the waiting thread that it is still needed."""
 
 
 class Stopping:
-    """A wish to stop, told from whatever thread or signal handler; it counts although nobody listens yet."""
+    """A request to stop, from any thread or signal handler; it also counts before the loop's event exists."""
 
     def __init__(self) -> None:
         self._told = False
@@ -23,14 +23,14 @@ class Stopping:
         self._told = True
         if self._heard is not None:
             loop, event = self._heard
-            with suppress(RuntimeError):  # the loop is closed: what was to stop has ended
+            with suppress(RuntimeError):  # the loop is closed: its work has ended
                 loop.call_soon_threadsafe(event.set)
 
     def here(self) -> asyncio.Event:
         """Return the event, which belongs to the running loop."""
         event = asyncio.Event()
         self._heard = asyncio.get_running_loop(), event
-        if self._told:  # before we listened; from here on, we are heard
+        if self._told:  # before the event existed; from here on, tell() sets it
             event.set()
         return event
 

@@ -1,4 +1,4 @@
-"""What users and authors of backends test with: a simulator, a loop in virtual time, suites for stores.
+"""Test tools for users and authors of backends: a simulator, a loop in virtual time, suites for stores.
 
 Here are the small things: messages to call a handler with, a clock to turn by hand, a wait that is no sleep, and a
 store on a loop in virtual time.
@@ -84,7 +84,7 @@ async def until(
     Args:
         condition: Looked at every few milliseconds; may be a coroutine function.
         within: How many seconds it may take.
-        what: What is waited for, for the message.
+        what: The condition in words, for the message.
 
     Raises:
         AssertionError: It did not come to hold.

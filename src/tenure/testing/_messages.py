@@ -41,7 +41,7 @@ from tenure.events import Event
 
 
 class MessageOptions(TypedDict, total=False):
-    """What can be said of a message beside its body, as :func:`message` has it."""
+    """The properties of a message beside its body, as for :func:`message`."""
 
     queue: str
     id: str
@@ -57,7 +57,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class _Notes:
-    """Stands where the broker would: answers as that does, and notes what it was told."""
+    """Stands in for the broker: gives its answers, and notes each verdict and renewal."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.traits = QUEUE_TRAITS
@@ -83,11 +83,11 @@ class _Notes:
 
 class _QuietContext(QueueContext):
     def emit(self, event: Event, error: BaseException | None = None) -> None:
-        """Let nobody know: nothing has happened."""
+        """Report nothing, as nothing has happened."""
 
 
 class _Noted:
-    """What a message in a test knows beside what every message does."""
+    """The record of its verbs that a message in a test has beside a message's own fields."""
 
     _notes: _Notes
 
@@ -125,8 +125,8 @@ class NotedBlockingMessage(_Noted, BlockingMessage):
 def message(body: bytes = b"", *, json: object = NOT_GIVEN, **options: Unpack[MessageOptions]) -> NotedMessage:
     """Return a message to call an async handler with, in a test.
 
-    It is as received from a queue: what ``send`` would refuse is refused. Its verbs reach no broker; the first that
-    passes a verdict stands, and ``message.verdict`` tells it. A second one raises ``LockLost``, as it would.
+    It is as received from a queue: values that ``send`` would refuse are refused. Its verbs reach no broker; the
+    first that passes a verdict stands, and ``message.verdict`` tells it. A second one raises ``LockLost``, as it would.
 
     Args:
         body: The content, as bytes.
@@ -201,7 +201,7 @@ def _made(body: bytes, json: object, options: MessageOptions) -> tuple[Delivery,
 
 
 def _at_once(start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run what *start* makes, which waits for nothing."""
+    """Run the coroutine that *start* makes, which waits for nothing."""
     try:
         start().send(None)
     except StopIteration as ended:

@@ -1,4 +1,4 @@
-"""Objects of users that misbehave, as some of other people's do: errors that can't be printed, or aren't what they say.
+"""Misbehaving objects, as users' code may have: errors that can't be printed, or lie about themselves.
 
 The conformance suites hand them to real consumers, the simulators to simulated ones.
 """
@@ -34,7 +34,7 @@ class Leaving(Exception):
 
 
 class Spoilt(Reject):
-    """Has lost what it was made with."""
+    """Has lost its arguments."""
 
     def __init__(self) -> None:
         self.reason = None  # type: ignore[assignment]
@@ -54,7 +54,7 @@ ODD_ERRORS: MappingProxyType[str, Callable[[], BaseException]] = MappingProxyTyp
         "base": lambda: BaseException("of no family"),
     }
 )
-"""What a handler, a hook or a work may raise and end nothing but itself, by name. Each call makes a new one."""
+"""Errors that a handler, a hook or work may raise and end only itself, by name. Each call makes a new one."""
 
 
 def odd_error(rng: random.Random) -> BaseException:

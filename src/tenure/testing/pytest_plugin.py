@@ -15,7 +15,7 @@ Name it in your ``conftest.py``, and then ask for its fixtures::
         in_virtual_time(main())
 
 A test that asks for ``seed``, or for ``in_virtual_time``, runs once for each of the seeds: with ``--seeds 500`` for the
-first five hundred, with ``--seeds 17-17`` for one. A seed decides the order of what happens at the same moment; it
+first five hundred, with ``--seeds 17-17`` for one. A seed decides the order of events at the same moment; it
 stands in the test's name.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["in_virtual_time", "memory_backend", "memory_queue", "memory_queue_fo
 T = TypeVar("T")
 
 LIMIT = 86_400.0
-"""Virtual seconds that a test may take: what goes on for a day will not end."""
+"""Virtual seconds that a test may take: one that goes on for a day will not end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what depends on a seed once for each."""
+    """Run each test that depends on a seed once for each seed."""
     if "seed" in metafunc.fixturenames and not _has_its_own_seeds(metafunc):
         metafunc.parametrize("seed", metafunc.config.getoption("--seeds"))
 
@@ -87,7 +87,7 @@ def seeds_of(text: str) -> range:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Return the seed of this run; the first one for who asks too late to be run with each."""
+    """Return the seed of this run; the first one if asked for too late to run with each."""
     seeds: range = request.config.getoption("--seeds")
     return seeds[0]
 
@@ -107,13 +107,13 @@ def in_virtual_time(seed: int) -> Callable[[Coroutine[Any, Any, T]], T]:
 
 @pytest.fixture
 def memory_url() -> str:
-    """Return the URL of a store in memory that no other test uses; whoever connects to it in this process shares it."""
+    """Return the URL of a store in memory that no other test uses; all that connect to it in this process share it."""
     return f"memory:{uuid4().hex}"
 
 
 @pytest.fixture
 def memory_backend(memory_url: str) -> Iterator[Backend]:
-    """Yield a backend in memory that no other test uses, open, for whatever loop; not for virtual time."""
+    """Yield a backend in memory that no other test uses, open, for any loop; not for virtual time."""
     renewal_thread = RenewalThread.enter()
     try:
         backend = renewal_thread.call_blocking(Backend(memory_url).open)
