@@ -10,7 +10,7 @@ import pytest
 
 from tenure._backends.memory.messages import NEVER, Session, StoredMessage, Subqueue
 from tenure._backends.memory.queue import MemoryBroker
-from tenure._queue import handlers, judge, message
+from tenure._queue import failures, handlers, judge
 from tenure._queue.broker import Claim, Selection
 from tenure._queue.message import Delivery, SessionLock
 from tenure._queue.verdicts import Abandon, GiveBack, Lapsed, Renewed, Settled, Settlement
@@ -149,7 +149,7 @@ async def _waits_for_the_hook(on_error: Any, message: Any, error: BaseException)
 
 IN_CONSUMERS = {
     "outcomes travel as exceptions": (handlers, "outcome_of", _raises_what_it_is, "handler"),
-    "texts are taken as they come": (message, "text_of", str, "handler"),
+    "texts are taken as they come": (failures, "text_of", str, "handler"),
     "hooks are awaited": (judge, "complain", _waits_for_the_hook, "hook"),
     "hooks are awaited in sessions": (judge, "complain", _waits_for_the_hook, "hook"),
 }

@@ -72,7 +72,9 @@ class FaultProxy:
         self._server.close()
         self.refuse()  # what has come, and was not looked at yet
         self.reset()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(10):  # a connection that came just now is made, welcomed and reset in a turn of the loop each
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)
         await self._server.wait_closed()
 
     @property
