@@ -226,7 +226,7 @@ def test_without_its_thread_there_is_no_campaign(monkeypatch: pytest.MonkeyPatch
         election = backend.election("chair", overrun="exit")
         with monkeypatch.context() as patch:
             patch.setattr(Watchdog, "start", refuse)
-            with pytest.raises(tenure.Unavailable, match="needs a thread of its own, and the system gives none"):
+            with pytest.raises(tenure.Unavailable, match="needs a thread of its own, and the system can"):
                 election.run(lambda term: None)
         assert election.leader() is None
         election.run(lambda term: term.check())

@@ -59,15 +59,15 @@ class WorkHost(Protocol):
         ...
 
     def set_trust(self, token: int, until: float) -> None:
-        """Trust the term *until* then."""
+        """Trust the term up to the time *until*."""
         ...
 
     def cancel_work(self, token: int, reason: Reason) -> None:
-        """Tell the work to stop."""
+        """Cancel the work of this term."""
         ...
 
     def set_overrun_time(self, at: float) -> None:
-        """Work that still runs *at* this time has overrun; called again whenever that changes."""
+        """Set the time *at* which work that still runs has overrun; called again whenever it changes."""
         ...
 
     def work_overran(self, token: int) -> None:
@@ -104,7 +104,7 @@ class Candidacy:
         self._driver = driver
         self._timer: asyncio.TimerHandle | None = None
         self._hints: asyncio.Task[None] | None = None
-        self._was_answered = False  # after one success a refusal may pass: it is retried
+        self._was_answered = False  # after one success, an error may be temporary: the request is repeated
         self.ended: asyncio.Event = asyncio.Event()
         self._term_over = asyncio.Event()
 
@@ -202,10 +202,10 @@ class Candidacy:
             if not self._was_answered:  # a wrong configuration or a bug: retrying would hide it
                 self.fail(error)
                 return
-            answer = unknown(error)
+            answer = no_answer(error)
         except BaseException as error:  # every request is answered, or the candidacy could never end
-            self.feed(Answered(request_id, unknown(error)))
-            if is_our_end(error):
+            self.feed(Answered(request_id, no_answer(error)))
+            if ends_this_task(error):
                 raise
             return
         else:
@@ -265,13 +265,13 @@ class Driver:
             candidacy.feed(Stop())
             candidacy.feed(Resign())
         if leaving := [(c.ended.wait(), c.machine.timing) for c in self.candidacies]:
-            patience = max(timing.grace + timing.retry_every for _, timing in leaving)
+            longest = max(timing.grace + timing.retry_every for _, timing in leaving)
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(longest):
                     await asyncio.gather(*(ended for ended, _ in leaving))
             except TimeoutError:
                 pass
-            finally:  # also if this call is cancelled: the owners of the remaining candidacies must be told
+            finally:  # also if this call is cancelled: the owners of the remaining candidacies must be notified
                 self._fail_all()
         if self._suspend_watch:
             self._suspend_watch.cancel()
@@ -310,8 +310,8 @@ class Driver:
         for one in due:
             host = one.candidacy.host
             # All work of one loop shares its probe. A health callback may be slow, so such a renewal goes alone.
-            place = id(host) if host.has_health else id(host.probe)
-            groups.setdefault((place, one.candidacy.machine.timing.ttl), []).append(one)
+            check = id(host) if host.has_health else id(host.probe)
+            groups.setdefault((check, one.candidacy.machine.timing.ttl), []).append(one)
         for (_, ttl), group in groups.items():
             for start in range(0, len(group), BATCH_MAX):
                 self.spawn(self._renew(group[start : start + BATCH_MAX], ttl))
@@ -320,8 +320,8 @@ class Driver:
         try:
             await self._renew_if_healthy(group, ttl)
         except BaseException as error:  # every request is answered, or the candidacy could never end
-            _answer_all(group, unknown(error))
-            if is_our_end(error):
+            _answer_all(group, no_answer(error))
+            if ends_this_task(error):
                 raise
 
     async def _renew_if_healthy(self, group: list[_DueRenewal], ttl: float) -> None:
@@ -383,11 +383,11 @@ class Driver:
                 try:
                     found = await self.store.inspect(name)
                 except Unavailable:
-                    found = None  # don't know: the last answer stands; ask again
+                    found = None  # don't know: the last answer stays valid; ask again
                 except (Exception, asyncio.CancelledError) as error:
-                    if seen is None or is_our_end(error):
+                    if seen is None or ends_this_task(error):
                         raise
-                    found = None  # it has worked before
+                    found = None  # an earlier request succeeded: ask again
                 if found is not None:
                     if isinstance(found, HeldBy) and found.remaining is not None:
                         # A hint may be lost, and the lease may be much longer than ours would be.
@@ -400,7 +400,7 @@ class Driver:
                         await woken.wait()
                 except TimeoutError:
                     pass
-            raise Unavailable("the backend was closed, so nothing more can be seen there; connect again")
+            raise Unavailable("the backend was closed, so its leaders can't be observed any more; connect again")
         finally:
             self._watches.discard(woken)
             if hints:
@@ -413,9 +413,9 @@ class Driver:
                 async for _ in self.store.hints(name):
                     on_hint()
             except (Exception, asyncio.CancelledError) as error:
-                if is_our_end(error):
+                if ends_this_task(error):
                     raise
-                # Hints are optional, whatever the reason: callers also ask in their own time.
+                # Hints are optional: callers also poll.
             await asyncio.sleep(pause)
 
 
@@ -425,12 +425,12 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def is_our_end(error: BaseException) -> bool:
+def ends_this_task(error: BaseException) -> bool:
     """Whether *error* is to end the current task: it is cancelled, or the program is interrupted."""
     return is_cancelled() if isinstance(error, asyncio.CancelledError) else not isinstance(error, Exception)
 
 
-def unknown(error: BaseException) -> NoAnswer:
+def no_answer(error: BaseException) -> NoAnswer:
     """Return *error*, a failure of the store or its driver, as an answer: it says neither yes nor no."""
     return NoAnswer(str(error) if isinstance(error, TenureError) else f"the store failed with {in_words(error)}")
 

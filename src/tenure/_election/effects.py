@@ -17,7 +17,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """The store says that something may have changed. A hint may be wrong."""
+    """The store reports that something may have changed. A hint may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Tell the work to stop; the input ``WorkEnded`` follows once it has."""
+    """Cancel the work; the input ``WorkEnded`` follows once it has ended."""
 
     token: int
     reason: Reason

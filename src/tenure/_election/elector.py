@@ -183,7 +183,7 @@ class Election:
         return await self._candidate.resign(wait) if self._candidate else False
 
     async def ask_to_resign(self) -> bool:
-        """Ask the present leader, in any process, to step down; it learns of it with its next renewal or by a hint.
+        """Ask the present leader, in any process, to step down; it gets the request with its next renewal or by a hint.
 
         Returns whether there was a leader to ask.
 
@@ -255,7 +255,7 @@ class Election:
             failure = task.result()
         lost = candidate.work_stopped(term)
         if isinstance(failure, TermLost) and lost:
-            failure = None  # raised by check(): that is how work learns of the loss
+            failure = None  # raised by check(): the expected end of work whose term is lost
         cancelled_itself = task.cancelled() and not lost and cancelled is None
         goes_on = (again or lost) and failure is None and cancelled is None and not cancelled_itself
         candidate.end_term(term, again=goes_on)
@@ -264,7 +264,7 @@ class Election:
         if cancelled is not None:
             raise cancelled
         if cancelled_itself:
-            raise TenureError("the work cancelled itself: it raised CancelledError, and nobody had cancelled it")
+            raise TenureError("the work cancelled itself: it raised CancelledError, but tenure had not cancelled it")
 
 
 class Campaign:
@@ -348,7 +348,7 @@ async def _stop_when(stop: asyncio.Event, candidate: CandidateHandle, *, at_once
 
 
 async def _noting_end(work: Awaitable[Any], candidate: CandidateHandle, term: TermBase[Any]) -> SystemExit | None:
-    """Await *work*, and note its end at once: if the loop is blocked after that, it is not by the work of this term.
+    """Await *work*, and note its end at once: if the loop blocks later, the work of this term is not the cause.
 
     Returns a ``SystemExit`` that it raised: raised out of a task, it would end the loop for all other tasks.
     """
@@ -397,7 +397,7 @@ def _check_conditions(stall_after: object, health: object, overrun: object) -> N
     if stall_after is not None and not positive:
         raise ConfigError(f"stall_after must be a positive number of seconds, or None, not {stall_after!r}")
     if health is not None and not callable(health):
-        raise ConfigError(f"health must be a function that returns whether all is well, not {health!r}")
+        raise ConfigError(f"health must be a function that returns whether the work is healthy, not {health!r}")
     refuse_generator("health", health)
     if overrun not in ("report", "exit"):
         raise ConfigError(f"overrun must be 'report' or 'exit', not {overrun!r}")

@@ -70,9 +70,9 @@ class CandidateHandle:
         self._new_term: TermBase[Any] | None = None  # begun, and not yet returned by next_term()
         self._current_term: TermBase[Any] | None = None  # returned by next_term(), and not yet ended
         self._cancel: Callable[[], object] | None = None
-        self._cancelled_term: TermBase[Any] | None = None  # the newest term whose work was told to stop
+        self._cancelled_term: TermBase[Any] | None = None  # the newest term whose work was cancelled
         self._stopped_term: TermBase[Any] | None = None  # the newest term whose work has ended
-        self._was_term_over = False  # whether that term was over by then
+        self._was_term_over = False  # whether that term was over when its work ended
         self._is_withdrawn = False  # read and written on the renewal loop only
         self._has_ended = False
         self._error: BaseException | None = None
@@ -99,7 +99,7 @@ class CandidateHandle:
             await self._renewal_thread.call(start)
         except BaseException:
             # Cancelled while the candidacy was being started. It may have started, or may start in a moment, and must
-            # not go on: a candidate without an owner would lead for ever, and do nothing.
+            # not go on: a candidate without an owner would hold the lease for ever, and do no work.
             self.is_active = False
             if not self.is_forked:
                 with suppress(RuntimeError):  # the renewal loop is closed: there are no candidacies any more
@@ -112,8 +112,8 @@ class CandidateHandle:
             return self._renewal_thread.watchdog(self._driver.clock)
         except RuntimeError as error:
             raise Unavailable(
-                f"overrun='exit' needs a thread of its own, and the system gives none: {error}; this process does not "
-                f"campaign for {self._settings.name!r} without it; free threads, and campaign again"
+                f"overrun='exit' needs a thread of its own, and the system can't start one: {error}; this process does "
+                f"not campaign for {self._settings.name!r} without it; free threads, and campaign again"
             ) from error
 
     @property
@@ -162,7 +162,7 @@ class CandidateHandle:
             self.end_term(term, again=True)  # this loop was blocked for so long that the term is over
 
     def work_started(self, term: TermBase[Any], cancel: Callable[[], object]) -> None:
-        """Note that the work of *term* has started; *cancel* tells it to stop."""
+        """Note that the work of *term* has started; calling *cancel* cancels it."""
         self._cancel = cancel
         if self._cancelled_term is term:
             cancel()
@@ -177,7 +177,7 @@ class CandidateHandle:
         return self._was_term_over
 
     def end_term(self, term: TermBase[Any], *, again: bool) -> None:
-        """End *term*, as its work runs no more: the lease may be released. *again*: campaign for the next one."""
+        """End *term*, whose work has ended: the lease may be released. *again*: campaign for the next one."""
         term._note_work_end()
         self._current_term = None
         self._on_renewal_loop(self._feed_work_ended, term, again)
@@ -204,7 +204,7 @@ class CandidateHandle:
         if self._is_renewal_loop:
             call(*arguments)
         elif not self.is_forked:
-            with suppress(RuntimeError):  # the renewal loop is closed: the candidacy has ended, and has said so
+            with suppress(RuntimeError):  # the renewal loop is closed: the candidacy has ended, and was reported
                 self._renewal_thread.loop.call_soon_threadsafe(call, *arguments)
 
     # --- called on the renewal loop: the WorkHost ---
@@ -249,8 +249,8 @@ class CandidateHandle:
         limit, term = self._settings.stall_after, self.term
         if limit is None or term is None:
             return None
-        silent = self._driver.clock.now() - term._beat_at
-        return f"no term.beat() for {silent:.3g} s, and stall_after is {limit:g} s" if silent > limit else None
+        since_beat = self._driver.clock.now() - term._beat_at
+        return f"no term.beat() for {since_beat:.3g} s, and stall_after is {limit:g} s" if since_beat > limit else None
 
     async def health_problem(self, within: float) -> str | None:
         if self._settings.health is None:

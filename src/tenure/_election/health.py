@@ -13,7 +13,7 @@ from tenure.errors import in_words
 
 Health = Callable[[], bool | Awaitable[bool]]
 
-NOT_HEALTHY = "the health callback said no"
+NOT_HEALTHY = "the health callback reported that the work is not healthy"
 
 
 class HealthCheck:
@@ -26,7 +26,7 @@ class HealthCheck:
     async def problem(
         self, within: float, loop: asyncio.AbstractEventLoop | None, context: contextvars.Context
     ) -> str | None:
-        """Call the callback; return why the work is not healthy, or None. No answer *within* these seconds is a reason.
+        """Call the callback; return why the work is not healthy, or None. No answer *within* this time is a reason.
 
         It is called on *loop*, where the work runs; or, if there is none, in a thread of its own, in *context*.
         """
@@ -40,7 +40,7 @@ class HealthCheck:
             return f"the health callback did not answer for {within:g} s"
         except RuntimeError as error:
             call.close()
-            return f"the loop that runs the work is gone: {error}"
+            return f"the loop that runs the work is closed: {error}"
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
@@ -62,7 +62,7 @@ class HealthCheck:
             return f"the health callback raised {in_words(error)}"
 
     async def _call_in_thread(self, context: contextvars.Context) -> str | None:
-        if self._is_running:  # one that hangs must not take another thread with every renewal
+        if self._is_running:  # a callback that hangs must not use another thread for every renewal
             return "the health callback has not answered the last call yet"
         try:
             return await in_thread("tenure-health", context.copy().run, self._call_without_loop)
@@ -77,7 +77,7 @@ class HealthCheck:
             if inspect.isawaitable(healthy):
                 healthy = asyncio.run(_awaited(healthy))
             return None if healthy else NOT_HEALTHY
-        except BaseException as error:  # also an exit: this thread belongs to the callback alone
+        except BaseException as error:  # also SystemExit: this thread runs only the callback
             return f"the health callback raised {in_words(error)}"
         finally:
             self._is_running = False

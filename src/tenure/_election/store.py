@@ -51,7 +51,8 @@ class LeaseStore(Protocol):
         """Extend many claims by *ttl* seconds from now, in one step; the answers stand in the order of *grants*.
 
         A renewal never shortens a claim, however late it is executed. Where claims lie on several servers, one that
-        can't be reached gives ``NoAnswer`` for its claims, and does not delay the others; ``Unavailable`` is for all.
+        can't be reached gives ``NoAnswer`` for its claims, and does not delay the others; ``Unavailable`` means that
+        none was answered.
         """
         ...
 
@@ -68,13 +69,13 @@ class LeaseStore(Protocol):
         ...
 
     async def ask_to_resign(self, name: str) -> bool:
-        """Ask the present holder to step down; False if there is none. Its next answer, or a hint, tells it."""
+        """Ask the present holder to step down; False if there is none. It is notified by its next answer, or a hint."""
         ...
 
     def hints(self, name: str) -> AsyncIterator[None]:
         """Yield when something may have changed for *name*. A hint may be wrong, late or absent.
 
-        A change between this call and the moment when the store really listens is reported by a first hint.
+        A change between this call and the start of the subscription is reported by a first hint.
         """
         ...
 

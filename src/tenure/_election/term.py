@@ -16,7 +16,7 @@ from tenure.events import Reason
 
 END_REASONS: Mapping[Reason, str] = MappingProxyType(
     {
-        "denied": "the store says that the lease has ended or belongs to another candidate",
+        "denied": "the store answered that the lease has ended or belongs to another candidate",
         "unanswered": "the store did not confirm the lease in time",
         "stalled": "the lease was not renewed because the work made no progress",
         "asked": "the leader was asked to step down",
@@ -112,7 +112,7 @@ class TermBase(Generic[FlagT]):
             self._exit_deadline.lift()
 
     def loss_message(self) -> str:
-        """Say why this term is over, and what to do about it."""
+        """Return why this term is over, and what to do about it."""
         if self._process is not _this_process:
             return (
                 f"term {self.token} of {self.name!r} belongs to process {self._pid}, which won it, and this is "
@@ -136,7 +136,7 @@ class Term(TermBase[asyncio.Event]):
         name: The name of the election.
         holder: The identity that won; new for each acquisition.
         token: The fencing token. It rises with every acquisition, by any candidate, and never falls.
-        lost: An ``asyncio.Event``, set once the work has been told to stop.
+        lost: An ``asyncio.Event``, set when the work is cancelled.
     """
 
     def __init__(self, grant: Grant, trusted_until: float, clock: Clock) -> None:
