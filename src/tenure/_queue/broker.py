@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple, Protocol, TypedDict, cast
 from tenure._checks import check_seconds
 from tenure._lease import NoAnswer
 from tenure._queue.checks import check_count
-from tenure._queue.message import DeadMessage, Delivery, Died, LiveMessage, SessionLock, State, Stats
+from tenure._queue.message import DeadMessage, Death, Delivery, Died, LiveMessage, SessionLock, State, Stats
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Deleted, Lapsed, NotEmpty, Renewed, Settled, Settlement
 from tenure.errors import ConfigError, refuse_unknown
@@ -210,6 +210,16 @@ class Selection:
     def at(self, now: float) -> Selection:
         """Return it with the moment that ``dead_for`` means *now*, by the store's wall clock."""
         return self if self.dead_for is None else replace(self, dead_for=None, dead_before=now - self.dead_for)
+
+    def fits(self, sequence: int, id_: str, death: Death) -> bool:
+        """Whether a dead letter is meant; ``dead_for`` is not looked at, see :meth:`at`."""
+        return (
+            sequence > self.after
+            and (self.sequences is None or sequence in self.sequences)
+            and (self.ids is None or id_ in self.ids)
+            and (self.reason is None or death.reason == self.reason)
+            and (self.dead_before is None or death.at < self.dead_before)
+        )
 
 
 EVERYTHING = Selection()

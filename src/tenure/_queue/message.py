@@ -6,7 +6,7 @@ to decide how long a lock is good. That is counted on one's own clock, from befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -76,6 +76,11 @@ class Death:
     error: Failure | None = None
     """The last failure told of."""
     history: tuple[Attempt, ...] = ()
+
+
+def newest_error(history: Sequence[Attempt]) -> Failure | None:
+    """Return the error of the newest attempt that has one."""
+    return next((attempt.error for attempt in reversed(history) if attempt.error is not None), None)
 
 
 # --- handed out --------------------------------------------------------------------------------------------------

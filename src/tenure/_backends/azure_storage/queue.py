@@ -277,7 +277,7 @@ class AzureBroker:
             if not is_dead and (one.properties.moving or one.is_expired or one.count > max_deliveries):
                 moves.append(self._dead_letters.move_found(held, one))
                 continue
-            delivery = delivery_of(queue, one, token)
+            delivery = delivery_of(queue, one, token, timestamp_of(one.raw.next_visible_on))
             self._receipts.add(delivery, held)
             deliveries.append(delivery)
         return deliveries, moves

@@ -13,7 +13,16 @@ from tenure._backends.azure_storage.message_format import Properties
 from tenure._queue.broker import LiveSelection, Selection
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.failures import Failure
-from tenure._queue.message import Attempt, DeadMessage, Death, Delivery, LiveMessage
+from tenure._queue.message import (
+    Attempt,
+    DeadMessage,
+    Death,
+    Delivery,
+    LiveMessage,
+    dead_message_of,
+    live_message_of,
+    newest_error,
+)
 
 UNKNOWN = "unknown"
 """The reason of a dead letter that another program put there."""
@@ -98,10 +107,6 @@ def timestamp_of(moment: datetime | None) -> float:
     return moment.timestamp()
 
 
-def last_error(properties: Properties) -> Failure | None:
-    return next((one.error for one in reversed(properties.history) if one.error is not None), None)
-
-
 def with_expired_attempts(properties: Properties, count: int, now: float) -> Properties:
     """Return *properties* with the attempts that are missing: those whose locks expired."""
     recorded = {one.number for one in properties.history[properties.before :]}
@@ -140,7 +145,7 @@ def dead_letter_properties(
         reason=reason,
         description=description,
         dead_at=now,
-        error=error or last_error(properties),
+        error=error or newest_error(properties.history),
         ttl=None,
         uncounted=0,
     )
@@ -151,7 +156,7 @@ def with_identity(properties: Properties, delivery: Delivery) -> Properties:
     return replace(properties, id=delivery.id, sequence=delivery.sequence, enqueued_at=delivery.enqueued_at)
 
 
-def delivery_of(queue: str, one: FoundMessage, token: str) -> Delivery:
+def delivery_of(queue: str, one: FoundMessage, token: str = "", locked_until: float = 0.0) -> Delivery:
     properties = one.properties
     death = death_of(one) if queue.endswith(DEAD_SUFFIX) else None
     return Delivery(
@@ -163,7 +168,7 @@ def delivery_of(queue: str, one: FoundMessage, token: str) -> Delivery:
         properties.headers,
         one.count,
         one.enqueued_at,
-        timestamp_of(one.raw.next_visible_on),
+        locked_until,
         None,
         0,
         properties.reply_to,
@@ -184,45 +189,12 @@ def death_of(one: FoundMessage) -> Death:
 
 
 def dead_message(queue: str, one: FoundMessage) -> DeadMessage:
-    properties, death = one.properties, death_of(one)
-    return DeadMessage(
-        queue,
-        one.sequence,
-        one.id,
-        one.body,
-        properties.headers,
-        one.count,
-        one.enqueued_at,
-        None,
-        0,
-        properties.reply_to,
-        properties.correlation_id,
-        death.reason,
-        death.description,
-        death.at,
-        death.error,
-        death.history,
-    )
+    return dead_message_of(queue, delivery_of(queue, one), death_of(one))
 
 
 def live_message(queue: str, one: FoundMessage) -> LiveMessage:
-    properties = one.properties
-    return LiveMessage(
-        queue,
-        one.sequence,
-        one.id,
-        one.body,
-        properties.headers,
-        "ready",
-        max(0, (one.raw.dequeue_count or 0) - properties.uncounted),  # peeked at, so this is no delivery
-        one.enqueued_at,
-        None,
-        None,
-        None,
-        0,
-        properties.reply_to,
-        properties.correlation_id,
-    )
+    count = max(0, (one.raw.dequeue_count or 0) - one.properties.uncounted)  # peeked at, so this is no delivery
+    return live_message_of(delivery_of(queue, one)._replace(delivery_count=count), "ready")
 
 
 def is_selected_live(one: FoundMessage, which: LiveSelection, now: float) -> bool:
@@ -234,11 +206,4 @@ def is_selected_live(one: FoundMessage, which: LiveSelection, now: float) -> boo
 
 def is_selected_dead(one: FoundMessage, which: Selection) -> bool:
     """Tell whether *which* selects this dead letter."""
-    death = death_of(one)
-    return (
-        one.sequence > which.after
-        and (which.sequences is None or one.sequence in which.sequences)
-        and (which.ids is None or one.id in which.ids)
-        and (which.reason is None or death.reason == which.reason)
-        and (which.dead_before is None or death.at < which.dead_before)
-    )
+    return which.fits(one.sequence, one.id, death_of(one))

@@ -16,7 +16,18 @@ from tenure._queue.broker import (
 )
 from tenure._queue.checks import DEAD_SUFFIX
 from tenure._queue.identity import dead_letters_of
-from tenure._queue.message import Attempt, DeadMessage, Death, Delivery, Died, Headers, LiveMessage, State
+from tenure._queue.message import (
+    Attempt,
+    DeadMessage,
+    Death,
+    Delivery,
+    Died,
+    Headers,
+    LiveMessage,
+    State,
+    dead_message_of,
+    live_message_of,
+)
 
 NEVER = math.inf
 
@@ -215,13 +226,7 @@ def sequence_of(rank: int) -> int:
 def is_selected_dead(message: StoredMessage, which: Selection) -> bool:
     """Tell whether *which* selects this dead letter."""
     assert message.death is not None
-    return (
-        message.sequence > which.after
-        and (which.sequences is None or message.sequence in which.sequences)
-        and (which.ids is None or message.id in which.ids)
-        and (which.reason is None or message.death.reason == which.reason)
-        and (which.dead_before is None or message.death.at < which.dead_before)
-    )
+    return which.fits(message.sequence, message.id, message.death)
 
 
 def is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
@@ -229,26 +234,6 @@ def is_selected_live(message: StoredMessage, which: LiveSelection) -> bool:
     session = message.session.name if message.session else None
     return which.wants(STATE_NAMES[message.state]) and which.fits(
         message.sequence, lambda: message.id, session, message.enqueued_at
-    )
-
-
-def live_message_of(queue: str, message: StoredMessage, wall_offset: float) -> LiveMessage:
-    """Return *message* as ``peek`` shows it."""
-    return LiveMessage(
-        queue,
-        message.sequence,
-        message.id,
-        message.body,
-        message.headers,
-        STATE_NAMES[message.state],
-        message.delivery_count,
-        message.enqueued_at,
-        message.locked_until + wall_offset if message.state is MessageState.LOCKED else None,
-        message.visible_at + wall_offset if message.state is MessageState.DELAYED else None,
-        message.session.name if message.session else None,
-        message.priority,
-        message.reply_to,
-        message.correlation_id,
     )
 
 
@@ -272,24 +257,18 @@ def delivery_of(queue: str, message: StoredMessage, token: int | str, locked_unt
     )
 
 
-def dead_message_of(queue: str, message: StoredMessage) -> DeadMessage:
+def live_message(queue: str, message: StoredMessage, wall_offset: float) -> LiveMessage:
+    """Return *message* as ``peek`` shows it."""
+    state = message.state
+    return live_message_of(
+        delivery_of(queue, message, "", 0.0),
+        STATE_NAMES[state],
+        locked_until=message.locked_until + wall_offset if state is MessageState.LOCKED else None,
+        due_at=message.visible_at + wall_offset if state is MessageState.DELAYED else None,
+    )
+
+
+def dead_message(queue: str, message: StoredMessage) -> DeadMessage:
     """Return *message* as ``peek_dead`` shows it."""
     assert message.death is not None
-    return DeadMessage(
-        queue,
-        message.sequence,
-        message.id,
-        message.body,
-        message.headers,
-        message.delivery_count,
-        message.enqueued_at,
-        message.session.name if message.session else None,
-        message.priority,
-        message.reply_to,
-        message.correlation_id,
-        message.death.reason,
-        message.death.description,
-        message.death.at,
-        message.death.error,
-        message.death.history,
-    )
+    return dead_message_of(queue, delivery_of(queue, message, "", 0.0), message.death)

@@ -16,11 +16,11 @@ from tenure._backends.memory.messages import (
     Session,
     StoredMessage,
     Subqueue,
-    dead_message_of,
+    dead_message,
     delivery_of,
     is_selected_dead,
     is_selected_live,
-    live_message_of,
+    live_message,
     sequence_of,
 )
 from tenure._backends.memory.transitions import Transitions
@@ -351,7 +351,7 @@ class MemoryBroker(Transitions):
         """Show live messages."""
         with self._memory.lock:
             return [
-                live_message_of(queue, message, self._wall_offset) for message in self._select_live(queue, which, limit)
+                live_message(queue, message, self._wall_offset) for message in self._select_live(queue, which, limit)
             ]
 
     async def purge_live(self, queue: str, which: LiveSelection, *, dry_run: bool = False) -> int:
@@ -408,7 +408,7 @@ class MemoryBroker(Transitions):
     async def peek_dead(self, queue: str, which: Selection, limit: int) -> Sequence[DeadMessage]:
         """Show dead letters."""
         with self._memory.lock:
-            return [dead_message_of(queue, message) for message in self._select_dead(queue, which, limit, locked=True)]
+            return [dead_message(queue, message) for message in self._select_dead(queue, which, limit, locked=True)]
 
     async def redrive(
         self, queue: str, which: Selection, limit: int | None, *, dry_run: bool = False, to: str | None = None

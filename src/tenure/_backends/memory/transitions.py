@@ -32,6 +32,7 @@ from tenure._queue.message import (
     Died,
     SessionLock,
     exhausted_description,
+    newest_error,
 )
 from tenure._queue.outgoing import Outgoing
 from tenure._queue.verdicts import Abandon, GiveBack
@@ -249,9 +250,8 @@ class Transitions(Client):
     ) -> None:
         self._set_state(subqueue, message, MessageState.GONE)
         dead = self._queue(subqueue.name.removesuffix(DEAD_SUFFIX)).dead
-        errors = [attempt.error for attempt in reversed(message.history) if attempt.error is not None]
         message.death = Death(
-            reason, description, now + self._wall_offset, errors[0] if errors else None, message.history
+            reason, description, now + self._wall_offset, newest_error(message.history), message.history
         )
         message.is_deferred, message.expires_at = False, NEVER
         dead.messages[message.sequence] = message

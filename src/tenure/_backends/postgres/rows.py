@@ -21,6 +21,7 @@ from tenure._queue.message import (
     State,
     dead_message_of,
     live_message_of,
+    newest_error,
 )
 from tenure._queue.outgoing import Outgoing
 
@@ -91,8 +92,7 @@ def death_of(columns: Sequence[Any]) -> Death:
         Attempt(number, when, outcome, Failure(*error) if error else None)
         for number, when, outcome, error in json.loads(history or "[]")
     )
-    errors = [attempt.error for attempt in reversed(attempts) if attempt.error is not None]
-    return Death(reason, description, at, errors[0] if errors else None, attempts)
+    return Death(reason, description, at, newest_error(attempts), attempts)
 
 
 def live_message(queue: str, row: Any) -> LiveMessage:

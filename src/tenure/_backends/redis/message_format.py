@@ -26,6 +26,7 @@ from tenure._queue.message import (
     State,
     dead_message_of,
     live_message_of,
+    newest_error,
 )
 from tenure._queue.outgoing import Outgoing
 
@@ -133,8 +134,7 @@ def _head(text: bytes) -> tuple[str | None, Headers, str | None, str | None]:
 def _death(text: bytes, lines: bytes | None) -> Death:
     reason, description, at = json.loads(text)
     history = tuple(_attempt(line) for line in lines.split(b"\n")) if lines else ()
-    errors = [attempt.error for attempt in history if attempt.error is not None]
-    return Death(reason, description, at / 1_000, errors[-1] if errors else None, history)
+    return Death(reason, description, at / 1_000, newest_error(history), history)
 
 
 def _attempt(line: bytes) -> Attempt:

@@ -314,7 +314,7 @@ ORDER BY message.sequence LIMIT :limit;
 SELECT until, sequences FROM tenure_hold WHERE queue = ?;
 
 -- name: live_message
-SELECT sequence, id, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id
+SELECT sequence, id, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id, due_at
 FROM tenure_message WHERE sequence = ?;
 
 -- name: remember_sent_id

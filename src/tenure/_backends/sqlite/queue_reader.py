@@ -12,15 +12,25 @@ from tenure._backends.sqlite.file_clock import FileClock
 from tenure._backends.sqlite.rows import (
     MessageRow,
     conditions_of,
-    dead_message_of,
+    dead_message,
     headers_of,
     live_conditions_of,
+    message_of,
     unpack,
 )
 from tenure._backends.sqlite.statements import statements
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
 from tenure._queue.identity import ID_MARK
-from tenure._queue.message import NO_HEADERS, DeadMessage, Delivery, LiveMessage, SessionLock, State, Stats
+from tenure._queue.message import (
+    NO_HEADERS,
+    DeadMessage,
+    Delivery,
+    LiveMessage,
+    SessionLock,
+    State,
+    Stats,
+    live_message_of,
+)
 from tenure._queue.outgoing import PRIORITY_MAX
 from tenure._queue.verdicts import LAPSED, Lapsed
 
@@ -171,24 +181,11 @@ class QueueReader:
         return {sequence: until + later for until, packed in groups for sequence in unpack(packed)}
 
     def _live_message(self, name: str, sequence: int, state: State, locked_until: float | None) -> LiveMessage:
-        row = self._run(_SQL["live_message"], (sequence,)).fetchone()
-        _, named, body, headers, deliveries, enqueued_at, due_at, session, priority, reply_to, correlation_id = row
-        return LiveMessage(
-            name,
-            sequence,
-            named or f"{self._prefix}{sequence}",
-            body,
-            headers_of(headers),
-            state,
-            deliveries + (state == "locked"),
-            enqueued_at,
-            locked_until,
-            due_at if state == "delayed" else None,
-            session,
-            priority,
-            reply_to,
-            correlation_id,
-        )
+        *columns, due_at = self._run(_SQL["live_message"], (sequence,)).fetchone()
+        one = message_of(name, self._prefix, columns)
+        if state == "locked":
+            one = one._replace(delivery_count=one.delivery_count + 1)
+        return live_message_of(one, state, locked_until=locked_until, due_at=due_at if state == "delayed" else None)
 
     def peek_deferred(self, name: str, limit: int, after: int) -> list[Delivery]:
         """Show deferred messages that are not locked."""
@@ -208,7 +205,7 @@ class QueueReader:
             return []
         found = self._selected(dead, which, limit, with_locked=True)
         rows = [self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone() for sequence in found]
-        return [dead_message_of(name, self._prefix, row) for row in rows]
+        return [dead_message(name, self._prefix, row) for row in rows]
 
     def count_dead(self, name: str, which: Selection, limit: int | None) -> int:
         """Count the dead letters that are selected and not locked."""

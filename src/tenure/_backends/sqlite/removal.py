@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tenure._backends.sqlite.queue_reader import Queue
 from tenure._backends.sqlite.rows import (
-    dead_message_of,
+    dead_message,
     runs_of,
     unpack,
 )
@@ -51,7 +51,7 @@ class Removal(Sending):
 
     def _send_anew(self, name: str, dead: Queue, sequence: int) -> None:
         """Send a dead letter of another queue to the one called *name*, without a check for duplicates."""
-        letter = dead_message_of(
+        letter = dead_message(
             dead.name, self._prefix, self._run(_SQL["dead_letter"], (dead.number, sequence)).fetchone()
         )
         _, _, _, _, _, history = self._run(_SQL["message_state"], (sequence,)).fetchone()

@@ -10,7 +10,17 @@ from typing import Any
 from tenure._frozen import FrozenDict
 from tenure._queue.broker import LiveSelection, QueueSettings, Selection
 from tenure._queue.failures import Failure
-from tenure._queue.message import HISTORY_MAX, NO_HEADERS, Attempt, DeadMessage, Death, Headers
+from tenure._queue.message import (
+    HISTORY_MAX,
+    NO_HEADERS,
+    Attempt,
+    DeadMessage,
+    Death,
+    Delivery,
+    Headers,
+    dead_message_of,
+    newest_error,
+)
 from tenure._queue.outgoing import Outgoing
 
 MessageRow = tuple[
@@ -86,32 +96,32 @@ def history_of(column: str | None) -> tuple[Attempt, ...]:
 def death_of(reason: str, description: str, dead_at: float, history: str | None) -> Death:
     """Return how a message died, with the newest error in its history."""
     attempts = history_of(history)
-    errors = (attempt.error for attempt in reversed(attempts) if attempt.error is not None)
-    return Death(reason, description, dead_at, next(errors, None), attempts)
+    return Death(reason, description, dead_at, newest_error(attempts), attempts)
 
 
-def dead_message_of(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
-    """Return a dead letter from a row of the statement ``dead_letter``."""
-    sequence, id_, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id = row[:10]
-    death = death_of(*row[10:])
-    return DeadMessage(
+def message_of(queue: str, prefix: str, row: Sequence[Any]) -> Delivery:
+    """Return a message as a delivery without a lock, from its columns in ``dead_letter`` and ``live_message``."""
+    sequence, id_, body, headers, deliveries, enqueued_at, session, priority, reply_to, correlation_id = row
+    return Delivery(
         queue,
         sequence,
+        "",
         id_ or f"{prefix}{sequence}",
         body,
         headers_of(headers),
         deliveries,
         enqueued_at,
+        0.0,
         session,
         priority,
         reply_to,
         correlation_id,
-        death.reason,
-        death.description,
-        death.at,
-        death.error,
-        death.history,
     )
+
+
+def dead_message(queue: str, prefix: str, row: Sequence[Any]) -> DeadMessage:
+    """Return a dead letter from a row of the statement ``dead_letter``."""
+    return dead_message_of(queue, message_of(queue, prefix, row[:10]), death_of(*row[10:]))
 
 
 def conditions_of(which: Selection) -> dict[str, object]:
