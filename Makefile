@@ -1,4 +1,4 @@
-# The front door. `make` alone lists what there is; `make demo` and `make test` are all that a newcomer needs.
+# `make` alone lists all targets; `make demo` and `make test` are all that a newcomer needs.
 #
 #   make demo ARGS='--help'            arguments for the program behind a target
 #   make test PYTHON=python3.13        another interpreter (after `make clean`)
@@ -9,7 +9,7 @@ ARGS   ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Plain pip is all it takes. The two variables pin what pip installs to build a package, for old and new pips.
+# Only pip is needed. The two variables pin what pip installs to build a package, for old and new pips.
 INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/dev.txt \
           $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/dev.txt
 
@@ -17,14 +17,14 @@ INSTALL = PIP_CONSTRAINT=constraints/dev.txt PIP_BUILD_CONSTRAINT=constraints/de
 .DELETE_ON_ERROR:
 .PHONY: help demo quick test pythons lowest proof format lint types layers unit wheel dist coverage bench servers clean
 
-help: ## List what there is
+help: ## List all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## See it work (ARGS='...')
+demo: $(VENV)/.demo ## Demonstrate elections and queues (ARGS='...')
 	@$(BIN)/tenure demo $(ARGS)
 
 ifeq ($(origin PYTHON),command line)
-quick: ## Check what can be checked in a minute, before each commit: format, lint, layers, types, tests without servers
+quick: ## Run the checks that take a minute, before each commit: format, lint, layers, types, tests without servers
 	@$(PYTHON) scripts/pythons.py $$(command -v $(PYTHON) || echo $(PYTHON)) -- $(ARGS)
 else
 quick: $(VENV)/.dev
@@ -34,16 +34,16 @@ endif
 test: $(VENV)/.dev servers ## Check everything, as CI does: format, lint, layers, types, wheel, tests
 	@$(BIN)/python scripts/stages.py
 
-pythons: | $(BIN)/python ## Run the quick tests on every Python of 3.11 to 3.14 that is there (ARGS='3.12 3.13 -- -x')
+pythons: | $(BIN)/python ## Run the quick tests on every installed Python from 3.11 to 3.14 (ARGS='3.12 3.13 -- -x')
 	@$(BIN)/python scripts/pythons.py $(ARGS)
 
 lowest: $(VENV)/.dev servers ## Run the tests of all stores with the lowest versions that pyproject.toml allows
 	@$(BIN)/python scripts/pythons.py --lowest -- $(ARGS)
 
-proof: $(VENV)/.dev ## The long runs: simulate by the million, kill, soak; resumable (ARGS='--elections 1000000 --soak 3600')
+proof: $(VENV)/.dev ## Run the long tests: simulations, kills, soak; resumable (ARGS='--elections 1000000 --soak 3600')
 	@$(BIN)/python -m tests.proof $(ARGS)
 
-format: $(VENV)/.dev ## Rewrite the code in the house format, and mend what can be mended
+format: $(VENV)/.dev ## Format the code, and fix what ruff can fix
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
@@ -59,7 +59,7 @@ layers: $(VENV)/.dev ## Check that modules import downwards only (import-linter)
 unit: $(VENV)/.dev ## Run the tests alone (ARGS='-k lease -x')
 	@$(BIN)/python -m pytest $(ARGS)
 
-wheel: $(VENV)/.dev ## Build the wheel, install it bare, time its import
+wheel: $(VENV)/.dev ## Build the wheel, install it without extras, time its import
 	@$(BIN)/python scripts/stages.py wheel
 
 dist: $(VENV)/.dev ## Build what is published, and check it: metadata, contents, each extra, its own tests (ARGS='contents')
@@ -71,18 +71,18 @@ coverage: $(VENV)/.dev ## Run the tests and show which lines and branches they m
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
-bench: $(VENV)/.bench ## Measure tenure beside its peers (ARGS='...')
+bench: $(VENV)/.bench ## Compare tenure with other libraries (ARGS='...')
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, Azurite), where they are missing
+servers: $(VENV)/.dev ## Install the servers that the tests start (Redis, PostgreSQL, Azurite), unless they are installed
 	@$(BIN)/python scripts/servers.py
 
-clean: ## Remove everything that make made, .venv too
+clean: ## Remove everything that make has created, .venv too
 	rm -rf $(VENV) $(VENV)-3.* .servers dist build htmlcov .coverage .coverage.* coverage.xml
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One environment; each stamp says how much of it is installed, and goes stale with the file that decides it.
+# One environment; each stamp names what is installed, and is out of date when the file that pins it changes.
 
 $(VENV)/.demo: pyproject.toml constraints/dev.txt | $(BIN)/python
 	@echo "Installing tenure into $(VENV)"

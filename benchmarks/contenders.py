@@ -1,7 +1,7 @@
-"""Who is measured: tenure, a loop written by hand on the same library, and three packages that keep a queue in SQLite.
+"""The contenders: tenure, a loop written by hand on sqlite3, and three packages that keep a queue in SQLite.
 
-All on a file of their own, all with ``synchronous=FULL``: what was answered survives a loss of power. What is not alike
-stands in ``remark``: most lock nothing that a time would unlock, so a crash loses or strands the message.
+Each has a file of its own, with ``synchronous=FULL``: an acknowledged change survives a loss of power. Differences
+are in ``remark``: most locks don't expire, so a crash loses the message, or leaves it locked.
 
 A contender's methods run in a process of their own, where its package is imported.
 """
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 BODY = 200
-"""Bytes in a body; the first eight say when it was sent."""
+"""Bytes in a body; the first eight have the time when it was sent."""
 
 Latencies = list[float]
 
 
 def stamped() -> bytes:
-    """Return a body that says when it was made, by the clock that all processes share."""
+    """Return a body with the present time, by the clock that all processes share."""
     return struct.pack("<d", time.monotonic()) + bytes(BODY - 8)
 
 
@@ -36,42 +36,42 @@ def age(body: bytes) -> float:
 
 
 class Contender:
-    """Somebody who keeps a queue in a file."""
+    """A library, or code written by hand, that keeps a queue in a file."""
 
     name = ""
     remark = ""
     processes_max = 4
     sends_batches = True
     waiting = 100_000
-    """How many wait when it begins to drain; fewer where more would take it minutes to send, or to find the first."""
+    """Messages in the queue when draining begins; fewer if sending more, or finding the first, would take minutes."""
 
     def send_singly(self, path: Path, give_up: float, count: int) -> int:
-        """Send one after the other until *give_up*, at most *count*; return how many."""
+        """Send one message at a time until *give_up*, at most *count*; return how many."""
         raise NotImplementedError
 
     def send_batches(self, path: Path, give_up: float, count: int, size: int) -> int:
-        """Send *size* at a time until *give_up*, at most *count*; return how many."""
+        """Send *size* messages at a time until *give_up*, at most *count*; return how many."""
         raise NotImplementedError
 
     def fill(self, path: Path, count: int) -> None:
-        """Send *count* in whatever way is fast."""
+        """Send *count* messages in the fastest way."""
         self.send_batches(path, time.monotonic() + 3_600, count, 1_000)
 
     def drain(self, path: Path, go: Callable[[], None], seconds: float) -> tuple[int, float, float]:
-        """Take and settle until nothing is left or *seconds* are over; return how many, and when first and last."""
+        """Receive and settle until the queue is empty or *seconds* are over; return count, begin and end."""
         raise NotImplementedError
 
     def listen(self, path: Path, ready: Callable[[], None], count: int) -> Latencies:
-        """Wait for *count* messages, as this contender does best; return how old each was when it was handled."""
+        """Wait for *count* messages, in the contender's fastest way; return how old each was when it was handled."""
         raise NotImplementedError
 
     def send_paced(self, path: Path, count: int, every: float) -> None:
-        """Send *count*, one each *every* seconds."""
+        """Send *count* messages, one every *every* seconds."""
         raise NotImplementedError
 
 
 def until(give_up: float, count: int, size: int, send: Callable[[int], Any]) -> int:
-    """Call *send* for *size* more until the time or the *count* is up; return how many were sent."""
+    """Call *send* for *size* messages until *give_up* or *count*; return how many were sent."""
     sent = 0
     while sent < count and time.monotonic() < give_up:
         send(size)
@@ -80,7 +80,7 @@ def until(give_up: float, count: int, size: int, send: Callable[[int], Any]) -> 
 
 
 def paced(count: int, every: float, send: Callable[[], Any]) -> None:
-    """Call *send* at regular moments."""
+    """Call *send* at regular intervals."""
     begin = time.monotonic()
     for number in range(count):
         time.sleep(max(0.0, begin + number * every - time.monotonic()))
@@ -198,7 +198,7 @@ class Tenure(Contender):
 
 
 class ByHand(Contender):
-    """What somebody who knows SQLite writes in an afternoon: a claim with token and time, a commit per step."""
+    """A simple loop on sqlite3: a claim with token and time, a commit per step."""
 
     name = "by hand"
     remark = "sqlite3 alone: claim with token and lock time, delete; a commit each; polls every 1 ms"
@@ -318,7 +318,7 @@ class Huey(Contender):
         return until(give_up, count, 1, lambda _: work(stamped()))
 
     def fill(self, path: Path, count: int) -> None:
-        """Call the task, for once not durably."""
+        """Call the task, without fsync."""
         huey, work = self._open(path, fsync=False)
         until(time.monotonic() + 3_600, count, 1, lambda _: work(stamped()))
         huey.storage.close()
@@ -336,7 +336,7 @@ class Huey(Contender):
         return count, begin, last
 
     def listen(self, path: Path, ready: Callable[[], None], count: int) -> Latencies:
-        """Run its consumer with one worker, else as it comes."""
+        """Run its consumer with one worker and its default settings."""
         huey, _ = self._open(path)
         consumer = huey.create_consumer(workers=1, periodic=False)
         consumer.start()
@@ -356,7 +356,7 @@ class LiteQueue(Contender):
     """litequeue with ``synchronous`` set to FULL."""
 
     name = "litequeue"
-    remark = "lock without end or token: a crash strands it; text only; polls every 1 ms"
+    remark = "lock without end or token: after a crash it stays locked; text only; polls every 1 ms"
     waiting = 10_000
 
     def _open(self, path: Path) -> Any:
@@ -420,7 +420,7 @@ class PersistQueue(Contender):
     """persist-queue's SQLiteAckQueue, which is durable by SQLite's own default."""
 
     name = "persist-queue"
-    remark = "one process only; a restart hands out again all that was not acknowledged; no batches"
+    remark = "one process only; a restart delivers again what was not acknowledged; no batches"
     processes_max = 1
     sends_batches = False
     waiting = 10_000
@@ -436,7 +436,7 @@ class PersistQueue(Contender):
         return until(give_up, count, 1, lambda _: queue.put(stamped()))
 
     def fill(self, path: Path, count: int) -> None:
-        """Put one after the other, for once not durably."""
+        """Put one at a time, without fsync."""
         queue = self._open(path)
         for connection in (queue._getter, queue._putter):
             connection.execute("PRAGMA synchronous = OFF")
@@ -462,12 +462,12 @@ class PersistQueue(Contender):
 
 
 def contenders() -> Sequence[Contender]:
-    """Return all, tenure first."""
+    """Return all contenders, tenure first."""
     return [Tenure(), ByHand(10), ByHand(500), Huey(), LiteQueue(), PersistQueue()]
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a queue's file, or folder, its log included."""
+    """Return the bytes of a queue's file, or folder, with its log."""
     if path.is_dir():
         return sum(one.stat().st_size for one in path.iterdir())
     return sum(os.path.getsize(one) for one in path.parent.glob(f"{path.name}*") if one.is_file())

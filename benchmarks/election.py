@@ -1,6 +1,6 @@
-"""Elections on one SQLite file: fail-over, hand-over, the price of standing by, and of holding a thousand leases.
+"""Elections on one SQLite file: fail-over, hand-over, the cost of standing by, and of holding a thousand leases.
 
-Run by hand: ``python -m benchmarks.election [--trials 40] [--ttl 2] [--seconds 30]``. Prints figures, judges nothing.
+Run by hand: ``python -m benchmarks.election [--trials 40] [--ttl 2] [--seconds 30]``. Prints figures only.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ asyncio.run(main(sys.argv[1], float(sys.argv[2])))
 
 
 class Candidate:
-    """A candidate in a process of its own, which says when it is elected."""
+    """A candidate in a process of its own, which prints when it is elected."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", CANDIDATE, url, str(ttl)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def said(self, what: str) -> float:
+    def printed(self, what: str) -> float:
         """Wait for the next line, which must be *what*; return when it was written."""
         assert self.process.stdout is not None
         word, at = self.process.stdout.readline().split()
@@ -91,15 +91,15 @@ def failover(trials: int, ttl: float) -> list[float]:
     times: list[float] = []
     with place() as url:
         leader = Candidate(url, ttl)
-        leader.said("elected")
+        leader.printed("elected")
         for trial in range(trials):
-            heir = Candidate(url, ttl)
+            successor = Candidate(url, ttl)
             # Let it look at the leader first; and spread the moment of the kill over the time between renewals.
             time.sleep(1.0 + ttl * (trial % 7) / 7)
             killed_at = leader.kill()
-            times.append(heir.said("elected") - killed_at)
+            times.append(successor.printed("elected") - killed_at)
             leader.close()
-            leader = heir
+            leader = successor
         leader.close()
     return times
 
@@ -109,35 +109,36 @@ def handover(trials: int, ttl: float) -> list[float]:
     times: list[float] = []
     with place() as url:
         one, two = Candidate(url, ttl), None
-        one.said("elected")
+        one.printed("elected")
         two = Candidate(url, ttl)
         time.sleep(1.0)
         for _ in range(trials):
             one.resign()
-            resigned_at = one.said("resigning")
-            times.append(two.said("elected") - resigned_at)
+            resigned_at = one.printed("resigning")
+            times.append(two.printed("elected") - resigned_at)
             one, two = two, one
-            time.sleep(0.3 + Timing(ttl).retry_every * 2.5)  # who resigned stands back before it contends again
+            # After resigning, a candidate waits before it campaigns again.
+            time.sleep(0.3 + Timing(ttl).retry_every * 2.5)
         one.close()
         two.close()
     return times
 
 
 class Counted:
-    """A store that counts the questions it is asked."""
+    """A store that counts its requests."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.asked: dict[str, int] = {}
+        self.requests: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in ("acquire", "renew", "release", "inspect"):
-            self.asked[name] = self.asked.get(name, 0) + 1
+            self.requests[name] = self.requests.get(name, 0) + 1
         return getattr(self._store, name)
 
 
 async def many(count: int, seconds: float, *, standing_by: bool) -> tuple[float, dict[str, int]]:
-    """Hold *count* leases in one process, or stand by for as many; return the share of a core and the questions."""
+    """Hold *count* leases in one process, or stand by for as many; return the share of a core and the requests."""
     with place() as url:
         began = 0
         all_began = asyncio.Event()
@@ -156,7 +157,7 @@ async def many(count: int, seconds: float, *, standing_by: bool) -> tuple[float,
             await all_began.wait()
             holder = None
             if standing_by:
-                # The leases are held by another process, so that only the price of standing by is seen here.
+                # The leases are held by another process, so that only standing by is measured here.
                 for task in holders:
                     task.cancel()
                 await asyncio.wait(holders)
@@ -171,14 +172,14 @@ async def many(count: int, seconds: float, *, standing_by: bool) -> tuple[float,
             cpu, wall = time.process_time(), time.monotonic()
             await asyncio.sleep(seconds)
             share = (time.process_time() - cpu) / (time.monotonic() - wall)
-            asked = dict(counted.asked)  # what follows is not what is measured
+            requests = dict(counted.requests)  # before the tasks end, which is not measured
             for task in holders:
                 task.cancel()
             await asyncio.wait(holders)
             if holder:
                 holder.kill()
                 holder.communicate()
-            return share, asked
+            return share, requests
 
 
 HOLDER = """
@@ -217,7 +218,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--trials", type=int, default=40)
     arguments.add_argument("--ttl", type=float, default=2.0, help="lease of the fail-over trials, in seconds")
-    arguments.add_argument("--seconds", type=float, default=30.0, help="how long to measure what is held")
+    arguments.add_argument("--seconds", type=float, default=30.0, help="how long to measure standing by and holding")
     asked = arguments.parse_args()
     timing = Timing(asked.ttl)
 
@@ -232,11 +233,11 @@ def main() -> None:
     line("  p99", f"{percentile(times, 0.99) * 1000:.1f} ms")
 
     for standing_by in (True, False):
-        share, questions = asyncio.run(many(1000, asked.seconds, standing_by=standing_by))
-        rate = sum(questions.values()) / asked.seconds
+        share, requests = asyncio.run(many(1000, asked.seconds, standing_by=standing_by))
+        rate = sum(requests.values()) / asked.seconds
         what = "standing by for" if standing_by else "holding"
         line(f"{what} 1,000 leases, ttl 15 s: share of one core", f"{share:.1%}")
-        line("  questions to the store", f"{rate:.2f}/s = {rate / 1000:.4f}/s each {questions}")
+        line("  requests to the store", f"{rate:.2f}/s = {rate / 1000:.4f}/s each {requests}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Fleets on this machine: from kill -9 of the leader to its successor's first line; messages when idle.
 
 Run by hand: ``python -m benchmarks.peers [--sizes 3,5,9,25] [--heartbeats 0.1,0.2] [--trials 5] [--quorum majority]``.
-Prints figures, judges nothing. A fleet's members share this machine's cores, so that large ones are slower here than on
+Prints figures only. A fleet's members share this machine's cores, so that large ones are slower here than on
 machines of their own.
 """
 
@@ -54,7 +54,7 @@ class Fleet:
         self.ttl = heartbeat * TTL_OF_HEARTBEATS
         self.options = f"strategy={strategy}&heartbeat={heartbeat}&ttl_max={self.ttl}&quorum={quorum}"
         self.newest = (0, -1, 0.0)
-        self._heard: dict[int, bytes] = {}
+        self._output: dict[int, bytes] = {}
         self._counts: dict[int, int] = {}
         self.processes = [self.start(number) for number in range(size)]
 
@@ -70,28 +70,28 @@ class Fleet:
         os.set_blocking(process.stdout.fileno(), False)
         return process
 
-    def listen(self) -> None:
+    def read(self) -> None:
         """Read what the members have printed meanwhile."""
         for number, process in enumerate(self.processes):
             assert process.stdout is not None
             with suppress(BlockingIOError):
-                self._heard[number] = self._heard.get(number, b"") + os.read(process.stdout.fileno(), 65_536)
-            *lines, self._heard[number] = self._heard.get(number, b"").split(b"\n")
-            for what, *told in (line.split() for line in lines):
-                if what == b"elected":
-                    self.newest = max(self.newest, (int(told[0]), number, float(told[1])))
+                self._output[number] = self._output.get(number, b"") + os.read(process.stdout.fileno(), 65_536)
+            *lines, self._output[number] = self._output.get(number, b"").split(b"\n")
+            for word, *values in (line.split() for line in lines):
+                if word == b"elected":
+                    self.newest = max(self.newest, (int(values[0]), number, float(values[1])))
                 else:
-                    self._counts[number] = int(told[0])
+                    self._counts[number] = int(values[0])
 
     def elected(self, after: int = 0) -> tuple[int, int, float]:
         """Wait for a leader with a token above *after*; return its token, its number, and when it began."""
         give_up = time.monotonic() + 120
         while time.monotonic() < give_up:
-            self.listen()
+            self.read()
             if self.newest[0] > after:
                 return self.newest
             time.sleep(0.005)
-        raise RuntimeError("nobody was elected for two minutes")
+        raise RuntimeError("no member was elected for two minutes")
 
     def sent(self) -> int:
         """Return how many messages all members have sent."""
@@ -101,7 +101,7 @@ class Fleet:
             process.stdin.write(b"count\n")
             process.stdin.flush()
         while len(self._counts) < len(self.processes):
-            self.listen()
+            self.read()
             time.sleep(0.005)
         return sum(self._counts.values())
 
@@ -113,7 +113,7 @@ class Fleet:
 
     def restart(self, number: int) -> None:
         """Restart a member that was killed."""
-        self._heard.pop(number, None)
+        self._output.pop(number, None)
         self.processes[number] = self.start(number)
 
     def close(self) -> None:
@@ -143,11 +143,11 @@ def failover(size: int, strategy: str, heartbeat: float, quorum: str, trials: in
             before, since = members.sent(), time.monotonic()
             time.sleep(calm)
             rates.append((members.sent() - before) / (time.monotonic() - since))
-            token, leader, _ = members.elected()  # without a quorum, not always the one of the beginning
+            token, leader, _ = members.elected()  # without a quorum, the leader may have changed
             killed_at = members.kill(leader)
             times.append(members.elected(after=token)[2] - killed_at)
             members.restart(leader)
-            time.sleep(2 * members.ttl)  # the new process is silent for one lease, and then takes part again
+            time.sleep(2 * members.ttl)  # the new process doesn't vote for one lease
     middle, worst = statistics.median(times), max(times)
     return (
         f"{strategy:<9}{size:>8}{heartbeat:>11g}{members.ttl:>8.1f}{middle:>11.2f}{worst:>8.2f}"
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--strategies", default="lowest,bully,ring")
     parser.add_argument("--quorum", default="majority", choices=["majority", "none"])
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--calm", type=float, default=3.0)
+    parser.add_argument("--calm", type=float, default=3.0, help="seconds for which idle messages are counted")
     args = parser.parse_args()
     print(f"quorum={args.quorum}, {args.trials} kills each, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'strategy':<9}{'members':>8}{'heartbeat':>11}{'ttl':>8}{'elected s':>11}{'worst':>8}", end="")

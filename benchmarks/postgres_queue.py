@@ -1,10 +1,9 @@
 """Queues in PostgreSQL: sending and draining, beside a loop by hand on asyncpg, and beside pgqueuer and procrastinate.
 
 Run by hand: ``python -m benchmarks.postgres_queue [NAME …] [--messages 20000] [--batch 100] [--fsync]``. Each contender
-has a fresh server of its own, one process, and an async handler that does nothing. Peers that are not installed are
-left out. Processor time is told beside wall time: on a busy machine it is what can be compared. Prints figures, judges
-nothing. ``snapshot --seconds 600`` asks what a transaction that stays open, as of
-a backup, costs a queue.
+has a fresh server of its own, one process, and an async handler that does nothing. Libraries that are not installed are
+left out. Processor time is printed besides wall time: on a busy machine only that can be compared. Prints figures
+only. ``snapshot --seconds 600`` measures how a transaction that stays open, such as a backup's, slows down a queue.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Watch:
 
 
 async def pump(server: Postgres, count: int, batch: int) -> None:
-    """Tenure as it is used: send_batch, and the message pump."""
+    """Tenure as programs use it: send_batch, and the message pump."""
     await postgres.migrate(server.url)
     async with tenure.connect(server.url) as backend:
         queue, watch = backend.queue("bench"), Watch(server)
@@ -81,7 +80,7 @@ async def pump(server: Postgres, count: int, batch: int) -> None:
         watch.lap("drain", count)
 
 
-async def door(server: Postgres, count: int, batch: int) -> None:
+async def broker(server: Postgres, count: int, batch: int) -> None:
     """The broker itself: the next claim is under way while the last one is settled."""
     await postgres.migrate(server.url)
     backend = postgres.open(Url.parse(server.url))
@@ -164,7 +163,7 @@ async def procrastinate(server: Postgres, count: int, batch: int) -> None:
 
 
 async def wakes(server: Postgres, count: int, batch: int) -> None:
-    """From the send to the delivery, of a consumer in another backend that waits for a hint."""
+    """Measure the time from the send to the delivery to a consumer in another backend that waits for a hint."""
     await postgres.migrate(server.url)
     sender, receiver = (postgres.open(Url.parse(server.url)) for _ in range(2))
     hints, took = receiver.broker.hints("bench"), []
@@ -172,14 +171,14 @@ async def wakes(server: Postgres, count: int, batch: int) -> None:
     await receiver.broker.receive("bench", 1, 30.0)
     for _ in range(min(count, 500)):
         waiting = asyncio.ensure_future(anext(hints))
-        await asyncio.sleep(0.02)  # the sender's pause between two notifications is over, as at a quiet queue
+        await asyncio.sleep(0.02)  # the sender's pause between two notifications is over, as in an idle queue
         begun = time.perf_counter()
         await sender.broker.send("bench", [Outgoing(BODY)])
         await waiting
         claim = await receiver.broker.receive("bench", 1, 30.0)
         took.append(time.perf_counter() - begun)
         await receiver.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
-    standing.tell(took)
+    standing.print_times(took)
     await sender.close()
     await receiver.close()
 
@@ -193,7 +192,7 @@ async def snapshot(server: Postgres, count: int, batch: int, *, seconds: float) 
             await postgres.migrate(each.url)
         await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await holder.execute("SELECT FROM pg_class")  # from here on the snapshot is held
-        begun = told = time.perf_counter()
+        begun = printed = time.perf_counter()
         took, rounds = dict.fromkeys(servers, 0.0), 0
         async with tenure.connect(server.url) as first, tenure.connect(free.url) as second:
             queues = {"held": first.queue("bench"), "free": second.queue("bench")}
@@ -201,14 +200,14 @@ async def snapshot(server: Postgres, count: int, batch: int, *, seconds: float) 
                 for name, queue in queues.items():
                     took[name] += await _drained(queue, count, batch)
                 rounds += 1
-                if now > told + min(60.0, seconds / 5):
+                if now > printed + min(60.0, seconds / 5):
                     rates = {name: rounds * count / spent for name, spent in took.items()}
                     print(
                         f"    after {now - begun:>4.0f} s: drained {rates['held']:>7,.0f} /s beside a snapshot, "
                         f"{rates['free']:>7,.0f} /s without: {rates['held'] / rates['free']:.2f}",
                         flush=True,
                     )
-                    took, rounds, told = dict.fromkeys(servers, 0.0), 0, now
+                    took, rounds, printed = dict.fromkeys(servers, 0.0), 0, now
         await holder.close()
 
 
@@ -226,17 +225,17 @@ async def _drained(queue: tenure.Queue, count: int, batch: int) -> float:
 
 
 async def hand_overs(server: Postgres, count: int, batch: int) -> None:
-    """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
+    """Measure the time from resigning to the next leader's start; and the requests of a candidate that stands by."""
     await postgres.migrate(server.url)
     await standing.hand_overs(server.url, min(count, 100))
     connection = await asyncpg.connect(server.url)
-    looked = 0
+    own = 0
 
     async def asked() -> int:
-        nonlocal looked
+        nonlocal own
         await connection.execute("SELECT pg_stat_clear_snapshot()")
-        looked += 2  # these two
-        return -looked + int(
+        own += 2  # these two
+        return -own + int(
             await connection.fetchval("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
         )
 
@@ -247,9 +246,9 @@ async def hand_overs(server: Postgres, count: int, batch: int) -> None:
 Contender = Callable[[Postgres, int, int], Awaitable[None]]
 
 CONTENDERS: dict[str, tuple[Contender, str, int]] = {
-    # name: (what runs, the package it needs, by how much fewer messages, so that it ends today)
+    # name: (what runs, the package it needs, the divisor of the number of messages, for slow ones)
     "pump": (pump, "tenure", 1),
-    "door": (door, "tenure", 1),
+    "broker": (broker, "tenure", 1),
     "by-hand": (by_hand, "asyncpg", 1),
     "pgqueuer": (pgqueuer, "pgqueuer", 2),
     "procrastinate": (procrastinate, "procrastinate", 20),

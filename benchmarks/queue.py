@@ -1,8 +1,8 @@
 """Queues in SQLite: tenure beside a loop written by hand, huey, litequeue and persist-queue, all durable, in one run.
 
 Run by hand: ``python -m benchmarks queue [--seconds 3] [--only tenure,huey] [--folder /var/tmp]``. It prints a table
-with ratios to tenure, writes nothing, and judges nothing. What it measures first of all is the disk: compare within one
-run only, on a machine that does nothing else.
+with ratios to tenure. The disk dominates the figures: compare within one run only, on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACED = 300
 
 @dataclass
 class Figures:
-    """What was measured of one contender; None where it can't do that."""
+    """The figures of one contender; None for what it can't do."""
 
     contender: Contender
     singly: float | None = None
@@ -69,7 +69,7 @@ def _apart(results: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> 
 
 
 def apart(work: Callable[..., Any], *rows: Sequence[Any]) -> list[Any]:
-    """Run *work* once for each of *rows*, in a process each, at the same time; return the answers as they come."""
+    """Run *work* once for each of *rows*, in a process each, at the same time; return the results in any order."""
     results = SPAWN.Queue()
     processes = [SPAWN.Process(target=_apart, args=(results, work, row)) for row in rows]
     for process in processes:
@@ -122,7 +122,7 @@ def _send_paced(contender: Contender, path: Path, ready: Any, count: int, every:
     contender.send_paced(path, count, every)
 
 
-def _talk(contender: Contender, path: Path, ready: Any, row: Sequence[Any]) -> Any:
+def _send_or_listen(contender: Contender, path: Path, ready: Any, row: Sequence[Any]) -> Any:
     role, count, every = row
     if role == "listen":
         return _listen(contender, path, ready, count)
@@ -132,8 +132,8 @@ def _talk(contender: Contender, path: Path, ready: Any, row: Sequence[Any]) -> A
 # --- measuring ---------------------------------------------------------------------------------------------------
 
 
-class Course:
-    """One run over all contenders."""
+class Run:
+    """One run of all contenders."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder = folder
@@ -141,7 +141,7 @@ class Course:
         self._number = 0
 
     def measure(self, contender: Contender) -> Figures:
-        """Put *contender* through everything."""
+        """Measure everything of *contender*."""
         figures = Figures(contender)
         figures.singly = apart(_send_singly, (contender, self._file(), self._seconds))[0]
         if contender.sends_batches:
@@ -175,7 +175,7 @@ class Course:
         figures.drained[processes] = total / took if total else None
         if processes == 1:
             figures.cpu = answers[0][3] / max(total, 1) * 1e6
-        if processes == 4:
+        if processes == 4 and total:
             figures.shares = sorted(answer[0] / total for answer in answers)
         shutil.rmtree(path.parent)
 
@@ -183,7 +183,7 @@ class Course:
         path = self._file()
         ready = SPAWN.Event()
         rows = [(contender, path, ready, (role, count, every)) for role in ("listen", "send")]
-        answers = apart(_talk, *rows)
+        answers = apart(_send_or_listen, *rows)
         return next(answer for answer in answers if answer is not None)
 
 
@@ -201,7 +201,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def rows_of(figures: Figures, first: Figures) -> list[str]:
-    """Return the cells of one contender."""
+    """Return the table row of one contender."""
     drained, reference = figures.drained, first.drained
     p50, p99 = figures.latency or (None, None)
     return [
@@ -246,8 +246,10 @@ def show(table: Sequence[Sequence[str]]) -> None:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks queue", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="for how long to send and to drain, each time")
-    parser.add_argument("--only", default="", help="names of contenders, or how they begin, with commas between")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="duration of each measurement of sending and draining"
+    )
+    parser.add_argument("--only", default="", help="names of contenders, or their beginnings, separated by commas")
     parser.add_argument("--folder", type=Path, default=None, help="where to keep the files (default: as tempfile does)")
     options = parser.parse_args()
     chosen = [one for one in contenders() if one.name.startswith(tuple(options.only.split(",")))]
@@ -257,17 +259,17 @@ def main() -> None:
     )
     found: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="tenure-bench-", dir=options.folder) as folder:
-        course = Course(Path(folder), options.seconds)
+        run = Run(Path(folder), options.seconds)
         for contender in chosen:
             print(f"  {contender.name}: {contender.remark}", flush=True)
-            found.append(course.measure(contender))
+            found.append(run.measure(contender))
     print()
     show([HEADS, *(rows_of(figures, found[0]) for figures in found)])
     print()
-    print("drained: claimed, handed to a handler that does nothing, settled")
+    print("drained: claimed, passed to a handler that does nothing, settled")
     print("CPU: user and system, for each message of one process")
     print("p50, p99: from before the send to the handler, at 100 messages/s · wake: the same at 20/s")
-    print(f"RAM: of the process that has sent {WAITING:,} · disk: of the file, its log included, while they wait")
+    print(f"RAM: of the process that has sent {WAITING:,} · disk: of the file and its log, while these wait")
 
 
 if __name__ == "__main__":

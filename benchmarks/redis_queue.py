@@ -1,9 +1,9 @@
 """Queues in Redis: sending and draining, beside a hand-written redis-py loop and beside arq, saq, taskiq and dramatiq.
 
 Run by hand: ``python -m benchmarks.redis_queue [NAME …] [--messages 20000] [--batch 100] [--fsync everysec]``. Each
-contender has a fresh server of its own, one process, and a handler that does nothing. Peers that are not installed are
-left out (they want different versions of redis-py, so it takes several environments to see them all). Prints figures,
-judges nothing.
+contender has a fresh server of its own, one process, and a handler that does nothing. Libraries that are not installed
+are left out (they need different versions of redis-py, so measuring all takes several environments). Prints figures
+only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Watch:
 # --- contenders --------------------------------------------------------------------------------------------------
 
 
-async def tenure_door(server: Redis, count: int, batch: int) -> None:
+async def tenure_broker(server: Redis, count: int, batch: int) -> None:
     """The broker itself: the next claim is under way while the last one is settled."""
     backend = redis.open(Url.parse(server.url))
     broker, watch = backend.broker, Watch(server)
@@ -211,7 +211,7 @@ async def dramatiq(server: Redis, count: int, batch: int) -> None:
 
 
 async def wakes(server: Redis, count: int, batch: int) -> None:
-    """From the send to the delivery, of a consumer that waits for a hint."""
+    """Measure the time from the send to the delivery to a consumer that waits for a hint."""
     sender, receiver = (redis.open(Url.parse(server.url)) for _ in range(2))
     hints, took = receiver.broker.hints("bench"), []
     await anext(hints)
@@ -225,24 +225,24 @@ async def wakes(server: Redis, count: int, batch: int) -> None:
         claim = await receiver.broker.receive("bench", 1, 30.0)
         took.append(time.perf_counter() - begun)
         await receiver.broker.settle([Settlement(claim.deliveries[0], COMPLETE)])
-    standing.tell(took)
+    standing.print_times(took)
     await sender.close()
     await receiver.close()
 
 
 async def hand_overs(server: Redis, count: int, batch: int) -> None:
-    """From resigning to the next leader's first moment; and what a candidate that stands by asks."""
+    """Measure the time from resigning to the next leader's start; and the requests of a candidate that stands by."""
     await standing.hand_overs(server.url, min(count, 100))
     client = aioredis.Redis.from_url(server.url)
-    looked = 0
+    own = 0
 
     async def asked() -> int:
-        nonlocal looked
-        looked += 1  # this one, which is counted at the next
-        # Commands inside a script count on their own, and cost no question.
+        nonlocal own
+        own += 1  # this request, which is counted at the next one
+        # Commands inside a script are counted separately, and are no requests.
         counted = ("cmdstat_evalsha", "cmdstat_ping", "cmdstat_info")
         calls = await client.info("commandstats")
-        return -looked + sum(calls[name]["calls"] for name in counted if name in calls)
+        return -own + sum(calls[name]["calls"] for name in counted if name in calls)
 
     await standing.idle(server.url, asked)
     await client.aclose()
@@ -251,9 +251,9 @@ async def hand_overs(server: Redis, count: int, batch: int) -> None:
 Contender = Callable[[Redis, int, int], Awaitable[None]]
 
 CONTENDERS: dict[str, tuple[Contender, str, int]] = {
-    # name: (what runs, the package it needs, by how much fewer messages, so that it ends today)
+    # name: (what runs, the package it needs, the divisor of the number of messages, for slow ones)
     "pump": (tenure_pump, "tenure", 1),
-    "door": (tenure_door, "tenure", 1),
+    "broker": (tenure_broker, "tenure", 1),
     "streams": (stream_loop, "redis", 1),
     "arq": (arq, "arq", 10),
     "saq": (saq, "saq", 5),
@@ -266,7 +266,9 @@ CONTENDERS: dict[str, tuple[Contender, str, int]] = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(CONTENDERS)}")
+    arguments.add_argument(
+        "names", nargs="*", metavar="NAME", default=list(CONTENDERS), help=f"some of {', '.join(CONTENDERS)}"
+    )
     arguments.add_argument("--messages", type=int, default=20_000)
     arguments.add_argument("--batch", type=int, default=100)
     arguments.add_argument("--fsync", choices=["always", "everysec", "no"], default="always")

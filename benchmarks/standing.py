@@ -1,4 +1,4 @@
-"""What stands by: how long a hand-over takes, and what a candidate asks meanwhile; the same for every server."""
+"""Candidates that stand by: the time of a hand-over, and the requests of each candidate; for every server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tenure
 from tenure._backend import Backend
 
 TERM = 0.5
-"""Seconds of a term here. Who has just looked waits a little before it looks again, however often it is told to."""
+"""Seconds of a term here; long enough that no candidate waits because it has just asked the store."""
 
 
 async def hand_overs(url: str, count: int) -> None:
-    """From the end of the work to the next leader's first moment, among three."""
+    """Measure the time from the end of the work to the next leader's start, with three candidates."""
     took: list[float] = []
     ended_at = 0.0
 
@@ -36,11 +36,11 @@ async def hand_overs(url: str, count: int) -> None:
     for candidate in candidates:
         candidate.cancel()
     await asyncio.gather(*candidates, return_exceptions=True)
-    tell(took)
+    print_times(took)
 
 
 async def idle(url: str, asked: Callable[[], Awaitable[int]], seconds: float = 30.0) -> None:
-    """Count what ten who stand by ask; *asked* tells how much was asked so far, itself left out."""
+    """Count the requests of ten candidates that stand by; *asked* returns the number so far, without its own."""
 
     async def stand() -> None:
         async with tenure.connect(url) as backend:
@@ -53,7 +53,7 @@ async def idle(url: str, asked: Callable[[], Awaitable[int]], seconds: float = 3
         before, begun = await asked(), time.perf_counter()
         await asyncio.sleep(seconds)
         count = await asked() - before
-        print(f"    standing by: {count / 10 / (time.perf_counter() - begun):.2f} questions /s for each candidate")
+        print(f"    standing by: {count / 10 / (time.perf_counter() - begun):.2f} requests /s for each candidate")
         for candidate in candidates:
             candidate.cancel()
         await asyncio.gather(*candidates, return_exceptions=True)
@@ -62,11 +62,11 @@ async def idle(url: str, asked: Callable[[], Awaitable[int]], seconds: float = 3
 async def hold(backend: Backend) -> None:
     """Lead "idle" for an hour, without renewing."""
     assert backend._opened is not None
-    held = await backend._opened.leases.acquire("idle", "nobody", 3_600.0)
+    held = await backend._opened.leases.acquire("idle", "holder", 3_600.0)
     assert isinstance(held, tenure._lease.Granted)
 
 
-def tell(took: list[float]) -> None:
-    """Print how long it took."""
+def print_times(took: list[float]) -> None:
+    """Print the median and the 99th percentile."""
     cuts = statistics.quantiles(took, n=100)
     print(f"    {len(took)} times: p50 {cuts[49] * 1e3:.2f} ms, p99 {cuts[98] * 1e3:.2f} ms", flush=True)

@@ -37,7 +37,7 @@ async def main() -> None:
         running = asyncio.create_task(election.run(lead))
         await asyncio.to_thread(sys.stdin.readline)
         say("is shutting down.")
-        for task in (watching, running):  # the work is cancelled, and its lease handed back when it has ended
+        for task in (watching, running):  # the work is cancelled, and its lease released when it has ended
             task.cancel()
         await asyncio.gather(watching, running, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""Handlers that fail: again, later and later, or never again; and handlers that keep a processor busy."""
+"""Handlers that fail: retries with growing delays, or a dead letter at once; and CPU-bound handlers in processes."""
 
 import asyncio
 

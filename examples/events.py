@@ -1,4 +1,4 @@
-"""Hear what happens to one's own candidates and consumers, as plain values: for displays, metrics, alarms."""
+"""Receive the events of this process's candidates and consumers as plain values, for displays, metrics, alarms."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ import tenure
 counts: Counter[str] = Counter()
 
 
-def hear(event: tenure.Event) -> None:
+def record(event: tenure.Event) -> None:
     counts[type(event).__name__] += 1
     match event:
         case tenure.events.TermEnded(reason=reason):
@@ -22,7 +22,7 @@ async def handle(message: tenure.Message) -> None:
 
 
 async def main() -> None:
-    async with tenure.connect("sqlite:///work.db", on_event=hear) as backend:
+    async with tenure.connect("sqlite:///work.db", on_event=record) as backend:
         async with backend.election("nightly-report").campaign():
             pass
         orders = backend.queue("orders")

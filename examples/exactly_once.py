@@ -1,4 +1,4 @@
-"""A handler's own writes and the end of its message in one transaction: the effect is there once, whatever happens."""
+"""A handler's own writes and the end of its message in one transaction: the effect happens exactly once."""
 
 import sqlite3
 from contextlib import closing
@@ -11,7 +11,7 @@ def book(message: tenure.sync.Message) -> None:
     with closing(sqlite3.connect("work.db")) as connection, transact(connection) as queues:
         connection.execute("UPDATE account SET balance = balance + ?", (int(message.body),))
         queues.send("receipts", tenure.Outgoing(b"booked " + message.body))
-        queues.complete(message)  # raises LockLost if somebody else may have it: then nothing of this has happened
+        queues.complete(message)  # raises LockLost if another consumer may have it: then all of this is rolled back
 
 
 with closing(sqlite3.connect("work.db")) as connection, connection:

@@ -1,4 +1,4 @@
-"""Let a database refuse what an old leader still writes, in the very transaction of the write."""
+"""Let a database refuse a late write of an old leader, in the transaction of that write."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""The same as a block: entered once elected, left with the lease handed back."""
+"""The same as a block: entered when elected; the lease is released at its end."""
 
 import asyncio
 
@@ -10,12 +10,10 @@ async def main() -> None:
         election = backend.election("nightly-report", ttl=15)
         try:
             async with election.campaign() as term:
-                print(
-                    f"elected: term {term.token}, to be trusted for {term.remaining():.0f} s if nothing more is heard"
-                )
+                print(f"elected: term {term.token}, trusted for {term.remaining():.0f} s unless renewed")
                 await asyncio.sleep(0.2)  # the work; it is cancelled when the term is lost
         except tenure.TermLost as lost:
-            print(f"somebody else may lead now: {lost}")
+            print(f"another candidate may lead now: {lost}")
         print(f"done; now the leader is {await election.leader()}")
 
 

@@ -1,4 +1,4 @@
-"""Lead only while the work makes progress, tell the others who leads, and step down when asked."""
+"""Lead only while the work makes progress, publish the leader's address, and step down when asked."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import tenure
 
 
 def disk_is_there() -> bool:
-    return True  # look at whatever the work can't do without
+    return True  # check what the work depends on
 
 
 async def coordinate(term: tenure.Term) -> None:
@@ -22,7 +22,7 @@ async def main() -> None:
         election = backend.election(
             "nightly-report",
             ttl=15,  # seconds until a dead leader's name is free
-            metadata={"address": "10.0.0.1:8080"},  # what the others read of the leader
+            metadata={"address": "10.0.0.1:8080"},  # shown to other processes while this one leads
             stall_after=10,
             health=disk_is_there,
         )
@@ -32,8 +32,8 @@ async def main() -> None:
             if leader is not None:
                 print(f"{leader.metadata['address']} leads")
                 break
-        stop.set()  # contend no more
-        await election.resign()  # cancels the work; election.ask_to_resign() asks whoever leads
+        stop.set()  # don't campaign again
+        await election.resign()  # cancels the work; election.ask_to_resign() asks the present leader
         await leading
         print(f"now the leader is {await election.leader()}")
 

@@ -1,4 +1,4 @@
-"""Without asyncio: the same face, for plain functions and threads."""
+"""Without asyncio: the same interface, for plain functions and threads."""
 
 import time
 
@@ -7,7 +7,7 @@ import tenure
 
 def coordinate(term: tenure.sync.Term) -> None:
     for page in range(1, 4):
-        term.check()  # a thread can't be cancelled, so it has to ask
+        term.check()  # a thread can't be cancelled, so the work has to check
         print(f"page {page} of the report, written in term {term.token}")
         time.sleep(0.2)
 

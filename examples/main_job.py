@@ -1,5 +1,5 @@
 """The whole pattern: instances elect a leader, the leader splits a job into messages, all compete for them, and the
-results come back to the leader, who adds them up. Start it in several shells, and kill any of them: the sum is right.
+leader receives the results and adds them up. Start it in several shells, and kill any of them: the sum is right.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ PARTS, STEP = 10, 1_000
 
 
 def add_up(message: tenure.sync.Message) -> None:
-    """Do a part of the work; any instance may be the one. A plain function runs in a thread."""
+    """Do a part of the work, on any instance. A plain function runs in a thread."""
     first = int(message.body)
     total = sum(number * number for number in range(first, first + STEP))
     message.reply(json=[first, total])  # sends the result and completes the message, in one step
@@ -30,10 +30,10 @@ async def coordinate(term: tenure.Term, backend: tenure.Backend) -> None:
         while (found := ledger.execute("SELECT count(*), sum(total) FROM part").fetchone())[0] < PARTS:
             for message in await results.receive(max=100, wait=1):
                 with ledger:
-                    Fence(ledger).check("part", term.token)  # raises TermLost if a newer leader has been here
+                    Fence(ledger).check("part", term.token)  # raises TermLost if a newer leader has written
                     # A result may come twice: the key lets it count once.
                     ledger.execute("INSERT INTO part VALUES (?, ?) ON CONFLICT DO NOTHING", message.json())
-                await message.complete()  # only now: if we die before, it comes again
+                await message.complete()  # only now: if the process dies before, it is delivered again
         print(f"the sum of the first {PARTS * STEP:,} squares is {found[1]:,}")
 
 

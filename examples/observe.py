@@ -1,4 +1,4 @@
-"""See every change of leader, from outside."""
+"""Observe every change of leader, without being a candidate."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def watch(election: tenure.Election, seen: dict[str, asyncio.Event]) -> No
             print(f"{leader.metadata['name']} leads, term {leader.token}")
             seen[leader.metadata["name"]].set()
         else:
-            print("nobody leads")
+            print("no leader")
             if all(event.is_set() for event in seen.values()):
                 return
 
@@ -22,7 +22,7 @@ async def main() -> None:
         watching = asyncio.create_task(watch(backend.election("shift", ttl=15), seen))
         for name, event in seen.items():
             async with backend.election("shift", ttl=15, metadata={"name": name}).campaign():
-                await event.wait()  # changes that follow one another too fast may be told as one
+                await event.wait()  # changes in quick succession may be reported as one
         await watching
 
 

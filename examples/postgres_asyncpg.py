@@ -1,4 +1,4 @@
-"""Send, complete and fence in transactions of one's own, with asyncpg: all of it stands, or nothing."""
+"""Send, complete and fence in transactions of one's own, with asyncpg: all or nothing."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ async def main() -> None:
         async with backend.election("invoices-asyncpg").campaign() as term, connection.transaction():
             await connection.execute("SELECT tenure.fence('invoices-asyncpg', $1)", term.token)
             await connection.execute("DELETE FROM invoice")
-            print("a leader wrote, and no older one will")
+            print("written by the leader; an older leader is refused")
     await connection.close()
 
 

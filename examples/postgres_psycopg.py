@@ -1,4 +1,4 @@
-"""Send, complete and fence in transactions of one's own, with psycopg and threads: all of it stands, or nothing."""
+"""Send, complete and fence in transactions of one's own, with psycopg and threads: all or nothing."""
 
 import os
 
@@ -27,4 +27,4 @@ with tenure.sync.connect(URL) as backend, psycopg.connect(URL, autocommit=True) 
     with backend.election("invoices-psycopg").campaign() as term, connection.transaction():
         connection.execute("SELECT tenure.fence('invoices-psycopg', %s)", [term.token])
         connection.execute("DELETE FROM invoice")
-        print("a leader wrote, and no older one will")
+        print("written by the leader; an older leader is refused")

@@ -1,4 +1,4 @@
-"""Send, complete and fence in transactions of one's own, with SQLAlchemy: all of it stands, or nothing."""
+"""Send, complete and fence in transactions of one's own, with SQLAlchemy: all or nothing."""
 
 import os
 
@@ -31,5 +31,5 @@ with tenure.sync.connect(URL) as backend:
     with backend.election("invoices-sqlalchemy").campaign() as term, engine.begin() as connection:
         connection.execute(text("SELECT tenure.fence('invoices-sqlalchemy', :token)"), {"token": term.token})
         connection.execute(text("DELETE FROM invoice"))
-        print("a leader wrote, and no older one will")
+        print("written by the leader; an older leader is refused")
 engine.dispose()

@@ -1,4 +1,4 @@
-"""Send with everything that can be said, and settle each message by hand; then see to the dead letters."""
+"""Send with each option, settle each message by hand, and redrive a dead letter."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ async def send(orders: tenure.Queue) -> None:
     await orders.send(b"tea", id="order-1")
     await orders.send(json={"item": "kettle"}, headers={"from": "shop"}, priority=9)
     await orders.send(b"for tomorrow", at=datetime.now(UTC) + timedelta(days=1))
-    await orders.send(b"for a minute", expires_in=60)  # a dead letter if nobody has received it by then
+    await orders.send(b"for a minute", expires_in=60)  # a dead letter if it has not been received by then
 
 
 async def receive(orders: tenure.Queue) -> None:

@@ -1,4 +1,4 @@
-"""Ask, and wait for the answer: a reply queue and a correlation id, without seeing either."""
+"""Send a request and await its reply; tenure manages the reply queue and the correlation id."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def main() -> None:
     async with tenure.connect("sqlite:///work.db") as backend:
         prices = backend.queue("prices")
         stop = asyncio.Event()
-        serving = asyncio.create_task(prices.consume(price, stop=stop))  # elsewhere, in life
+        serving = asyncio.create_task(prices.consume(price, stop=stop))  # usually in another process
         answer = await prices.request(json={"item": "kettle"}, timeout=30)
         print(f"{answer.json()['item']}: {answer.json()['price']}")
         stop.set()

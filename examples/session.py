@@ -1,4 +1,4 @@
-"""Messages of one key in order, to one consumer at a time; what it remembers of them stays with the session."""
+"""Messages of one key in order, to one consumer at a time; a state is kept with the session."""
 
 import asyncio
 

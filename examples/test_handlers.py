@@ -30,7 +30,7 @@ async def handle(received: tenure.Message) -> None:
 
 
 def handle_in_thread(received: tenure.sync.Message) -> None:
-    """Answer; what is under test."""
+    """Reply with a price; what is under test."""
     received.reply(json={"price": 12.5})
 
 
@@ -46,16 +46,16 @@ def test_an_unknown_customer_is_a_dead_letter() -> None:
     assert order.verdict == DeadLetter("no such customer")
 
 
-def test_a_kettle_is_to_come_back() -> None:
+def test_an_order_of_a_kettle_is_retried() -> None:
     with pytest.raises(tenure.Retry):
         asyncio.run(handle(message(json=Order(7, "kettle"), delivery_count=3)))
 
 
-def test_an_answer_goes_to_who_asked() -> None:
-    question = message_for_threads(b"tea", reply_to="answers", correlation_id="question-1")
-    handle_in_thread(question)
-    [(queue, answer)] = question.sends
-    assert (queue, answer.body, answer.correlation_id) == ("answers", b'{"price":12.5}', "question-1")
+def test_a_reply_goes_to_the_reply_queue() -> None:
+    request = message_for_threads(b"tea", reply_to="replies", correlation_id="request-1")
+    handle_in_thread(request)
+    [(queue, reply)] = request.sends
+    assert (queue, reply.body, reply.correlation_id) == ("replies", b'{"price":12.5}', "request-1")
 
 
 def test_a_queue_of_orders(memory_queue: tenure.Queue) -> None:

@@ -17,7 +17,7 @@ atexit.register(backend.close)
 
 
 def orders() -> tenure.sync.Queue:
-    return backend.open().queue("orders")  # opened by the first to ask, in each process that the server forks
+    return backend.open().queue("orders")  # the first call opens it, in each process that the server forks
 
 
 @app.post("/orders")

@@ -1,12 +1,12 @@
 """
-Build what is published, the sdist and the wheel, check both, and leave them in dist/ if all is well.
+Build what is published, the sdist and the wheel, check both, and put them into dist/ if no check fails.
 
-- The metadata are valid, and the README renders as a package index shows it, without a link that leads nowhere there.
+- The metadata are valid, and the README renders as a package index shows it, without a broken link.
 - The sdist holds every file of the repository and no other, the wheel every file of the library and no other.
-- The wheel can be installed with each extra, and what the extra is for can be imported.
+- The wheel can be installed with each extra, and the packages of that extra can be imported.
 - The quick tests pass in the unpacked sdist.
 
-Run it as ``python -m scripts.check_dist``; names of steps choose: ``metadata contents extras tests``.
+Run it as ``python -m scripts.check_dist``; names of steps run only these: ``metadata contents extras tests``.
 """
 
 import re
@@ -45,7 +45,7 @@ FOR_DEVELOPERS = {"test", "dev", "bench"}
 
 @dataclass(frozen=True)
 class Built:
-    """What was built, in a folder that goes away."""
+    """The built files, in a temporary folder."""
 
     sdist: Path
     wheel: Path
@@ -105,7 +105,7 @@ def metadata(built: Built) -> Iterable[str]:
         lost = sorted({link for link in links if not re.match(r"https?://|mailto:|#", link)})
         if not html:
             yield f"{name}: the README doesn't render"
-        yield from (f"{name}: the README's link to {link} leads nowhere on a package index" for link in lost)
+        yield from (f"{name}: the README's link to {link} is broken on a package index" for link in lost)
 
 
 def contents(built: Built) -> Iterable[str]:
@@ -162,7 +162,7 @@ STEPS: dict[str, Callable[[Built], Iterable[str]]] = {
 }
 
 
-# --- words for them -----------------------------------------------------------------------------------------------
+# --- what the steps share ------------------------------------------------------------------------------------------
 
 
 def environment(folder: Path, *wanted: str) -> tuple[str, str]:

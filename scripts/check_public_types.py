@@ -1,9 +1,9 @@
 """
-Ask pyright whether every type that users of the public names meet is known.
+Check with pyright that every type in the public API is known.
 
-pyright counts every module whose name has no underscore as public, and knows a name by the module that defines it. Ours
-are what ``tenure`` exports, and the plain values; of the rest, only what is unknown for good (and not just unannotated)
-is a fault.
+pyright counts every module whose name has no underscore as public, and knows a name by the module that defines it. Here
+the exports of ``tenure`` and the plain values are public; elsewhere, only a type that is unknown (and not just
+unannotated) is a fault.
 """
 
 import json
@@ -26,9 +26,9 @@ def main() -> int:
     faults = [symbol for symbol in symbols if is_fault(symbol)]
     for symbol in faults:
         print(symbol["name"])
-        for told in symbol["diagnostics"]:
-            print(f"    {told['file']}:{told['range']['start']['line'] + 1}: {told['message']}")
-    print(f"{len(symbols)} symbols, {len(faults)} whose type users can't know")
+        for one in symbol["diagnostics"]:
+            print(f"    {one['file']}:{one['range']['start']['line'] + 1}: {one['message']}")
+    print(f"{len(symbols)} symbols, {len(faults)} of unknown type")
     return 1 if faults else 0
 
 

@@ -2,7 +2,7 @@
 Build the sdist and the wheel, install the wheel alone into a fresh environment, and import it there.
 
 Three promises are checked: the wheel is complete and typed, ``import tenure`` needs no third-party package (and
-takes none that happens to be there), and it is quick.
+imports none that is installed), and it is quick.
 """
 
 import shutil
@@ -17,7 +17,7 @@ IMPORT_MS_MAX = 50.0
 ATTEMPTS = 20
 
 TIME_THE_IMPORT = "import time; t = time.perf_counter(); import tenure; print((time.perf_counter() - t) * 1000)"
-NAME_THE_STRANGERS = """
+NAME_THIRD_PARTY = """
 import sys
 before = set(sys.modules)
 import tenure
@@ -30,7 +30,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tenure-wheel-") as folder:
         wheel = build(Path(folder) / "dist")
         python = install(wheel, Path(folder) / "venv")
-        faults = [*missing_files(wheel), *strangers(python), *strangers(Path(sys.executable)), *slowness(python)]
+        faults = [*missing_files(wheel), *third_party(python), *third_party(Path(sys.executable)), *slowness(python)]
         shutil.copytree(wheel.parent, ROOT / "dist", dirs_exist_ok=True)
     for fault in faults:
         print(f"wheel: {fault}", file=sys.stderr)
@@ -59,9 +59,9 @@ def missing_files(wheel: Path) -> list[str]:
     return [f"{name} is not in the wheel" for name in missing]
 
 
-def strangers(python: Path) -> list[str]:
-    names = run(str(python), "-I", "-c", NAME_THE_STRANGERS).split()
-    return [f"import tenure takes the third-party package {name}" for name in names]
+def third_party(python: Path) -> list[str]:
+    names = run(str(python), "-I", "-c", NAME_THIRD_PARTY).split()
+    return [f"import tenure imports the third-party package {name}" for name in names]
 
 
 def slowness(python: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A rule for import-linter that it does not bring: some packages may use public names only."""
+"""A contract for import-linter: some packages may use public names only."""
 
 from typing import Any, cast
 
@@ -8,25 +8,25 @@ from importlinter import Contract, ContractCheck, fields, output
 
 class PublicNamesContract(Contract):
     """
-    Forbid the windows to import, directly, any module of ours that is not public. A window may still be missing.
+    Forbid the interfaces to import, directly, any module of tenure that is not public. An interface may be missing.
 
-    A window may know itself. ``exceptions`` are written ``importing package -> imported module``.
+    An interface may import its own modules. ``exceptions`` are written ``importing package -> imported module``.
     """
 
     type_name = "public_names"
 
-    windows = fields.ListField(subfield=fields.StringField())
+    interfaces = fields.ListField(subfield=fields.StringField())
     public = fields.ListField(subfield=fields.StringField())
     exceptions = fields.ListField(subfield=fields.StringField(), default=[])
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         exceptions = [tuple(line.split(" -> ")) for line in cast("list[str]", self.exceptions)]
         illegal = []
-        for window in cast("list[str]", self.windows):
-            excepted = [imported for importer, imported in exceptions if importer == window]
-            allowed = [window, *cast("list[str]", self.public), *excepted]
+        for interface in cast("list[str]", self.interfaces):
+            excepted = [imported for importer, imported in exceptions if importer == interface]
+            allowed = [interface, *cast("list[str]", self.public), *excepted]
             for importer in sorted(graph.modules):
-                if not within(importer, window):
+                if not within(importer, interface):
                     continue
                 for imported in sorted(graph.find_modules_directly_imported_by(importer)):
                     ours = within(imported, "tenure")

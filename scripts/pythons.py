@@ -1,12 +1,12 @@
 """
-Run the tests of ``make quick`` on other Pythons, side by side: ``python scripts/pythons.py 3.12 3.13 -- -x``.
+Run the tests of ``make quick`` on other Pythons, two at a time: ``python scripts/pythons.py 3.12 3.13 -- -x``.
 
-Without versions, on every one that pyproject.toml names as supported. Each is looked for as ``python3.N`` on the path,
-then where pyenv and uv keep theirs; the path of an interpreter does as well. Each gets an environment of its own,
+Without arguments, it uses every version that pyproject.toml supports. Each is looked for as ``python3.N`` on the path,
+then in the folders of pyenv and uv; an argument may also be the path of an interpreter. Each gets an environment,
 ``.venv-3.N``, in which only what the tests need is installed. What follows ``--`` goes to pytest.
 
 With ``--lowest``, every dependency has the lowest version that pyproject.toml allows (constraints/lowest.txt), on the
-lowest Python alone. The drivers are what is tried then, so the tests of all stores run.
+lowest Python alone. This tests the drivers, so the tests of all stores run.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ ASK = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2], sys.ex
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run on a version, and on what."""
+    """The tests to run on a version, and the versions of its dependencies."""
 
     tests: Sequence[str]
     constraints: str
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         print(f"{version:<10}{seconds:>8.1f}  {result}")
     outcomes = [result for result, _ in results]
     if "ok" not in outcomes and "FAILED" not in outcomes:
-        print("none of these Pythons is here, so nothing was tried", file=sys.stderr)
+        print("none of these Pythons is installed, so no test was run", file=sys.stderr)
         return 1
     return 1 if "FAILED" in outcomes or (named and set(outcomes) != {"ok"}) else 0
 
@@ -90,9 +90,9 @@ def tried(version: str, plan: Plan) -> tuple[str, float]:
 
 
 def interpreter(version: str, folders: Sequence[str | Path] | None = None) -> tuple[str, str]:
-    """Return the first ``python3.N`` of these *folders* that can make environments; or else why there is none.
+    """Return the first ``python3.N`` of these *folders* that can make environments; otherwise why there is none.
 
-    A command of that name may be a stand-in for a version that was never installed.
+    A command of that name may be a shim for a version that is not installed.
     """
     found = []
     for folder in where_pythons_are() if folders is None else folders:
@@ -125,11 +125,11 @@ def asked(command: Path, version: str | None = None) -> tuple[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"{command} can't be run: {error}"
-    says, _, executable = done.stdout.strip().partition(" ")
-    if done.returncode == 0 and version in (None, says):
+    found, _, executable = done.stdout.strip().partition(" ")
+    if done.returncode == 0 and version in (None, found):
         return executable, ""
-    told = (done.stderr or done.stdout).strip().splitlines() or ["it says nothing"]
-    return "", f"{command} can't make environments: {told[0]}"
+    output = (done.stderr or done.stdout).strip().splitlines() or ["it prints nothing"]
+    return "", f"{command} can't make environments: {output[0]}"
 
 
 def passes(python: str, plan: Plan) -> tuple[bool, str]:
@@ -145,7 +145,7 @@ def passes(python: str, plan: Plan) -> tuple[bool, str]:
 
 
 def install(venv: Path, python: str, constraints: str) -> tuple[bool, str]:
-    """Install what the tests need into *venv*, unless what is there was made by the same interpreter and files."""
+    """Install what the tests need into *venv*, unless the same interpreter and files have already been installed."""
     stamp = venv / ".stamp"
     made_of = hashlib.sha256(((ROOT / "pyproject.toml").read_text() + constraints).encode()).hexdigest()
     wanted = f"{python} {made_of}\n"

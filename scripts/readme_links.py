@@ -1,4 +1,4 @@
-"""Build hook: give the README, as package indexes show it, links to files of the repository that lead there."""
+"""Build hook: make the README's links to files of the repository absolute, for package indexes."""
 
 import re
 from pathlib import Path

@@ -1,10 +1,10 @@
 """
-Install what the tests start and is missing: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite as real servers; spin
-for models; ip and nft for networks that can be cut.
+Install missing programs that the tests start: Redis, PostgreSQL, PgBouncer, libfaketime and Azurite as real servers;
+spin for models; ip and nft for networks that can be cut.
 
 On Debian and Ubuntu as root, packages come from apt-get, and no service is left running. Azurite comes from npm, into
-.servers/ of this project. It says what it installs. It names what can't be installed, the reason, and which tests are
-skipped then; under TENURE_REQUIRE, it fails. When all is there, it looks and does nothing.
+.servers/ of this project. It prints what it installs, and what it can't install, with the reason and the tests that
+are skipped then; under TENURE_REQUIRE, it fails. If nothing is missing, it does nothing.
 """
 
 import os
@@ -83,7 +83,7 @@ def looked_for() -> list[tuple[str, bool, str]]:
         ("redis-server", bool(shutil.which("redis-server")), "Redis, its Sentinel and Cluster"),
         ("postgresql", bool(initdb), "PostgreSQL"),
         ("pgbouncer", bool(shutil.which("pgbouncer", path=SYSTEM_PATH)), "PostgreSQL behind a pooler"),
-        ("faketime", faketime() is not None, "stores whose clock is put forward (Redis, Redis Cluster, Azurite)"),
+        ("faketime", faketime() is not None, "stores whose clock is moved forward (Redis, Redis Cluster, Azurite)"),
         ("openssl", bool(shutil.which("openssl")), "TLS"),
         ("spin", bool(shutil.which("spin")), "the models of votes between peers"),
         ("gcc", bool(shutil.which("gcc")), "the models of votes between peers, and a wall clock that is stepped"),
@@ -148,7 +148,7 @@ def node() -> Path | None:
 
 
 def npm_command() -> list[str] | None:
-    """Return the command that is npm, from where node is from."""
+    """Return the npm command that belongs to node."""
     found = shutil.which("npm")
     if found and shutil.which("node"):
         return [found]
@@ -172,7 +172,7 @@ def faketime() -> Path | None:
 
 
 def ran(command: list[str], env: dict[str, str], cwd: Path = ROOT) -> str:
-    """Run *command*; return the end of what it said if it failed, else nothing."""
+    """Run *command*; return the end of its output if it failed, else nothing."""
     done = subprocess.run(
         command,
         cwd=cwd,

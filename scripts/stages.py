@@ -1,8 +1,8 @@
 """
 Run the checks one after the other, cheapest first, and end with a table of their times.
 
-Every stage runs, also after a failure, so that one run tells everything; the exit status is 1 if any failed.
-Names given as arguments choose stages: ``python scripts/stages.py lint types``. The tests name their slowest twenty.
+Every stage runs, also after a failure, so that one run shows all failures; the exit status is 1 if any failed.
+Arguments name the stages to run: ``python scripts/stages.py lint types``. The tests name their slowest twenty.
 """
 
 import os
@@ -36,13 +36,13 @@ STAGES: dict[str, list[list[str]]] = {
     "wheel": [[PYTHON, "scripts/check_wheel.py"]],
     # The files begin in the order of tests/conftest.py, and not with those of most tests.
     "tests": [[PYTHON, "-m", "pytest", *WORKERS, "--no-loadscope-reorder", "--durations", "20"]],
-    # What is run before each commit: no server, no long wait; tests/conftest.py lists what belongs to it.
+    # For each commit: no server, no long wait; tests/conftest.py lists the tests.
     "quick": [[PYTHON, "-m", "pytest", *WORKERS, "--quick"]],
 }
 EVERYTHING = [name for name in STAGES if name != "quick"]
 
-QUIET = {"layers", "types"}  # much to say when all is well: shown only if something is wrong
-SIDE_BY_SIDE = {"types"}  # its commands don't know each other, use a core each, and nothing in them is timed
+QUIET = {"layers", "types"}  # long output on success: shown only after a failure
+SIDE_BY_SIDE = {"types"}  # its commands are independent, use a core each, and time nothing
 
 
 def main(names: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Write docs/backends.md: what each backend can do, read off the traits that it declares. ``--check`` only compares."""
+"""Write docs/backends.md: what each backend can do, from the traits that it declares. ``--check`` only compares."""
 
 import dataclasses
 import importlib
@@ -22,21 +22,21 @@ is refused with an error. Times are in seconds, sizes in bytes.
 
 
 def main() -> int:
-    page = written()
+    page = page_of_traits()
     if sys.argv[1:] == ["--check"]:
         if PAGE.read_text(encoding="utf-8") == page:
             return 0
-        print("docs/backends.md is not what the traits say; run: python scripts/traits.py", file=sys.stderr)
+        print("docs/backends.md differs from the traits; run: python scripts/traits.py", file=sys.stderr)
         return 1
     PAGE.write_text(page, encoding="utf-8")
     return 0
 
 
-def written() -> str:
-    houses: dict[str, list[str]] = {}
+def page_of_traits() -> str:
+    schemes_of: dict[str, list[str]] = {}
     for scheme, (module, _) in BACKENDS.items():
-        houses.setdefault(module, []).append(f"`{scheme}:`")
-    modules = {", ".join(schemes): importlib.import_module(module) for module, schemes in houses.items()}
+        schemes_of.setdefault(module, []).append(f"`{scheme}:`")
+    modules = {", ".join(schemes): importlib.import_module(module) for module, schemes in schemes_of.items()}
     leases = {name: module.TRAITS for name, module in modules.items()}
     queues = {name: module.QUEUE_TRAITS for name, module in modules.items() if hasattr(module, "QUEUE_TRAITS")}
     return f"{HEAD}\n## Elections\n\n{table(leases)}\n## Queues\n\n{table(queues)}"
@@ -46,11 +46,11 @@ def table(traits: dict[str, Any]) -> str:
     """Return a row for each trait and a column for each backend."""
     names = [field.name for field in dataclasses.fields(next(iter(traits.values())))]
     rows = [["", *traits], ["---"] * (len(traits) + 1)]
-    rows += [[name.replace("_", " "), *(said(getattr(each, name)) for each in traits.values())] for name in names]
+    rows += [[name.replace("_", " "), *(cell(getattr(each, name)) for each in traits.values())] for name in names]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def said(value: object) -> str:
+def cell(value: object) -> str:
     match value:
         case bool():
             return "yes" if value else "no"

@@ -33,7 +33,7 @@ def test_ours_is_supported_and_found(tmp_path: Path) -> None:
     [
         ("echo 'shim: no such version' >&2; exit 127", "can't make environments: shim: no such version"),
         ("echo 3.1 /usr/bin/python", "can't make environments: 3.1 /usr/bin/python"),
-        ("exit 1", "can't make environments: it says nothing"),
+        ("exit 1", "can't make environments: it prints nothing"),
     ],
 )
 def test_what_only_has_the_name_is_absent_and_no_obstacle(tmp_path: Path, script: str, says: str) -> None:
