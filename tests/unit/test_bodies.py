@@ -6,16 +6,17 @@ import collections
 import enum
 import math
 import pickle
+import re
 import sys
 import typing
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, Required, TypedDict, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -24,6 +25,7 @@ import pydantic.dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import ReadOnly
 
 from tenure._queue.bodies import decode, encode
 from tenure.errors import ConfigError, DecodeError
@@ -74,6 +76,12 @@ class Order:
 class Address(TypedDict):
     street: str
     floor: NotRequired[int]
+
+
+class Tariff(TypedDict):
+    kind: ReadOnly[Literal["tariff"]]
+    price: Required[ReadOnly[int]]
+    note: ReadOnly[NotRequired[str]]
 
 
 class Point(NamedTuple):
@@ -533,6 +541,27 @@ def test_a_type_whose_annotations_name_nothing_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"Outer, as its annotations .*name 'Inner' is not defined.* at the top of"):
         decode(b"{}", Outer)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "problem"),
+    [("math.Number", "module 'math' has no attribute 'Number'"), ("1 / 0", "division by zero"), ("int |", "int |")],
+)
+def test_a_type_with_an_annotation_that_fails_is_refused(annotation: str, problem: str) -> None:
+    kind = make_dataclass("Wrong", [("number", annotation)])
+    kind.__module__ = __name__
+    with pytest.raises(ConfigError, match=rf"Wrong, as its annotations .*{re.escape(problem)}.* at the top of"):
+        decode(b"{}", kind)
+
+
+def test_a_field_that_is_read_only_is_read_as_its_type() -> None:
+    tariff: Tariff = {"kind": "tariff", "price": 7}
+    assert decode(b'{"kind":"tariff","price":7}', Tariff) == tariff
+    assert decode(b'{"kind":"tariff","price":7}', Address | Tariff) == tariff
+    with pytest.raises(DecodeError, match="has no 'price'"):
+        decode(b'{"kind":"tariff"}', Tariff)
+    with pytest.raises(DecodeError, match="note must be str, not 1"):
+        decode(b'{"kind":"tariff","price":7,"note":1}', Tariff)
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from tenure._queue.typed_kinds import (
     bound_of,
     fields_of,
     flattened,
     hints_of,
+    is_mark,
     is_named_tuple,
     is_typed_dict,
     keys_of,
@@ -131,7 +132,7 @@ class _Maker:
             if library := constrained_by(kind.__metadata__):
                 return self._plain(borrowed_reader(library, kind))
             return self.of(arguments[0], bound)
-        if origin in (Required, NotRequired, typing.Final) or getattr(origin, "name_of_type", "") == "ReadOnly":
+        if is_mark(origin):
             return self.of(arguments[0], bound)
         if isinstance(kind, (typing.NewType, dataclasses.InitVar)):
             return self.of(kind.__supertype__ if isinstance(kind, typing.NewType) else kind.type, bound)

@@ -59,8 +59,7 @@ def signs_of(kind: Any) -> dict[str, Read]:
         hints = {}
     signs = {}
     for name, hint in hints.items():
-        while typing.get_origin(hint) in (Annotated, Required, NotRequired, typing.Final):
-            hint = typing.get_args(hint)[0]
+        _, hint = unmarked(hint)
         if typing.get_origin(hint) is Literal:
             signs[name] = choice_of(typing.get_args(hint))
     tagged = getattr(kind, "__struct_config__", None)
@@ -73,11 +72,11 @@ def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
     if is_named_tuple(kind):
         return [name for name in kind._fields if name not in kind._field_defaults]
     if is_typed_dict(kind):
-        marks = {name: typing.get_origin(hint) for name, hint in hints.items()}  # as text they were not understood
+        marks = {name: unmarked(hint)[0] for name, hint in hints.items()}  # as text they were not understood
         return [
             name
             for name in hints
-            if marks[name] is Required or (name in kind.__required_keys__ and marks[name] is not NotRequired)
+            if Required in marks[name] or (name in kind.__required_keys__ and NotRequired not in marks[name])
         ]
     missing = dataclasses.MISSING
     return [
@@ -87,6 +86,22 @@ def required_keys(kind: Any, hints: Mapping[str, Any]) -> Iterable[str]:
     ]
 
 
+def is_mark(origin: Any) -> bool:
+    """Tell whether a type of this *origin* is the type of a field, with a mark on the field around it."""
+    if origin in (Required, NotRequired, typing.Final):
+        return True
+    return getattr(origin, "__name__", "") == "ReadOnly"  # of Python 3.13, or of typing_extensions
+
+
+def unmarked(hint: Any) -> tuple[list[Any], Any]:
+    """Return the marks on a field, and its type without them and without annotations."""
+    marks = []
+    while is_mark(origin := typing.get_origin(hint)) or origin is Annotated:
+        marks.append(origin)
+        hint = typing.get_args(hint)[0]
+    return marks, hint
+
+
 def hints_of(kind: Any) -> dict[str, Any]:
     try:
         try:
@@ -94,7 +109,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
         except NameError:  # the early releases of Python 3.12 don't find type parameters that are named as text
             variables = {one.__name__: one for one in getattr(kind, "__type_params__", ())}
             return typing.get_type_hints(kind, localns={**vars(kind), **variables}, include_extras=True)
-    except (NameError, TypeError) as error:
+    except Exception as error:  # an annotation is an expression: as text, and from Python 3.14 on, first evaluated here
         raise ConfigError(
             f"a body can't be read as {name_of_type(kind)}, as its annotations can't be resolved ({error}); "
             "define what they name at the top of a module"
