@@ -30,7 +30,7 @@ CONSTRAINTS = ROOT / "constraints" / "dev.txt"
 MADE_BY_BUILD = {"PKG-INFO"}
 
 IMPORTED = {
-    "": "tenure, tenure.sync, tenure.testing, tenure.backends.sqlite",
+    "": "tenure, tenure.sync, tenure.ports, tenure.testing, tenure.backends.sqlite",
     "cli": "tenure.cli",
     "azure": "tenure.backends.azure_storage, azure.storage.blob, azure.identity",
     "postgres": "tenure.backends.postgres, asyncpg",

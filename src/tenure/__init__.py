@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tenure._queue.identity import partition_of as partition_of
     from tenure._queue.message import Attempt as Attempt
     from tenure._queue.message import DeadMessage as DeadMessage
+    from tenure._queue.message import Death as Death
     from tenure._queue.message import Delivery as Delivery
     from tenure._queue.message import Headers as Headers
     from tenure._queue.message import HeaderValue as HeaderValue
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from tenure._queue.retry import RetryPolicy as RetryPolicy
     from tenure._queue.session import Session as Session
     from tenure._timing import Timing as Timing
+    from tenure._url import Url as Url
     from tenure.errors import BackendNotInstalled as BackendNotInstalled
     from tenure.errors import ConfigError as ConfigError
     from tenure.errors import DecodeError as DecodeError
@@ -106,6 +108,7 @@ _HOMES = {
         "Metadata",
     ),
     "tenure._timing": ("Timing",),
+    "tenure._url": ("Url",),
     "tenure._queue.broker": (
         "QueueOptions",
         "QueueSettings",
@@ -123,6 +126,7 @@ _HOMES = {
     "tenure._queue.message": (
         "Attempt",
         "DeadMessage",
+        "Death",
         "Delivery",
         "HeaderValue",
         "Headers",
@@ -149,6 +153,7 @@ __all__ = [
     "Consumer",
     "DeadLetters",
     "DeadMessage",
+    "Death",
     "DecodeError",
     "Delivery",
     "Diagnosis",
@@ -192,6 +197,7 @@ __all__ = [
     "TimedOut",
     "Timing",
     "Unavailable",
+    "Url",
     "Work",
     "connect",
     "partition_of",

@@ -13,7 +13,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "glossary.md").read_text(
 PLAIN = """
     aclose ask attempt batch close connect decode delete diagnose error fact failure filter header headers json
     leaders leave live metadata migrate migration names note of on open options outgoing partition pause policy
-    remaining resume run send set settings settled settling soon sql state support timing vacancies value
+    remaining resume run send set settings settled settling soon sql state support timing url vacancies value
     withdraw work
 """
 """Words that mean in the API what they mean in any program, or are explained by their neighbours."""

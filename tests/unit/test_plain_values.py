@@ -70,6 +70,7 @@ VALUES: list[Any] = [
     QUEUE_TRAITS,
     Diagnosis("memory:", 0.5, TRAITS, [Fact("a", "b", "c")], QUEUE_TRAITS),
     DEAD.history[0],
+    tenure.Death("odd", "very", 2.5, FAILURE, DEAD.history),
     Fact("a", "b"),
     tenure.QueueSettings(lock=5, dead_retention=60.0),
     Url.parse("redis://ann:secret@host/1?a=b"),

@@ -11,22 +11,26 @@ import pickle
 import pkgutil
 import subprocess
 import sys
+import textwrap
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from types import EllipsisType, ModuleType
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple, cast
 
 import pytest
 
 import tenure
 from tenure._public import is_private
 
-FACE = ("tenure", "tenure.errors", "tenure.events", "tenure.sync", "tenure.testing")
-"""What programs and their tests import; the types of all that is there are public."""
-
 PUBLIC = (
-    *FACE,
+    "tenure",
+    "tenure.errors",
+    "tenure.events",
+    "tenure.ports",
+    "tenure.sync",
+    "tenure.testing",
     "tenure.backends",
     "tenure.backends.azure_storage",
     "tenure.backends.postgres",
@@ -96,7 +100,7 @@ def test_what_is_public_says_where_it_is_imported_from(name: str) -> None:
             assert getattr(module_of(home), value.__qualname__) is value
 
 
-@pytest.mark.parametrize("name", FACE)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_what_is_public_is_found_by_pickle(name: str) -> None:
     for value in exported(name).values():
         if isinstance(value, type) or inspect.isfunction(value):
@@ -133,54 +137,104 @@ def test_fields_are_known_to_pydantic() -> None:
 # --- types -----------------------------------------------------------------------------------------------------------
 
 
-def callables(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the public functions and methods of a module; the initialisers only of what users make themselves."""
+def functions(value: object) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield what users call of a public *value*: the initialisers only of what they make themselves, no tests."""
+    if isinstance(value, type):
+        made = dataclasses.is_dataclass(value) or issubclass(value, Exception)
+        for verb, function in members(value):
+            if isinstance(function, property):
+                function = function.fget
+            elif isinstance(function, (classmethod, staticmethod)):
+                function = function.__func__
+            called = not verb.startswith(("_", "test_")) or (verb == "__init__" and made)
+            if inspect.isfunction(function) and called:
+                yield f".{verb}", inspect.unwrap(function)
+    elif inspect.isfunction(function := inspect.unwrap(cast("Callable[..., Any]", value))):  # or the fixture's
+        yield "", function
+
+
+def members(kind: type) -> Iterator[tuple[str, object]]:
+    """Yield what *kind* defines, and what it has from bases of tenure that are private: users see it as its own."""
+    for base in kind.__mro__:
+        if base is kind or is_private(base.__module__):
+            yield from vars(base).items()
+
+
+def stated_types(name: str) -> Iterator[tuple[str, object, Mapping[str, Any]]]:
+    """Yield each type that a public module states: where, the type or its text, and the names that the text uses."""
     for each, value in exported(name).items():
-        if inspect.isfunction(value):
-            yield f"{name}.{each}", value
-        elif isinstance(value, type):
-            made = dataclasses.is_dataclass(value) or issubclass(value, Exception)
-            for verb, function in vars(value).items():
-                if isinstance(function, property):
-                    function = function.fget
-                elif isinstance(function, (classmethod, staticmethod)):
-                    function = function.__func__
-                if inspect.isfunction(function) and (verb[0] != "_" or (verb == "__init__" and made)):
-                    yield f"{name}.{each}.{verb}", function
-
-
-@pytest.mark.parametrize("name", FACE)
-def test_every_hint_can_be_evaluated(name: str) -> None:
-    for value in exported(name).values():
+        where = f"{name}.{each}"
+        if typing.get_args(value):
+            yield where, value, {}
+        for verb, function in functions(value):
+            for annotation in function.__annotations__.values():
+                yield f"{where}{verb}", annotation, function.__globals__
         if isinstance(value, type):
-            typing.get_type_hints(value)
-    for _, function in callables(name):
-        typing.get_type_hints(function)
+            for field, annotation, names in fields(value):
+                yield f"{where}.{field}", annotation, names
 
 
-@pytest.mark.parametrize("name", FACE)
-def test_every_type_in_a_public_signature_is_public(name: str) -> None:
-    public = [value for each in PUBLIC if each in sys.modules for value in exported(each).values()]
-    hidden: set[str] = set()
-    for where, function in callables(name):
-        function = inspect.unwrap(function)
-        for annotation in function.__annotations__.values():
-            for used in names_in(annotation):
-                kind = getattr(function, "__globals__", {}).get(used, getattr(builtins, used, None))
-                if is_ours(used, kind) and not any(kind is each for each in public):
-                    hidden.add(f"{used}, of {where}")
-    assert not hidden, "export them"
+def fields(kind: type) -> Iterator[tuple[str, object, Mapping[str, Any]]]:
+    """Yield the public attributes that the bodies and initialisers of a class and of its private bases annotate."""
+    for base in kind.__mro__:
+        if base is not kind and not is_private(base.__module__):
+            continue
+        names = vars(sys.modules[base.__module__])
+        for field, annotation in inspect.get_annotations(base).items():
+            if field[0] != "_":
+                yield field, annotation, names
+        init = vars(base).get("__init__")
+        if not inspect.isfunction(init) or dataclasses.is_dataclass(base):
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(init)))):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Attribute)
+                and node.target.attr[0] != "_"
+            ):
+                yield node.target.attr, ast.unparse(node.annotation), init.__globals__
 
 
-def names_in(annotation: object) -> set[str]:
-    if not isinstance(annotation, str):
-        return set()
-    return {node.id for node in ast.walk(ast.parse(annotation)) if isinstance(node, ast.Name)}
+def hidden_types(name: str, public: Collection[object]) -> set[str]:
+    """Return the types of tenure's own that a public module uses and that are not *public*."""
+    return {
+        f"{used}, of {where}"
+        for where, annotation, names in stated_types(name)
+        for used, kind in types_in(annotation, names)
+        if is_ours(used, kind) and not any(kind is each for each in public)
+    }
+
+
+def types_in(annotation: object, names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield each type in an annotation, with the name that stands there; of an alias, the alias."""
+    if isinstance(annotation, str):
+        for node in outermost(ast.parse(annotation.lstrip("*"))):
+            used = ast.unparse(node)
+            with suppress(NameError):  # the name of a literal: Literal["up"]
+                yield used.rpartition(".")[2], eval(used, {**vars(builtins), **names})
+    elif parts := typing.get_args(annotation):
+        for part in parts:
+            if not isinstance(part, (str, int, EllipsisType)):  # a literal, tuple[int, ...]
+                yield from types_in(part, names)
+    elif isinstance(annotation, list):  # the arguments of a callable
+        for part in annotation:
+            yield from types_in(part, names)
+    else:
+        yield getattr(annotation, "__name__", ""), annotation
+
+
+def outermost(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the names in *tree*, and the dotted ones as a whole."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            yield node
+        else:
+            yield from outermost(node)
 
 
 def is_ours(name: str, kind: object) -> bool:
     """Tell whether *kind* is a class or an alias of tenure's own."""
-    if isinstance(kind, (TypeVar, ParamSpec, ModuleType)) or kind is None:
+    if isinstance(kind, (TypeVar, TypeVarTuple, ParamSpec, ModuleType)) or kind is None:
         return False
     home = getattr(kind, "__module__", None)
     if isinstance(kind, type) and not typing.get_args(kind):
@@ -188,3 +242,63 @@ def is_ours(name: str, kind: object) -> bool:
     return (
         getattr(sys.modules.get(str(home)), name, None) is not kind
     )  # an alias stands elsewhere than what it is made of
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_hint_can_be_evaluated(name: str) -> None:
+    for value in exported(name).values():
+        if isinstance(value, type):
+            typing.get_type_hints(value)
+        for _, function in functions(value):
+            typing.get_type_hints(function)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_type_in_a_public_signature_is_public(name: str) -> None:
+    public = [value for each in PUBLIC if each in sys.modules for value in exported(each).values()]
+    assert not hidden_types(name, public), "export them"
+
+
+PLANTED = """
+from __future__ import annotations
+import dataclasses
+import tenure
+from collections.abc import Callable
+from typing import Literal
+from tenure._runtime.clock import Clock
+from tenure._lease import Leader
+
+__all__ = ["Alias", "Base", "Made", "Sub", "function"]
+
+Alias = Callable[[Clock], Leader]
+
+class Base:
+    def __init__(self) -> None:
+        self.clock: Clock | None = None
+        self._clock: Clock | None = None
+
+    @property
+    def prop(self) -> list[Clock]: ...
+    @classmethod
+    def made(cls, clock: Clock) -> Leader: ...
+    def _private(self) -> Clock: ...
+    def test_it(self, clock: Clock) -> None: ...
+
+@dataclasses.dataclass
+class Made:
+    field: Clock
+
+class Sub(Base): ...
+
+def function(clock: tenure._runtime.clock.Clock, leader: Leader, way: Literal["up"]) -> None: ...
+"""
+
+
+def test_a_private_type_in_a_public_signature_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANTED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    places = ("Alias", "Base.clock", "Base.made", "Base.prop", "Made.__init__", "Made.field", "function")
+    try:
+        assert hidden_types("planted", [tenure.Leader]) == {f"Clock, of planted.{place}" for place in places}
+    finally:
+        sys.modules.pop("planted", None)

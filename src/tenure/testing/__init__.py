@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable
 
 from tenure._backend import Backend
 from tenure._public import publish_all
-from tenure._queue.verdicts import Abandon as Abandon
-from tenure._queue.verdicts import Complete as Complete
-from tenure._queue.verdicts import DeadLetter as DeadLetter
-from tenure._queue.verdicts import Defer as Defer
-from tenure._queue.verdicts import GiveBack as GiveBack
 from tenure._runtime.renewal_thread import RenewalThread
 from tenure.events import Event
+from tenure.ports import Abandon as Abandon
+from tenure.ports import Complete as Complete
+from tenure.ports import DeadLetter as DeadLetter
+from tenure.ports import Defer as Defer
+from tenure.ports import GiveBack as GiveBack
+from tenure.ports import Verdict as Verdict
 from tenure.testing._messages import MessageOptions as MessageOptions
 from tenure.testing._messages import NotedBlockingMessage as NotedBlockingMessage
 from tenure.testing._messages import NotedMessage as NotedMessage
@@ -38,6 +39,7 @@ __all__ = [
     "MessageOptions",
     "NotedBlockingMessage",
     "NotedMessage",
+    "Verdict",
     "connect_here",
     "message",
     "message_for_process",

@@ -31,10 +31,13 @@ from typing import Literal
 
 from tenure._runtime.tasks import Tasks
 
-__all__ = ["FaultProxy", "late"]
+__all__ = ["Direction", "FaultProxy", "Loss", "late"]
 
-Way = Literal["up", "down"]
+Direction = Literal["up", "down"]
+"""``up`` is from the client to the server, ``down`` from the server to the client."""
+
 Loss = Literal["reset", "stall"]
+"""How an answer is lost: the connection is reset, or it stays open and carries nothing more."""
 
 CHUNK = 65_536
 CHUNKS_HELD = 64  # of one connection and way; then the sender is slowed down, as by a full network
@@ -50,8 +53,8 @@ class FaultProxy:
         self._tasks = Tasks()
         self._refusing = False
         self._resets = 0
-        self.gates: dict[Way, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
-        self.delays: dict[Way, float] = {"up": 0.0, "down": 0.0}
+        self.gates: dict[Direction, asyncio.Event] = {"up": asyncio.Event(), "down": asyncio.Event()}
+        self.delays: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self.loss: tuple[int, Loss] | None = None
         self.catching: asyncio.Event | None = None
         """Set by the first connection that has something for the server, which then holds it until ``deliver``."""
@@ -84,12 +87,12 @@ class FaultProxy:
 
     # --- faults ---
 
-    def delay(self, seconds: float, *ways: Way) -> None:
+    def delay(self, seconds: float, *ways: Direction) -> None:
         """Let everything that comes from now on arrive so much later; both ways if none is given."""
         for way in _meant(ways):
             self.delays[way] = seconds
 
-    def stall(self, *ways: Way) -> None:
+    def stall(self, *ways: Direction) -> None:
         """Hold everything back; both ways if none is given. Connections can still be made, and seem to work."""
         for way in _meant(ways):
             self.gates[way].clear()
@@ -248,7 +251,7 @@ class _Link:
         else:
             self._unlost.clear()
 
-    async def _take_in(self, source: asyncio.StreamReader, held: _Held, way: Way) -> None:
+    async def _take_in(self, source: asyncio.StreamReader, held: _Held, way: Direction) -> None:
         # Taking in goes on while the other end waits, so that a delay is a delay, and not a narrow road.
         loop = asyncio.get_running_loop()
         while True:
@@ -259,7 +262,7 @@ class _Link:
             if not data:
                 return
 
-    async def _give_out(self, sink: asyncio.StreamWriter, held: _Held, way: Way) -> None:
+    async def _give_out(self, sink: asyncio.StreamWriter, held: _Held, way: Direction) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due, data = await held.get()
@@ -332,7 +335,7 @@ async def late(*proxies: FaultProxy) -> AsyncIterator[Callable[[Awaitable[object
             await proxy.deliver()
 
 
-def _meant(ways: tuple[Way, ...]) -> tuple[Way, ...]:
+def _meant(ways: tuple[Direction, ...]) -> tuple[Direction, ...]:
     return ways or ("up", "down")
 
 

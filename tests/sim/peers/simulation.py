@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tenure._backends.peers import machine as peers
-from tenure.testing._sim.report import Report
+from tenure.testing._sim.report import Report, outcome_of
 from tenure.testing._sim.world import SkewedClock, World
 from tests.sim.peers.checkers import Checkers
 from tests.sim.peers.faults import PeerNemesis
@@ -124,8 +124,9 @@ class Simulation:
         bound = leader_within(self.plan)
         healed = self.world.now
         recovery = self._recover(healed + bound) - healed
-        return FleetReport.of(
+        return outcome_of(
             self.checkers,
+            FleetReport,
             mutant=self.mutant,
             setting=self.plan,
             recovery=recovery,

@@ -78,16 +78,22 @@ TRIES = 20
 
 
 class TermLike(Protocol):
-    """A term or a grant."""
+    """The identity of a term: a :class:`tenure.Term` or :class:`tenure.sync.Term`, or a value with the same three."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the election."""
+        ...
 
     @property
-    def holder(self) -> str: ...
+    def holder(self) -> str:
+        """The identity under which the term was won."""
+        ...
 
     @property
-    def token(self) -> int: ...
+    def token(self) -> int:
+        """The fencing token."""
+        ...
 
 
 def lease_id(term: TermLike) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 from tenure.testing._sim.world import World
 
@@ -60,26 +60,6 @@ class Outcome:
     violations: tuple[Violation, ...] = ()
     trace: tuple[str, ...] = field(default=(), repr=False)
 
-    @classmethod
-    def of(
-        cls, findings: Findings, *, mutant: str | None, setting: object, recovery: float, bound: float, **own: Any
-    ) -> Self:
-        """End the run of *findings* and return its result; *own* are the fields that *cls* adds."""
-        world = findings.world
-        return cls(
-            seed=world.seed,
-            mutant=mutant,
-            setting=str(setting),
-            seconds=world.now,
-            steps=world.steps,
-            recovery=recovery,
-            bound=bound,
-            digest=world.digest(),
-            violations=tuple(findings.violations),
-            trace=tuple(world.lines),
-            **own,
-        )
-
     @property
     def ok(self) -> bool:
         """Whether every promise was kept."""
@@ -107,6 +87,36 @@ class Outcome:
             return f"{head}, no violation"
         lines = [f"{head}, {len(self.violations)} violations; replay: {self.replay}"]
         return "\n  ".join(lines + [str(violation) for violation in self.violations])
+
+
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+
+
+def outcome_of(
+    findings: Findings,
+    kind: type[AnyOutcome],
+    *,
+    mutant: str | None,
+    setting: object,
+    recovery: float,
+    bound: float,
+    **own: Any,
+) -> AnyOutcome:
+    """Return the result of the run of *findings*, as it stands now; *own* are the fields that *kind* adds."""
+    world = findings.world
+    return kind(
+        seed=world.seed,
+        mutant=mutant,
+        setting=str(setting),
+        seconds=world.now,
+        steps=world.steps,
+        recovery=recovery,
+        bound=bound,
+        digest=world.digest(),
+        violations=tuple(findings.violations),
+        trace=tuple(world.lines),
+        **own,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

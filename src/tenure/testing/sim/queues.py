@@ -24,12 +24,11 @@ from tenure._public import publish_all
 from tenure.testing._sim.planted import Mutant, parts_of
 from tenure.testing._sim.queues.mutants import MUTANTS, SURVIVORS
 from tenure.testing._sim.queues.parts import Parts
-from tenure.testing._sim.queues.plan import settled_within
 from tenure.testing._sim.queues.simulation import Simulation
 from tenure.testing._sim.report import QueueReport, Violation
 from tenure.testing._sim.seeds import many
 
-__all__ = ["MUTANTS", "SURVIVORS", "Mutant", "QueueReport", "Violation", "campaign", "run", "settled_within"]
+__all__ = ["MUTANTS", "SURVIVORS", "Mutant", "QueueReport", "Violation", "campaign", "run"]
 
 
 def run(seed: int, *, mutant: str | None = None, trace: bool = False) -> QueueReport:

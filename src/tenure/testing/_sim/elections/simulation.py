@@ -14,7 +14,7 @@ from tenure.testing._sim.elections.node import Node
 from tenure.testing._sim.elections.parts import Parts
 from tenure.testing._sim.elections.plan import Plan, draw
 from tenure.testing._sim.network import SPREAD_MAX, StoreNetwork
-from tenure.testing._sim.report import Report
+from tenure.testing._sim.report import Report, outcome_of
 from tenure.testing._sim.world import SkewedClock, World
 
 IGNORES_MAX = 1.5
@@ -133,8 +133,9 @@ class Simulation:
         if self.world.rng.random() < WATCHED_TO_END:
             self._watch_to_end(bound - recovery)
         self._stop()
-        return Report.of(
+        return outcome_of(
             self.checkers,
+            Report,
             mutant=self.mutant,
             setting=self.plan,
             recovery=recovery,

@@ -18,7 +18,7 @@ from tenure.testing._sim.queues.plan import IGNORES_MAX, Plan, draw, settled_wit
 from tenure.testing._sim.queues.producer import Producer
 from tenure.testing._sim.queues.session_checkers import SessionCheckers
 from tenure.testing._sim.queues.session_oracle import SessionOracle
-from tenure.testing._sim.report import QueueReport
+from tenure.testing._sim.report import QueueReport, outcome_of
 from tenure.testing._sim.world import SkewedClock, World
 
 LAST_BATCH = 3
@@ -125,8 +125,9 @@ class Simulation:
         now = self.server.clock.now()
         self.oracle.audit(self.server.stats(), self.server.dead(), now)
         self.session_oracle.audit(self.server.state_of, now)
-        return QueueReport.of(
+        return outcome_of(
             self.checkers,
+            QueueReport,
             mutant=self.mutant,
             setting=self.plan,
             recovery=recovery,

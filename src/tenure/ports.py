@@ -1,0 +1,69 @@
+"""The ports: the protocols that a backend implements, and the values that pass through them.
+
+For authors of backends, and for tests that put an object of their own between tenure and a store. A program that uses
+tenure needs none of this. The suites that a backend has to pass are in :mod:`tenure.testing.conformance`.
+
+- Leases: :class:`LeaseStore`. It gets a :class:`Grant`, and answers :class:`Granted`, :class:`HeldBy`, :class:`Vacant`,
+  :class:`Lost`, :class:`Released` or :class:`NoAnswer`.
+- Queues: :class:`Broker`. It gets :class:`tenure.Outgoing` and :class:`Settlement`, and answers :class:`Claim`,
+  :class:`NoSession`, :class:`SessionLock`, :class:`Renewed`, :class:`Settled`, :class:`Lapsed`, :class:`Deleted`,
+  :class:`NotEmpty` or :class:`NoAnswer`.
+"""
+
+from __future__ import annotations
+
+from tenure._election.store import LeaseStore
+from tenure._lease import Grant, Granted, HeldBy, Lost, NoAnswer, Released, Vacant
+from tenure._public import publish_all
+from tenure._queue.broker import CLAIM_BYTES, Broker, Claim, LiveSelection, NoSession, Selection
+from tenure._queue.identity import dead_letters_of
+from tenure._queue.message import Died, SessionLock, Token
+from tenure._queue.verdicts import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Deleted,
+    GiveBack,
+    Lapsed,
+    NotEmpty,
+    Renewed,
+    Settled,
+    Settlement,
+    Verdict,
+)
+
+__all__ = [
+    "CLAIM_BYTES",
+    "Abandon",
+    "Broker",
+    "Claim",
+    "Complete",
+    "DeadLetter",
+    "Defer",
+    "Deleted",
+    "Died",
+    "GiveBack",
+    "Grant",
+    "Granted",
+    "HeldBy",
+    "Lapsed",
+    "LeaseStore",
+    "LiveSelection",
+    "Lost",
+    "NoAnswer",
+    "NoSession",
+    "NotEmpty",
+    "Released",
+    "Renewed",
+    "Selection",
+    "SessionLock",
+    "Settled",
+    "Settlement",
+    "Token",
+    "Vacant",
+    "Verdict",
+    "dead_letters_of",
+]
+
+publish_all(__name__)
